@@ -1,0 +1,98 @@
+"""What can go wrong, and who can do something about it.
+
+    GatewayError                 code, a message that is safe to show, a hint for what to do
+    ├── Refused                  a rule said no: read_only, access_denied, blocked_path, not_connected,
+    │                            unsupported_provider, approval_denied, approval_expired
+    ├── Fixable                  the caller can mend it: invalid_arguments, connection_invalid,
+    │   │                        idempotency_conflict
+    │   ├── DefinitionUnreadable a definition that can't be read or is out of bounds
+    │   └── NotFound             what was named does not exist, or not for this caller
+    ├── Overloaded               try later: rate_limited, busy, circuit_open
+    ├── UpstreamFailed           the other side: upstream_error, upstream_timeout,
+    │                            upstream_unreachable, outcome_unknown
+    └── Broken                   ours: store_unavailable, internal
+    UnknownTool                  the one error that is a JSON-RPC error and not a result
+    ConfigInvalid                config.toml or a manifest: the process does not start (exit 2)
+    Unauthenticated              no valid token
+
+No message or hint may hold a secret, a stack or an internal address: they go to models, people and
+the audit log as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CODES = frozenset(
+    """invalid_arguments read_only access_denied blocked_path not_connected unsupported_provider
+    approval_denied approval_expired rate_limited busy circuit_open upstream_error upstream_timeout
+    upstream_unreachable idempotency_conflict outcome_unknown connection_invalid store_unavailable
+    internal""".split()
+)
+
+
+class GatewayError(Exception):
+    """An outcome that is told to the caller as `{code, message, hint, …details}`."""
+
+    def __init__(self, code: str, message: str, hint: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.details: Mapping[str, Any] = details
+
+    def as_dict(self) -> dict[str, Any]:
+        """The shape every edge shows: `{"code", "message", "hint", …}`."""
+        return {"code": self.code, "message": self.message, "hint": self.hint, **self.details}
+
+
+class Refused(GatewayError):
+    """A rule said no."""
+
+
+class Fixable(GatewayError):
+    """The caller can mend the request and try again."""
+
+
+class DefinitionUnreadable(Fixable):
+    """A definition that can't be read, or that exceeds a bound."""
+
+    def __init__(self, message: str, hint: str = "", **details: Any) -> None:
+        super().__init__("connection_invalid", message, hint, **details)
+
+
+class NotFound(Fixable):
+    """What was named does not exist, or not for this caller: the two answer alike."""
+
+
+class Overloaded(GatewayError):
+    """There is no room now; the same request may work later."""
+
+
+class UpstreamFailed(GatewayError):
+    """The API or server behind the connection did not do its part."""
+
+
+class Broken(GatewayError):
+    """Our own fault."""
+
+
+class UnknownTool(Exception):
+    """A name that is not in the caller's view, whether or not it exists for someone else."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Unknown tool: {name}")
+        self.name = name
+
+
+class Unauthenticated(Exception):
+    """The request carries no token we know."""
+
+
+class ConfigInvalid(Exception):
+    """A file that does not say what it may say: every problem, each with its place."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)

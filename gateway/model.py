@@ -1,0 +1,233 @@
+"""The nouns: what connectors build, what a snapshot holds, what a call carries.
+
+Everything here is a frozen value without behaviour that could fail. Tools and their targets travel
+between processes and into the store as MessagePack (`msgspec` reads and writes plain dataclasses),
+so their fields are plain types only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+Access = Literal["read", "write", "delete", "dangerous"]
+Risk = Literal["none", "low", "medium", "high"]
+Level = Literal["read-write", "read-only", "disabled"]
+Trust = Literal["trusted", "untrusted"]
+Kind = Literal["openapi", "manifest", "mcp", "arm"]
+Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending"]
+Severity = Literal["error", "warning", "info"]
+Place = Literal["path", "query", "header", "cookie"]
+Style = Literal[
+    "form", "simple", "label", "matrix", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject"
+]
+
+RISK_OF_ACCESS: Mapping[Access, Risk] = {
+    "read": "none",
+    "write": "medium",
+    "delete": "high",
+    "dangerous": "high",
+}
+
+
+# --- what a tool does when it is called -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One value outside the body: which argument it comes from and how it is written on the wire."""
+
+    name: str
+    place: Place
+    argument: str | None = None  # key in the tool's arguments; None: always `constant`
+    style: Style = "simple"
+    explode: bool = False
+    reserved: bool = False  # allowReserved: `:/?#[]@!$&'()*+,;=` stay as they are (query only)
+    media_type: str | None = None  # a `content` parameter: written as this media type (JSON)
+    double_encoded: bool = False  # x-ms-url-encoding: double
+    constant: Any = None  # sent when no argument gives a value
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One property of an object body that is an argument of its own."""
+
+    argument: str
+    name: str
+    file: bool = False  # base64 in the arguments, bytes on the wire
+    file_name_argument: str | None = None
+    media_type: str | None = None  # of this part, in multipart
+    style: Style = "form"
+    explode: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How a request body is put together: from fields, or whole from one argument."""
+
+    media_type: str
+    fields: tuple[Field, ...] = ()
+    whole: str | None = None
+    binary: bool = False  # the whole body is base64 in the arguments
+    required: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)  # hidden properties, merged in
+    wrap: str | None = None  # "data": the record is sent as {"data": [record]}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOperation:
+    """One HTTP request to be made."""
+
+    method: str
+    base_url: str  # scheme://host[:port][/prefix], no slash at the end
+    path: str  # the template as the definition spells it
+    parameters: tuple[Parameter, ...] = ()
+    body: Body | None = None
+    accept: str = "application/json"
+    idempotency_header: str | None = None
+    envelope: str | None = None  # ARM: the connection's resource id; the call goes by dynamicInvoke
+    target: Literal["http"] = "http"
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOperation:
+    """One tools/call to an upstream MCP server."""
+
+    tool: str
+    inject: tuple[str, ...] = ()
+    idempotency_field: str | None = None
+    record: tuple[str, ...] = ()
+    target: Literal["mcp"] = "mcp"
+
+
+# --- what connectors produce ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool as clients see it and as we call it."""
+
+    name: str  # with the connection's prefix
+    local_name: str  # without
+    connection: str
+    operation: str | None  # operation id or upstream name, spelled as there
+    method: str  # "" for upstream MCP tools
+    path: str  # as in the definition; "" for upstream MCP tools
+    access: Access
+    risk: Risk
+    trust: Trust
+    title: str
+    description: str
+    input_schema: bytes  # JSON
+    entry: bytes  # the whole tools/list entry, JSON: serialised once, at build
+    tokens: int
+    fingerprint: str  # over method, host, path, auth, schema, description
+    http: HttpOperation | None = None
+    upstream: UpstreamOperation | None = None
+    output_schema: bytes | None = None
+    capability: str | None = None
+    keywords: str = ""  # parameter names and tags, for search
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An operation that is not a tool, and why."""
+
+    operation: str | None
+    method: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something a person should know of a connection; tools may work all the same."""
+
+    severity: Severity
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a connector made of one definition."""
+
+    format: str  # swagger-2.0 | openapi-3.0 | openapi-3.1 | manifest | mcp
+    title: str
+    base_url: str
+    tools: tuple[Tool, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    hidden: tuple[Tool, ...] = ()  # callable by look-ups only
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What configuration says of one operation, over what its definition says."""
+
+    access: Access | None = None
+    risk: Risk | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a connector is told of a connection. No secrets: this is hashed, stored and logged."""
+
+    connection: str
+    kind: Kind
+    display_name: str
+    prefix: str
+    location: str = ""  # where the definition came from: relative servers count from there
+    base_url: str | None = None
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    blocklist: tuple[str, ...] = ()
+    inject: tuple[str, ...] = ()  # names only; values are put in at call
+    operations: Mapping[str, Override] = field(default_factory=dict)
+    trust: Trust = "trusted"
+    auth_type: str = "none"
+    auth_name: str | None = None  # api-key: parameter name and place
+    auth_in: str | None = None
+    idempotency_header: str | None = None
+    authenticated: bool = True
+    max_description_chars: int = 1024
+
+
+# --- who asks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who is asking, as the identity edge found out."""
+
+    name: str
+    admin: bool = False
+    organization: str | None = None
+    role: str | None = None
+    access: Level = "read-write"
+    connections: Mapping[str, Level] = field(default_factory=dict)
+
+
+BUILD_CODEC_VERSION = 1
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Build)
+
+
+def encode_build(build: Build) -> bytes:
+    """A build as bytes, for the way between processes and for the store."""
+    return _encoder.encode(build)
+
+
+def decode_build(data: bytes) -> Build:
+    """The build that `encode_build` wrote."""
+    return _decoder.decode(data)
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of some bytes, as hex."""
+    return hashlib.sha256(data).hexdigest()
