@@ -153,6 +153,14 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimit:
+    """So many requests in so many seconds."""
+
+    requests: int
+    window_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """What a connector made of one definition."""
 
@@ -163,6 +171,9 @@ class Build:
     skipped: tuple[Skipped, ...] = ()
     problems: tuple[Problem, ...] = ()
     hidden: tuple[Tool, ...] = ()  # callable by look-ups only
+    blocklist: tuple[str, ...] = ()  # the definition's own, beside the connection's; checked at call
+    rate_limit: RateLimit | None = None  # what the provider allows, unless configured
+    auth_scheme: str | None = None  # the word before a token in Authorization; None: Bearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +207,8 @@ class Source:
     idempotency_header: str | None = None
     authenticated: bool = True
     max_description_chars: int = 1024
+    region: str | None = None  # manifest: which of its regions; None: its default
+    on_behalf_of: str | None = None  # manifest: the provider's user that writes are made for
 
 
 # --- who asks -------------------------------------------------------------------------------------
