@@ -171,7 +171,7 @@ class Build:
     skipped: tuple[Skipped, ...] = ()
     problems: tuple[Problem, ...] = ()
     hidden: tuple[Tool, ...] = ()  # callable by look-ups only
-    blocklist: tuple[str, ...] = ()  # the definition's own, beside the connection's; checked at call
+    blocklist: tuple[str, ...] = ()  # the definition's own, beside the connection's
     rate_limit: RateLimit | None = None  # what the provider allows, unless configured
     auth_scheme: str | None = None  # the word before a token in Authorization; None: Bearer
 
