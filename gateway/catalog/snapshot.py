@@ -1,0 +1,140 @@
+"""The one value that says what there is, now: settings, connections, tools, choices.
+
+A handler reads the current snapshot once and passes it on; nothing in it ever changes. Building one
+is pure and fast, because what is slow (reading definitions, making tools, hashing entries) was done
+when each connection's `ConnectionState` was made, and is shared between snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Literal
+
+from gateway.config.connection import Connection
+from gateway.config.settings import Permissions, Settings
+from gateway.model import Build, Level, Problem, Status, Tool
+
+Origin = Literal["config", "stored", "demo", "azure"]
+# First come, first served where two connections want one name: a put can't take a configured name.
+ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "stored": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionState:
+    """One connection: what was asked for, what was found, and how it is."""
+
+    name: str
+    settings: Connection
+    origin: Origin
+    revision: int = 0
+    status: Status = "pending"
+    build: Build | None = None
+    tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
+    problems: tuple[Problem, ...] = ()
+    entry_digests: tuple[bytes, ...] = ()
+    consent_link: str | None = None
+    tokens: int = 0
+
+    @property
+    def display_name(self) -> str:
+        return self.settings.display_name or (self.build.title if self.build else "") or self.name
+
+    @property
+    def reads(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self.tools if tool.access == "read")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a request may need to know, as of one revision."""
+
+    revision: int
+    settings: Settings
+    connections: Mapping[str, ConnectionState] = field(default_factory=dict)
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    choices: Mapping[tuple[str, str], Level] = field(default_factory=dict)
+    stored_permissions: Permissions | None = None
+
+    @property
+    def permissions(self) -> Permissions:
+        """Those that were put at run time, until they are deleted; else config.toml's."""
+        return self.stored_permissions or self.settings.permissions
+
+
+def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState:
+    """The connection with these tools, in stable order and hashed once."""
+    ordered = tuple(sorted(tools, key=lambda tool: tool.name))
+    return replace(
+        state,
+        tools=ordered,
+        entry_digests=tuple(blake2b(tool.entry, digest_size=16).digest() for tool in ordered),
+        tokens=sum(tool.tokens for tool in ordered),
+    )
+
+
+def assemble(
+    revision: int,
+    settings: Settings,
+    states: Iterable[ConnectionState],
+    *,
+    reserved: Collection[str] = (),
+    choices: Mapping[tuple[str, str], Level] | None = None,
+    stored_permissions: Permissions | None = None,
+    portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
+) -> Snapshot:
+    """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
+    ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
+    taken: dict[str, Tool] = {}
+    connections: dict[str, ConnectionState] = {}
+    for state in ordered:
+        state = _with_portable(state, settings, portable)
+        state = _without_clashes(state, taken, reserved)
+        connections[state.name] = state
+        taken.update((tool.name, tool) for tool in state.tools)
+    return Snapshot(
+        revision,
+        settings,
+        dict(sorted(connections.items())),
+        taken,
+        choices or {},
+        stored_permissions,
+    )
+
+
+def same_content(one: Snapshot, other: Snapshot) -> bool:
+    """Whether two snapshots differ in their revision only."""
+    return replace(one, revision=other.revision) == other
+
+
+def _with_portable(
+    state: ConnectionState,
+    settings: Settings,
+    portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None,
+) -> ConnectionState:
+    prefixes = [key for key, name in settings.capabilities.items() if name == state.name]
+    if portable is None or not prefixes:
+        return state
+    extra = [tool for prefix in prefixes for tool in portable(prefix, state.tools)]
+    return with_tools(state, (*state.tools, *extra)) if extra else state
+
+
+def _without_clashes(
+    state: ConnectionState, taken: Mapping[str, Tool], reserved: Collection[str]
+) -> ConnectionState:
+    clashes = [tool for tool in state.tools if tool.name in taken or tool.name in reserved]
+    if not clashes:
+        return state
+    problems = tuple(
+        Problem("error", tool.operation or tool.path, _clash_message(tool, taken))
+        for tool in clashes
+    )
+    kept = with_tools(state, [tool for tool in state.tools if tool not in clashes])
+    return replace(kept, problems=(*state.problems, *problems))
+
+
+def _clash_message(tool: Tool, taken: Mapping[str, Tool]) -> str:
+    owner = taken.get(tool.name)
+    whose = f"connection {owner.connection!r}" if owner else "the gateway itself"
+    return f"not exposed: the tool name {tool.name!r} belongs to {whose}; set another prefix"

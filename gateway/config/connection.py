@@ -1,0 +1,205 @@
+"""The shape of one `[connections.NAME]` table, also of what `put_connection` takes.
+
+Strict and frozen: an unknown key or a wrong type is an error that names it. The four kinds share
+`Connection`; what differs is a few keys each. Values that are secret are `SecretStr`, so that they
+never print by accident.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from gateway.model import Access, Level, Risk, Trust
+
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+NAME_RULE = "a lower-case letter, then letters, digits, _ or -, at most 32 in all"
+PREFIX_PATTERN = r"^[A-Za-z0-9_]{0,48}$"
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Table(BaseModel):
+    """A table of config.toml: no unknown keys, no silent conversions, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+class NoAuth(Table):
+    type: Literal["none"] = "none"
+
+
+class BearerAuth(Table):
+    type: Literal["bearer"]
+    token: SecretStr
+
+
+class BasicAuth(Table):
+    type: Literal["basic"]
+    username: str
+    password: SecretStr = SecretStr("")
+
+
+class ApiKeyAuth(Table):
+    type: Literal["api-key"]
+    name: str | None = None  # absent: taken from the definition's own security scheme
+    place: Literal["header", "query"] | None = Field(default=None, alias="in")
+    value: SecretStr
+
+
+class OAuth2Auth(Table):
+    type: Literal["oauth2"]
+    token_url: str
+    client_id: str
+    client_secret: SecretStr
+    scopes: tuple[str, ...] = Field(default=(), strict=False)
+
+
+class NangoAuth(Table):
+    type: Literal["nango"]
+    url: str = "https://api.nango.dev"
+    secret_key: SecretStr
+    connection_id: str
+    provider_config_key: str
+
+
+Auth = Annotated[
+    NoAuth | BearerAuth | BasicAuth | ApiKeyAuth | OAuth2Auth | NangoAuth,
+    Field(discriminator="type"),
+]
+
+
+class RateLimit(Table):
+    requests: PositiveInt
+    window_seconds: Annotated[float, Field(gt=0, strict=False)]
+
+
+class OperationOverride(Table):
+    access: Access | None = None
+    risk: Risk | None = None
+    description: str | None = None
+
+
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Seconds = Annotated[float, Field(ge=0, le=86_400, strict=False)]
+
+
+class Connection(Table):
+    """What every kind of connection has."""
+
+    display_name: str | None = Field(default=None, max_length=128)
+    enabled: bool = True
+    organization: str | None = None
+    access: Level = "read-write"
+    trust: Trust = "trusted"
+    prefix: str | None = Field(default=None, pattern=PREFIX_PATTERN)
+    include: Strings = ("*",)
+    exclude: Strings = ()
+    blocklist: Strings = ()
+    rate_limit: RateLimit | None = None
+    timeout_seconds: Annotated[PositiveFloat, Field(le=3600, strict=False)] | None = None
+    refresh_seconds: Seconds = 0
+    on_change: Literal["accept", "hold_risky", "hold_all"] | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    inject: dict[str, Any] = Field(default_factory=dict)
+    operations: dict[str, OperationOverride] = Field(default_factory=dict)
+    auth: Auth = NoAuth()
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_can_be_sent(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not HEADER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a header name")
+            if any(c in value for c in "\r\n\0"):
+                raise ValueError(f"the value of {name!r} holds a line break or NUL")
+        return headers
+
+    @property
+    def held(self) -> Literal["accept", "hold_risky", "hold_all"]:
+        """What happens to changes; an untrusted connection holds risky ones by default."""
+        return self.on_change or ("hold_risky" if self.trust == "untrusted" else "accept")
+
+
+class OpenApiConnection(Connection):
+    kind: Literal["openapi"]
+    spec: str
+    base_url: str | None = None
+    idempotency_header: str | None = None
+
+    @field_validator("spec")
+    @classmethod
+    def _spec_is_named(cls, spec: str) -> str:
+        if not spec.strip():
+            raise ValueError("a path, a URL or the definition itself is needed")
+        return spec
+
+    @field_validator("base_url")
+    @classmethod
+    def _base_is_http(cls, base_url: str | None) -> str | None:
+        if base_url is not None and not re.match(r"https?://[^/\s]+", base_url):
+            raise ValueError("must start with http:// or https:// and name a host")
+        return base_url
+
+
+class ManifestConnection(Connection):
+    kind: Literal["manifest"]
+    manifest: str
+    region: str | None = None
+    on_behalf_of: str | None = None
+
+
+class WrapRule(Table):
+    tool: str
+    as_: str | None = Field(default=None, alias="as", pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+    idempotency_field: str | None = None
+    inject: dict[str, Any] = Field(default_factory=dict)
+    record: Strings = ()
+
+
+class McpConnection(Connection):
+    kind: Literal["mcp"]
+    transport: Literal["http", "stdio"] = "http"
+    url: str | None = None
+    command: str | None = None
+    args: Strings = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    cwd: str | None = None
+    tools: Strings = ("*",)
+    exclude_tools: Strings = ()
+    lazy: bool = False
+    wrap: Annotated[tuple[WrapRule, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _transport_has_its_keys(self) -> McpConnection:
+        if self.transport == "http" and not self.url:
+            raise ValueError('transport = "http" needs `url`')
+        if self.transport == "stdio" and not self.command:
+            raise ValueError('transport = "stdio" needs `command`')
+        if self.transport == "http" and self.command:
+            raise ValueError('`command` goes with transport = "stdio"')
+        return self
+
+
+class ArmConnection(Connection):
+    kind: Literal["arm"]
+    api: str | None = None
+    resource_id: str | None = None
+    invoke: Literal["dynamic", "runtime"] = "dynamic"
+    parameter_values: dict[str, Any] = Field(default_factory=dict)
+
+
+AnyConnection = Annotated[
+    OpenApiConnection | ManifestConnection | McpConnection | ArmConnection,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,189 @@
+"""From the text of config.toml to `Settings`, with errors a person can act on.
+
+Each problem is one line: file, key path, what is wrong, what is allowed. `${NAME}` and
+`${NAME:-default}` are expanded in every string before anything is checked; a variable that is not
+set is a problem like any other. What `put_connection` brings goes through the same models but is
+never expanded: a caller must not be able to read our environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.config.connection import NAME_PATTERN, NAME_RULE, AnyConnection, Connection
+from gateway.config.settings import Settings, check_whole
+from gateway.errors import ConfigInvalid, Fixable
+
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+
+_connection = TypeAdapter[Any](AnyConnection)
+
+
+def read_settings(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings in this file; raises ConfigInvalid with every problem found."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigInvalid([f"{path}: can't be read: {error.strerror}"]) from error
+    return parse_settings(text, str(path), environment)
+
+
+def parse_settings(
+    text: bytes, name: str = "config.toml", environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings in this text; `name` stands before each problem."""
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ConfigInvalid([f"{name}: larger than {MAX_CONFIG_BYTES} bytes"])
+    try:
+        document = tomllib.loads(text.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigInvalid([f"{name}: not valid TOML: {error}"]) from error
+    problems: list[str] = []
+    environment = os.environ if environment is None else environment
+    expanded = _expand(document, environment, "", problems)
+    if problems:
+        raise ConfigInvalid([f"{name}: {problem}" for problem in problems])
+    try:
+        settings = Settings.model_validate(expanded)
+    except ValidationError as error:
+        raise ConfigInvalid([f"{name}: {line}" for line in describe(error)]) from error
+    if whole := check_whole(settings):
+        raise ConfigInvalid([f"{name}: {where}: {what}" for where, what in whole])
+    return settings
+
+
+def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
+    """One connection as `put_connection` and the REST API bring it; raises Fixable."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise Fixable(
+            "connection_invalid", f"{name!r} is not a connection's name", f"Use {NAME_RULE}."
+        )
+    if where := _first_variable(values, ""):
+        raise Fixable(
+            "connection_invalid",
+            f"{where}: environment references are read from config.toml only",
+            "Send the value itself; it is stored sealed.",
+        )
+    try:
+        connection: Connection = _connection.validate_python(values)
+    except ValidationError as error:
+        lines = list(describe(error))
+        raise Fixable(
+            "connection_invalid", "; ".join(lines[:5]), "Correct these keys.", problems=lines[:20]
+        ) from error
+    return connection
+
+
+def describe(error: ValidationError) -> Iterator[str]:
+    """One line a problem: key path, what is wrong, what is allowed. Secrets never show."""
+    for detail in error.errors(include_url=False):
+        yield f"{_where(detail)}: {_what(detail)}"
+
+
+_TAGS = {"openapi", "manifest", "mcp", "arm"}
+_AUTH_TAGS = {"none", "bearer", "basic", "api-key", "oauth2", "nango"}
+
+
+def _where(detail: ErrorDetails) -> str:
+    """The key path as the file spells it, without the union members that pydantic puts in."""
+    path: list[str] = []
+    for part in detail["loc"]:
+        union_member = (part in _TAGS and len(path) in (0, 2)) or (
+            part in _AUTH_TAGS and path[-1:] == ["auth"]
+        )
+        if not union_member:
+            path.append(str(part))
+    if detail["type"] == "union_tag_invalid":
+        path.append(str(detail["ctx"]["discriminator"]).strip("'"))
+    return ".".join(path) or "the table"
+
+
+def _what(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    given = detail.get("input")
+    shown = f"{given!r}" if isinstance(given, str | int | float | bool) else type(given).__name__
+    match kind:
+        case "extra_forbidden":
+            return f"unknown key{_did_you_mean(str(detail['loc'][-1]))}"
+        case "missing":
+            return "is required"
+        case "literal_error":
+            return f"{shown[:80]} is not allowed; allowed: {context.get('expected')}"
+        case "union_tag_invalid":
+            return f"{context.get('tag')!r} is not allowed; allowed: {context.get('expected_tags')}"
+        case "union_tag_not_found":
+            return f"{context.get('discriminator')} is required"
+        case "value_error":
+            return str(context.get("error", detail["msg"]))
+        case _:
+            return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, not {_kind_of(given)}"
+
+
+def _kind_of(value: object) -> str:
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true/false"}
+    return names.get(type(value), "a table" if isinstance(value, dict) else "a list")
+
+
+def _did_you_mean(key: str) -> str:
+    close = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.75)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _known_keys() -> set[str]:
+    """Every key of every table, for suggestions."""
+    keys: set[str] = set()
+    waiting: list[Any] = [Settings.model_json_schema(), _connection.json_schema()]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            keys.update(node.get("properties", {}))
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+    return keys
+
+
+def _expand(value: Any, environment: Mapping[str, str], where: str, problems: list[str]) -> Any:
+    if isinstance(value, str):
+        return _expand_text(value, environment, where, problems)
+    if isinstance(value, dict):
+        return {
+            key: _expand(item, environment, f"{where}.{key}" if where else key, problems)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_expand(item, environment, where, problems) for item in value]
+    return value
+
+
+def _expand_text(text: str, environment: Mapping[str, str], where: str, problems: list[str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        value = environment.get(name, default)
+        if value is None:
+            problems.append(f"{where}: the environment variable {name} is not set")
+            return ""
+        return value
+
+    return VARIABLE.sub(value_of, text)
+
+
+def _first_variable(value: Any, where: str) -> str | None:
+    if isinstance(value, str):
+        return where or "value" if VARIABLE.search(value) and len(value) < 4096 else None
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        if found := _first_variable(item, f"{where}.{key}" if where else str(key)):
+            return found
+    return None

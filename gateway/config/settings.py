@@ -1,0 +1,306 @@
+"""The shape of config.toml: every table, every key, its default and its bounds.
+
+`Settings` is the whole file. `[server]` and `[store]` are read once at start; everything else is
+live and is carried by the snapshot. Cross-checks that need several tables are in `check_whole`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
+
+from gateway.config.connection import (
+    NAME_PATTERN,
+    NAME_RULE,
+    AnyConnection,
+    Auth,
+    NoAuth,
+    Seconds,
+    Strings,
+    Table,
+)
+from gateway.model import Level
+
+RESTART_TABLES = ("server", "store")
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class Server(Table):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    public_url: str | None = None
+    allowed_hosts: Strings = ()
+    allowed_origins: Strings = ()
+    workers: int = Field(default=1, ge=1, le=64)
+    shutdown_seconds: Seconds = 20
+
+
+class Store(Table):
+    url: str = "sqlite:///state/gateway.db"
+    secret_key_file: str = "state/secret.key"
+
+    @field_validator("url")
+    @classmethod
+    def _known_database(cls, url: str) -> str:
+        if not url.startswith(("sqlite:///", "postgresql://")):
+            raise ValueError("must start with sqlite:/// or postgresql://")
+        return url
+
+
+class AuthMode(Table):
+    mode: Literal["tokens", "jwt", "none"] = "tokens"
+    issuer: str | None = None
+    audience: str | None = None
+    jwks_url: str | None = None
+    jwks_file: str | None = None
+    principal_claim: str = "sub"
+    role_claim: str | None = None
+    organization_claim: str | None = None
+    admin_claim: str | None = None
+
+    @model_validator(mode="after")
+    def _jwt_is_complete(self) -> AuthMode:
+        if self.mode == "jwt":
+            missing = [key for key in ("issuer", "audience") if not getattr(self, key)]
+            if missing:
+                raise ValueError(f'mode = "jwt" needs {" and ".join(missing)}')
+            if bool(self.jwks_url) == bool(self.jwks_file):
+                raise ValueError('mode = "jwt" needs one of jwks_url and jwks_file')
+        return self
+
+
+class PrincipalSettings(Table):
+    token_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    token: SecretStr | None = None
+    admin: bool = False
+    organization: str | None = None
+    role: str | None = None
+    access: Level = "read-write"
+    connections: dict[str, Level] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_token(self) -> PrincipalSettings:
+        if self.token_sha256 and self.token:
+            raise ValueError("give token_sha256 or token, not both")
+        if self.token is not None and len(self.token.get_secret_value()) < 16:
+            raise ValueError(
+                "the token is shorter than 16 characters; `gateway token` makes a good one"
+            )
+        return self
+
+
+class AutoApprove(Table):
+    enabled: bool = False
+    tools: Strings = ()
+
+
+class Permissions(Table):
+    level: Literal["read_only", "execute_with_confirm", "full_access"] = "execute_with_confirm"
+    tools: dict[str, Literal["allowed", "confirm", "blocked"]] = Field(default_factory=dict)
+    auto_approve: AutoApprove = AutoApprove()
+    timeout_seconds: Seconds = 120
+    always_allow_minutes: Annotated[float, Field(ge=0, le=43_200, strict=False)] = 60
+    always_allow_high_risk: bool = False
+
+
+class Limits(Table):
+    call_timeout_seconds: Annotated[float, Field(gt=0, le=3600, strict=False)] = 30
+    max_output_bytes: int = Field(default=262_144, ge=1024, le=64 * 1024 * 1024)
+    max_spec_bytes: int = Field(default=33_554_432, ge=1024, le=256 * 1024 * 1024)
+    max_schema_bytes: int = Field(default=65_536, ge=1024)
+    max_description_chars: int = Field(default=1024, ge=64, le=65_536)
+    max_concurrent_calls: PositiveInt = 256
+    request_seconds: Annotated[float, Field(gt=0, le=600, strict=False)] = 30
+
+
+class Cache(Table):
+    schema_ttl_seconds: Seconds = 300
+    max_entries: PositiveInt = 512
+
+
+class Network(Table):
+    allow: Strings = ()
+
+    @field_validator("allow")
+    @classmethod
+    def _are_networks(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for network in allow:
+            try:
+                ipaddress.ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(f"{network!r} is not a network such as 10.0.0.0/8") from None
+        return allow
+
+
+class Demo(Table):
+    enabled: bool = False
+
+
+class Azure(Table):
+    endpoint: str = "https://management.azure.com"
+    subscription_id: str
+    resource_group: str
+    location: str
+    auth: Auth = NoAuth()
+    invoke: Literal["dynamic", "runtime"] = "dynamic"
+    refresh_seconds: Seconds = 0
+
+
+class Ledger(Table):
+    keep_days: Annotated[float, Field(gt=0, le=3650, strict=False)] = 30
+
+
+class Bundle(Table):
+    mode: Literal["direct", "meta", "auto"] = "direct"
+    token_budget: PositiveInt = 20_000
+    connections: Strings
+    allow: Strings = ("*",)
+    deny: Strings = ()
+
+    @property
+    def explicit(self) -> bool:
+        """Whether `allow` names tools rather than everything."""
+        return "*" not in self.allow and "**" not in self.allow
+
+
+class Role(Table):
+    bundles: Strings = ()
+
+
+class Settings(Table):
+    """The whole of config.toml."""
+
+    server: Server = Server()
+    store: Store = Store()
+    auth: AuthMode = AuthMode()
+    principals: dict[str, PrincipalSettings] = Field(default_factory=dict)
+    permissions: Permissions = Permissions()
+    limits: Limits = Limits()
+    cache: Cache = Cache()
+    network: Network = Network()
+    demo: Demo = Demo()
+    connections: dict[str, AnyConnection] = Field(default_factory=dict)
+    azure: Azure | None = None
+    ledger: Ledger = Ledger()
+    capabilities: dict[str, str] = Field(default_factory=dict)
+    bundles: dict[str, Bundle] = Field(default_factory=dict)
+    roles: dict[str, Role] = Field(default_factory=dict)
+    routes: dict[str, dict[str, dict[str, Strings]]] = Field(default_factory=dict)
+
+
+def check_whole(settings: Settings) -> list[tuple[str, str]]:
+    """What no single table can see, as (key path, what is wrong)."""
+    return [
+        *_names(settings),
+        *_loopback_only_without_tokens(settings),
+        *_distinct_tokens(settings),
+        *_roles_and_bundles(settings),
+        *_trust(settings),
+    ]
+
+
+def _names(settings: Settings) -> list[tuple[str, str]]:
+    found = [
+        (f"connections.{name}", f"the name must be {NAME_RULE}")
+        for name in settings.connections
+        if not NAME_PATTERN.fullmatch(name)
+    ]
+    if settings.demo.enabled and "demo" in settings.connections:
+        found.append(("connections.demo", "the name is taken by [demo] while demo.enabled = true"))
+    return found
+
+
+def _loopback_only_without_tokens(settings: Settings) -> list[tuple[str, str]]:
+    if settings.auth.mode != "none" or settings.server.host in LOOPBACK_HOSTS:
+        return []
+    return [
+        (
+            "auth.mode",
+            f'"none" is only accepted on a loopback host, and server.host is '
+            f'{settings.server.host!r}; use "tokens" or "jwt"',
+        )
+    ]
+
+
+def _distinct_tokens(settings: Settings) -> list[tuple[str, str]]:
+    found, seen = [], dict[str, str]()
+    for name, principal in settings.principals.items():
+        secret = principal.token.get_secret_value() if principal.token else principal.token_sha256
+        if secret is None:
+            if settings.auth.mode == "tokens":
+                found.append(
+                    (f"principals.{name}", "needs token_sha256 (see `gateway token`) or token")
+                )
+        elif secret.lower() in seen:
+            found.append((f"principals.{name}", f"has the same token as {seen[secret.lower()]}"))
+        else:
+            seen[secret.lower()] = name
+    return found
+
+
+def _roles_and_bundles(settings: Settings) -> list[tuple[str, str]]:
+    found = []
+    for name, role in settings.roles.items():
+        found += _unknown_bundles(settings, f"roles.{name}.bundles", role.bundles)
+    for name, principal in settings.principals.items():
+        if settings.roles and principal.role and principal.role not in settings.roles:
+            found.append(
+                (f"principals.{name}.role", _unknown("role", principal.role, settings.roles))
+            )
+    for workflow, roles in settings.routes.items():
+        for role_name, steps in roles.items():
+            where = f"routes.{workflow}.{role_name}"
+            if role_name not in settings.roles:
+                found.append((where, _unknown("role", role_name, settings.roles)))
+            for step, bundles in steps.items():
+                found += _unknown_bundles(settings, f"{where}.{step}", bundles)
+    return found
+
+
+def _unknown_bundles(
+    settings: Settings, where: str, bundles: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    return [
+        (where, _unknown("bundle", bundle, settings.bundles))
+        for bundle in bundles
+        if bundle not in settings.bundles
+    ]
+
+
+def _trust(settings: Settings) -> list[tuple[str, str]]:
+    untrusted = {name for name, c in settings.connections.items() if c.trust == "untrusted"}
+    return [
+        problem
+        for name, bundle in settings.bundles.items()
+        for problem in bundle_trust_problems(name, bundle, untrusted)
+    ]
+
+
+def bundle_trust_problems(name: str, bundle: Bundle, untrusted: set[str]) -> list[tuple[str, str]]:
+    """Why this bundle may not hold these untrusted connections, as (key path, what is wrong)."""
+    held = sorted(untrusted.intersection(bundle.connections))
+    if not held:
+        return []
+    found = []
+    if bundle.mode != "meta":
+        found.append(
+            (
+                f"bundles.{name}.mode",
+                f'must be "meta": {", ".join(held)} is an untrusted connection',
+            )
+        )
+    if not bundle.explicit:
+        found.append(
+            (
+                f"bundles.{name}.allow",
+                f'must name tools: {", ".join(held)} is untrusted and ["*"] is not explicit',
+            )
+        )
+    return found
+
+
+def _unknown(noun: str, name: str, known: dict[str, Any]) -> str:
+    listed = ", ".join(sorted(known)) or "none is defined"
+    return f"there is no {noun} {name!r}; known: {listed}"

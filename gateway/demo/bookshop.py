@@ -1,0 +1,174 @@
+"""A small bookshop with a real REST API, so that a first run has something to call.
+
+It lives in memory and in this process, under /demo, and starts again from the same eight books.
+Its definition is `bookshop.yaml` beside this file, read like anyone else's. There is a bound on the
+number of books, and an endpoint with a large answer to show `read_result`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+MAX_BOOKS = 1000
+MAX_TEXT = 200
+REVIEWS_IN_EXPORT = 4000
+GENRES = ("fiction", "history", "science", "poetry", "children")
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    id: int
+    title: str
+    author: str
+    genre: str
+    year: int
+    price: float
+    stock: int
+
+
+FIRST_BOOKS = (
+    Book(1, "The Left Hand of Darkness", "Ursula K. Le Guin", "fiction", 1969, 9.99, 12),
+    Book(2, "The Periodic Table", "Primo Levi", "science", 1975, 11.5, 4),
+    Book(3, "SPQR", "Mary Beard", "history", 2015, 14.0, 7),
+    Book(4, "The Gruffalo", "Julia Donaldson", "children", 1999, 7.25, 30),
+    Book(5, "Invisible Cities", "Italo Calvino", "fiction", 1972, 10.0, 3),
+    Book(6, "Map", "Wislawa Szymborska", "poetry", 2015, 16.75, 2),
+    Book(7, "A Brief History of Time", "Stephen Hawking", "science", 1988, 12.0, 9),
+    Book(8, "The Guns of August", "Barbara Tuchman", "history", 1962, 13.4, 5),
+)
+
+
+def definition() -> bytes:
+    """The bookshop's OpenAPI definition."""
+    return resources.files(__package__).joinpath("bookshop.yaml").read_bytes()
+
+
+def bookshop() -> Starlette:
+    """A fresh bookshop as an ASGI application."""
+    books = {book.id: book for book in FIRST_BOOKS}
+    ids = itertools.count(len(books) + 1)
+
+    def found(request: Request) -> Book:
+        book = books.get(request.path_params["id"])
+        if book is None:
+            raise HTTPException(404, f"there is no book {request.path_params['id']}")
+        return book
+
+    async def list_books(request: Request) -> Response:
+        genre = request.query_params.get("genre")
+        chosen = [b for b in books.values() if genre in (None, b.genre)]
+        limit = _number(request, "limit", 20, 1, 100)
+        offset = _number(request, "offset", 0, 0, MAX_BOOKS)
+        page = [asdict(book) for book in chosen[offset : offset + limit]]
+        return JSONResponse({"books": page, "total": len(chosen)})
+
+    async def search_books(request: Request) -> Response:
+        words = request.query_params.get("q", "").lower().split()
+        hits = [
+            asdict(book)
+            for book in books.values()
+            if all(word in f"{book.title} {book.author}".lower() for word in words)
+        ]
+        return JSONResponse({"books": hits, "total": len(hits)})
+
+    async def get_book(request: Request) -> Response:
+        return JSONResponse(asdict(found(request)))
+
+    async def add_book(request: Request) -> Response:
+        if len(books) >= MAX_BOOKS:
+            raise HTTPException(409, f"the shop is full: {MAX_BOOKS} books")
+        values: dict[str, Any] = {"genre": "fiction", "year": 2000, "price": 10.0, "stock": 1}
+        values |= await _sent(request, required=("title", "author"))
+        book = Book(id=next(ids), **values)
+        books[book.id] = book
+        return JSONResponse(asdict(book), status_code=201)
+
+    async def update_book(request: Request) -> Response:
+        book = found(request)
+        book = replace(book, **await _sent(request))
+        books[book.id] = book
+        return JSONResponse(asdict(book))
+
+    async def delete_book(request: Request) -> Response:
+        del books[found(request).id]
+        return Response(status_code=204)
+
+    async def export_catalogue(request: Request) -> Response:
+        """Every book with many made-up reviews: larger than a tool's answer may be."""
+        known = list(books.values())
+        reviews = [
+            {"book": known[n % len(known)].title, "stars": n % 5 + 1, "text": f"Review {n}. " * 8}
+            for n in range(REVIEWS_IN_EXPORT if known else 0)
+        ]
+        return JSONResponse({"books": [asdict(b) for b in known], "reviews": reviews})
+
+    async def get_definition(request: Request) -> Response:
+        return Response(definition(), media_type="application/yaml")
+
+    routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+        ("GET", "/books", list_books),
+        ("POST", "/books", add_book),
+        ("GET", "/books/search", search_books),
+        ("GET", "/books/{id:int}", get_book),
+        ("PATCH", "/books/{id:int}", update_book),
+        ("DELETE", "/books/{id:int}", delete_book),
+        ("GET", "/catalogue", export_catalogue),
+        ("GET", "/openapi.yaml", get_definition),
+    ]
+    return Starlette(
+        routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in routes],
+        exception_handlers={HTTPException: _refusal},
+    )
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"message": error.detail}, status_code=error.status_code)
+
+
+def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    try:
+        value = int(request.query_params.get(name, default))
+    except ValueError:
+        raise HTTPException(400, f"{name} must be a whole number") from None
+    return min(max(value, low), high)
+
+
+async def _sent(request: Request, required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The book's fields in the request's body, each of the right type."""
+    try:
+        body = await request.json()
+    except ValueError:
+        raise HTTPException(400, "the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body must be an object")
+    if missing := [name for name in required if name not in body]:
+        raise HTTPException(422, f"missing: {', '.join(missing)}")
+    return {name: _field(name, value) for name, value in body.items()}
+
+
+def _field(name: str, value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    good = {
+        "title": isinstance(value, str) and 0 < len(value) <= MAX_TEXT,
+        "author": isinstance(value, str) and 0 < len(value) <= MAX_TEXT,
+        "genre": value in GENRES,
+        "year": whole and 0 <= value <= 3000,
+        "price": (whole or isinstance(value, float)) and 0 <= value < 1_000_000,
+        "stock": whole and 0 <= value < 1_000_000,
+    }
+    if name not in good:
+        raise HTTPException(422, f"{name} is not a field of a book")
+    if not good[name]:
+        raise HTTPException(422, f"{name} has a value that is not allowed")
+    return value

@@ -1,0 +1,196 @@
+"""What one principal sees at one address: a pure function of a snapshot.
+
+`/mcp` is the principal's own view: every connection it has access to, or what its role's bundles
+give, with the gateway's own tools beside. A bundle or step address holds what the bundles give and
+nothing else. Several bundles on one connection narrow each other: a tool must be allowed by all of
+them and denied by none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from typing import Literal
+
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.settings import Bundle
+from gateway.model import Principal, Tool
+from gateway.policy.access import visible_tools
+
+PAGE_SIZE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which view of the principal an address asks for."""
+
+    kind: Literal["own", "bundles", "step"] = "own"
+    names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTool:
+    """A tool of the gateway itself, and in which views it is listed."""
+
+    name: str
+    entry: bytes
+    digest: bytes
+    audience: Literal["all", "admin", "azure", "meta", "everywhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The tools of one principal at one address."""
+
+    scope: Scope
+    bundle_ids: tuple[str, ...]
+    direct: Mapping[str, Tool]
+    meta: Mapping[str, Tool]  # reached through mcp_call_tool only
+    own: frozenset[str]
+    entries: tuple[bytes, ...]
+    digest: str
+
+    def page(self, cursor: str | None) -> bytes | None:
+        """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave."""
+        if cursor is None:
+            start = 0
+        elif cursor.isascii() and cursor.isdigit() and len(cursor) < 9:
+            start = int(cursor)
+        else:
+            return None
+        if cursor is not None and (start == 0 or start % PAGE_SIZE or start >= len(self.entries)):
+            return None
+        listed = b'"tools":[' + b",".join(self.entries[start : start + PAGE_SIZE]) + b"]"
+        following = start + PAGE_SIZE
+        if following < len(self.entries):
+            listed += b',"nextCursor":"%d"' % following
+        return listed
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        """Every tool of a connection that can be reached from here, directly or not."""
+        return {**self.meta, **self.direct}
+
+
+def view(
+    snapshot: Snapshot, principal: Principal, scope: Scope, own_tools: Sequence[OwnTool]
+) -> View:
+    """What this principal sees at this address."""
+    bundle_ids = bundles_of(snapshot, principal, scope)
+    if bundle_ids is None:
+        chosen = [(s, visible_tools(snapshot, principal, s)) for s in snapshot.connections.values()]
+        direct, meta = chosen, list[tuple[ConnectionState, tuple[Tool, ...]]]()
+    else:
+        direct, meta = _bundled(snapshot, principal, bundle_ids)
+    own = [tool for tool in own_tools if _listed(tool, snapshot, principal, scope, bool(meta))]
+    if scope.kind != "own" and not bundle_ids:
+        own = []
+    return _view(scope, bundle_ids or (), direct, meta, own)
+
+
+def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[str, ...] | None:
+    """The bundles that make up a view; None: no bundle narrows it. Deny by default."""
+    settings = snapshot.settings
+    role = settings.roles.get(principal.role or "")
+    if scope.kind == "own":
+        if principal.role is None or not settings.roles:
+            return None
+        return role.bundles if role else ()
+    if scope.kind == "step":
+        workflow, step = scope.names
+        steps = settings.routes.get(workflow, {}).get(principal.role or "", {})
+        return tuple(sorted(set(steps.get(step, ()))))
+    allowed = role.bundles if role else settings.bundles if principal.role is None else ()
+    if not all(name in allowed for name in scope.names):
+        return ()
+    return tuple(sorted(set(scope.names)))
+
+
+Chosen = list[tuple[ConnectionState, tuple[Tool, ...]]]
+
+
+def _bundled(
+    snapshot: Snapshot, principal: Principal, bundle_ids: Sequence[str]
+) -> tuple[Chosen, Chosen]:
+    bundles = {name: snapshot.settings.bundles[name] for name in bundle_ids}
+    allowed = {
+        name: _narrowed(snapshot, principal, state, bundles.values())
+        for name, state in snapshot.connections.items()
+        if any(name in bundle.connections for bundle in bundles.values())
+    }
+    meta_bundles = [bundle for bundle in bundles.values() if _is_meta(bundle, allowed)]
+    direct, meta = Chosen(), Chosen()
+    for name, tools in allowed.items():
+        hidden = any(name in bundle.connections for bundle in meta_bundles)
+        (meta if hidden else direct).append((snapshot.connections[name], tools))
+    return direct, meta
+
+
+def _narrowed(
+    snapshot: Snapshot, principal: Principal, state: ConnectionState, bundles: Iterable[Bundle]
+) -> tuple[Tool, ...]:
+    here = [bundle for bundle in bundles if state.name in bundle.connections]
+    return tuple(
+        tool
+        for tool in visible_tools(snapshot, principal, state)
+        if all(_permits(bundle, tool) for bundle in here)
+    )
+
+
+def _permits(bundle: Bundle, tool: Tool) -> bool:
+    return _matches(bundle.allow, tool) and not _matches(bundle.deny, tool)
+
+
+def _matches(patterns: Iterable[str], tool: Tool) -> bool:
+    return any(fnmatchcase(tool.local_name, pattern) for pattern in patterns)
+
+
+def _is_meta(bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> bool:
+    if bundle.mode != "auto":
+        return bundle.mode == "meta"
+    tokens = sum(tool.tokens for name in bundle.connections for tool in allowed.get(name, ()))
+    return tokens > bundle.token_budget
+
+
+def _listed(
+    tool: OwnTool, snapshot: Snapshot, principal: Principal, scope: Scope, has_meta: bool
+) -> bool:
+    match tool.audience:
+        case "everywhere":
+            return True
+        case "meta":
+            return has_meta
+        case "admin":
+            return scope.kind == "own" and principal.admin
+        case "azure":
+            return scope.kind == "own" and snapshot.settings.azure is not None
+        case "all":
+            return scope.kind == "own"
+
+
+def _view(
+    scope: Scope, bundle_ids: tuple[str, ...], direct: Chosen, meta: Chosen, own: Sequence[OwnTool]
+) -> View:
+    listed: dict[str, Tool] = {}
+    entries = [tool.entry for tool in own]
+    hasher = blake2b(digest_size=16)
+    for own_tool in own:
+        hasher.update(own_tool.digest)
+    for state, tools in direct:
+        for tool, entry_digest in _digested(state, tools):
+            listed[tool.name] = tool
+            entries.append(tool.entry)
+            hasher.update(entry_digest)
+    hidden = {tool.name: tool for _, tools in meta for tool in tools}
+    names = frozenset(tool.name for tool in own)
+    return View(scope, bundle_ids, listed, hidden, names, tuple(entries), hasher.hexdigest())
+
+
+def _digested(state: ConnectionState, tools: tuple[Tool, ...]) -> Iterable[tuple[Tool, bytes]]:
+    if tools is state.tools:
+        return zip(tools, state.entry_digests, strict=True)
+    wanted = {id(tool) for tool in tools}
+    pairs = zip(state.tools, state.entry_digests, strict=True)
+    return [(tool, value) for tool, value in pairs if id(tool) in wanted]
