@@ -1,0 +1,113 @@
+"""Paths that are never exposed nor reached, whatever their spelling.
+
+A server may decode, fold and resolve a path in ways we cannot know, so a path is read in every way
+a server might read it: as it stands and after each round of percent-decoding, with and without the
+prefix of the base URL. One reading that falls under a pattern is enough to forbid it.
+
+A pattern blocks what it matches and everything below: `/users` also blocks `/users/1/photo`. `*`
+stands for any text within one segment, `**` for any number of segments, `{name}` for one segment.
+At build a template such as `/users/{id}` is checked with its variables as they stand; at call the
+path that would be dialled is checked again, with the values that complete it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes, urlsplit
+
+MAX_DECODINGS = 6
+
+Segments = tuple[str, ...]
+
+
+def blocked_by(patterns: Sequence[str], base_url: str, path: str) -> str | None:
+    """The first pattern that forbids this path under this base URL, or None."""
+    if not patterns:
+        return None
+    readings = set(_readings(base_url, path))
+    for pattern in patterns:
+        matches = _matcher(pattern)
+        if any(matches.match("".join(f"/{s}" for s in segments)) for segments in readings):
+            return pattern
+    return None
+
+
+def decodings(text: str) -> Iterator[str]:
+    """The text, then what each further round of percent-decoding makes of it, until it rests."""
+    for _ in range(MAX_DECODINGS):
+        yield text
+        decoded = _decoded(text)
+        if decoded == text:
+            return
+        text = decoded
+    yield text
+
+
+_OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]")
+_WIDE = re.compile(r"%u([0-9a-fA-F]{4})")
+
+
+def _decoded(text: str) -> str:
+    """One round of decoding, taking in the loose forms that some servers accept."""
+    if "%" not in text:
+        return text
+    text = _WIDE.sub(lambda found: chr(int(found[1], 16)), text)
+    # Two bytes for what fits in one: `%c0%af` is a slash to a careless decoder.
+    data = _OVERLONG.sub(
+        lambda found: bytes([(found[0][0] & 3) << 6 | found[0][1] & 63]),
+        unquote_to_bytes(text.encode("utf-8", "replace")),
+    )
+    return data.decode("utf-8", "replace")
+
+
+def _readings(base_url: str, path: str) -> Iterator[Segments]:
+    """Every normalised path that base URL and path together may come to mean."""
+    prefix = urlsplit(base_url).path
+    home = _normalised(prefix)
+    for text in decodings(path):
+        # A decoded `?` or `#` may or may not end the path.
+        for part in {text, re.split(r"[?#]", text, maxsplit=1)[0]}:
+            yield _normalised(part)
+            whole = _normalised(f"{prefix}/{part}")
+            yield whole
+            if home and whole[: len(home)] == home:
+                yield whole[len(home) :]
+
+
+_INVISIBLE = {"Cc", "Cf"}
+
+
+def _normalised(path: str) -> Segments:
+    """The path's segments, folded, with dot segments resolved and empty ones dropped."""
+    if not path.isascii() or not path.isprintable():
+        path = unicodedata.normalize("NFKC", path)
+        path = "".join(c for c in path if unicodedata.category(c) not in _INVISIBLE)
+    segments: list[str] = []
+    for raw in path.casefold().replace("\\", "/").split("/"):
+        segment = raw.partition(";")[0].strip()
+        if segment == "..":
+            del segments[-1:]
+        elif segment := segment.rstrip(". "):
+            segments.append(segment)
+    return tuple(segments)
+
+
+@lru_cache(maxsize=1024)
+def _matcher(pattern: str) -> re.Pattern[str]:
+    """An expression that matches `/a/b` when the pattern blocks it."""
+    if not pattern.strip():
+        return re.compile(r"(?!)")  # an empty line in a list blocks nothing; "/" blocks everything
+    segments = _normalised(re.sub(r"\{[^{}/]*\}", "*", pattern))
+    parts = [_SEGMENTS if s == "**" else "/" + _segment(s) for s in segments]
+    collapsed = [p for i, p in enumerate(parts) if p != _SEGMENTS or parts[i - 1 : i] != [p]]
+    return re.compile("".join(collapsed) + r"(?:/|\Z)" if collapsed else "", re.DOTALL)
+
+
+_SEGMENTS = "(?:/[^/]*)*"
+
+
+def _segment(text: str) -> str:
+    return "[^/]*".join(re.escape(literal) for literal in re.split(r"\*+", text))
