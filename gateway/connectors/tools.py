@@ -1,0 +1,97 @@
+"""One way to put a tool over HTTP together, whatever kind of definition it comes from.
+
+What clients see is serialised here, once, at build: a listing then only joins bytes. The fingerprint
+covers what an approval is given for, so that a tool that changed is told from one that did not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from gateway.model import Access, HttpOperation, Risk, Source, Tool, digest
+
+CHARACTERS_PER_TOKEN = 4.6
+REPEATABLE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
+
+
+def http_tool(
+    source: Source,
+    http: HttpOperation,
+    *,
+    local_name: str,
+    operation: str | None,
+    access: Access,
+    risk: Risk,
+    title: str,
+    description: str,
+    input_schema: Mapping[str, Any],
+    capability: str | None = None,
+    keywords: str = "",
+) -> Tool:
+    """A tool that makes one HTTP request."""
+    name = f"{source.prefix}{local_name}"
+    schema = orjson.dumps(input_schema)
+    entry = orjson.dumps(
+        {
+            "name": name,
+            "title": title,
+            "description": description,
+            "inputSchema": input_schema,
+            "annotations": annotations(title, access, http.method),
+        }
+    )
+    return Tool(
+        name=name,
+        local_name=local_name,
+        connection=source.connection,
+        operation=operation,
+        method=http.method,
+        path=http.path,
+        access=access,
+        risk=risk,
+        trust=source.trust,
+        title=title,
+        description=description,
+        input_schema=schema,
+        entry=entry,
+        tokens=token_cost(entry),
+        fingerprint=fingerprint(source, http, access, description, schema),
+        http=http,
+        capability=capability,
+        keywords=keywords,
+    )
+
+
+def renamed(tool: Tool, name: str) -> Tool:
+    """The same tool under another name."""
+    entry = orjson.dumps({**orjson.loads(tool.entry), "name": name})
+    return replace(tool, name=name, entry=entry, tokens=token_cost(entry))
+
+
+def annotations(title: str, access: Access, method: str) -> dict[str, str | bool]:
+    """What the tool does, in the words of the protocol."""
+    return {
+        "title": title,
+        "readOnlyHint": access == "read",
+        "destructiveHint": access in ("delete", "dangerous"),
+        "idempotentHint": access == "read" or method in REPEATABLE,
+        "openWorldHint": True,
+    }
+
+
+def token_cost(entry: bytes) -> int:
+    """About how much of a model's context one entry takes."""
+    return math.ceil(len(entry.decode()) / CHARACTERS_PER_TOKEN)
+
+
+def fingerprint(
+    source: Source, http: HttpOperation, access: Access, description: str, schema: bytes
+) -> str:
+    """Changes when anything does that a person approved the tool by."""
+    parts = (http.method, http.base_url, http.path, source.auth_type, schema.decode())
+    return digest(orjson.dumps([*parts, description, access]))
