@@ -1,0 +1,370 @@
+"""An upstream MCP server's `tools/list` → tools here. Pure.
+
+Upstream tools keep their own spelling and their own words; what a connection's configuration says
+is laid over them: which ones are shown, under which name (`wrap`), what is filled in for the caller
+and so leaves the schema, and what each may do. A tool that is malformed is skipped with a reason:
+one bad tool in a page would otherwise fail the whole list at the client.
+
+`wrap` is explicit, so neither `tools` nor `exclude_tools` hides a wrapped tool (naming the original
+in both is how one says "only the wrapped one"); the connection's `exclude` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import urlsplit
+
+import jsonschema_rs
+import orjson
+
+from gateway.connectors.text import cut, visible
+from gateway.connectors.tools import token_cost
+from gateway.connectors.upstream_headers import invalid_header_mark
+from gateway.model import (
+    RISK_OF_ACCESS,
+    Access,
+    Build,
+    Override,
+    Problem,
+    Skipped,
+    Source,
+    Tool,
+    UpstreamOperation,
+    digest,
+)
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+NAME_RULE = "letters, digits, `_`, `-` and `.`, at most 128 with the prefix"
+MAX_SCHEMA_BYTES = 262_144
+MAX_TITLE_CHARS = 200
+IDEMPOTENCY_NOTE = " 🔑 Auto-generates an idempotency token"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """One upstream tool under a local name, with what is filled in for the caller."""
+
+    tool: str
+    as_: str | None = None  # None: the upstream's name with the prefix
+    idempotency_field: str | None = None
+    inject: tuple[str, ...] = ()  # names only; values are put in at call
+    record: tuple[str, ...] = ()
+
+
+def build_upstream(
+    listing: Sequence[Mapping[str, Any]],
+    source: Source,
+    wraps: Sequence[Wrap] = (),
+    allow: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> Build:
+    """The tools of one upstream as this connection shows them, sorted by name."""
+    tools: dict[str, Tool] = {}
+    skipped: list[Skipped] = []
+    usable = list(_well_formed(listing, skipped))
+    for raw, wrap in _wanted(usable, source, wraps, allow, exclude, skipped):
+        made = _tool(raw, source, wrap)
+        if isinstance(made, Tool) and made.name in tools:
+            made = _skip(raw, f"another tool is already called {made.name}")
+        if isinstance(made, Tool):
+            tools[made.name] = made
+        else:
+            skipped.append(made)
+    problems = [*drift(listing, wraps, allow, exclude), *_unknown_overrides(listing, source, wraps)]
+    return Build(
+        format="mcp",
+        title=source.display_name,
+        base_url=_origin(source.location),
+        tools=tuple(sorted(tools.values(), key=lambda tool: tool.name)),
+        skipped=tuple(skipped),
+        problems=(*problems, *_malformed_outputs(listing, tools.values())),
+    )
+
+
+def drift(
+    listing: Sequence[Mapping[str, Any]],
+    wraps: Sequence[Wrap] = (),
+    allow: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> list[Problem]:
+    """Where the configuration names what the upstream no longer has."""
+    by_name = {str(raw.get("name")): raw for raw in listing}
+    problems = [problem for wrap in wraps for problem in _wrap_drift(wrap, by_name)]
+    for key, patterns in (("tools", allow), ("exclude_tools", exclude)):
+        problems += [
+            Problem("warning", key, f"{pattern!r} matches no tool of the upstream")
+            for pattern in patterns
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in by_name)
+        ]
+    return problems
+
+
+def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    where = f"wrap.{wrap.tool}"
+    if wrap.tool not in by_name:
+        yield Problem("error", where, f"the upstream has no tool {wrap.tool!r}")
+        return
+    properties = _properties(by_name[wrap.tool].get("inputSchema"))
+    if wrap.idempotency_field and wrap.idempotency_field not in properties:
+        message = f"the upstream's tool has no parameter {wrap.idempotency_field!r}"
+        yield Problem("error", f"{where}.idempotency_field", message)
+    for name in wrap.inject:
+        if name not in properties:
+            message = f"the upstream's tool has no parameter {name!r}"
+            yield Problem("warning", f"{where}.inject", message)
+
+
+def _unknown_overrides(
+    listing: Sequence[Mapping[str, Any]], source: Source, wraps: Sequence[Wrap]
+) -> list[Problem]:
+    known = {raw.get("name") for raw in listing} | {wrap.as_ for wrap in wraps}
+    return [
+        Problem("warning", f"operations.{name}", "the upstream has no such tool")
+        for name in source.operations
+        if name not in known
+    ]
+
+
+def _well_formed(
+    listing: Sequence[Mapping[str, Any]], skipped: list[Skipped]
+) -> Iterator[Mapping[str, Any]]:
+    seen: set[str] = set()
+    for raw in listing:
+        reason = _malformed(raw)
+        if reason is None and raw["name"] in seen:
+            reason = "the upstream lists this name twice"
+        if reason is None:
+            seen.add(raw["name"])
+            yield raw
+        else:
+            skipped.append(_skip(raw, reason))
+
+
+def _wanted(
+    usable: Sequence[Mapping[str, Any]],
+    source: Source,
+    wraps: Sequence[Wrap],
+    allow: Sequence[str],
+    exclude: Sequence[str],
+    skipped: list[Skipped],
+) -> Iterator[tuple[Mapping[str, Any], Wrap | None]]:
+    """The tools that the configuration shows: wrapped ones first, so that they keep their names."""
+    by_name = {raw["name"]: raw for raw in usable}
+    wrapped: dict[str, list[str]] = {}
+    for wrap in wraps:
+        if wrap.tool in by_name and not _matches(wrap.tool, source.exclude):
+            wrapped.setdefault(wrap.tool, []).append(wrap.as_ or wrap.tool)
+            yield by_name[wrap.tool], wrap
+    for name, raw in by_name.items():
+        if name in wrapped:
+            reason: str | None = f"wrapped as {', '.join(wrapped[name])}"
+        else:
+            reason = _hidden(name, source, allow, exclude)
+        if reason is None:
+            yield raw, None
+        elif name not in wrapped.get(name, ()):
+            skipped.append(_skip(raw, reason))
+
+
+def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[str]) -> str | None:
+    if _matches(name, source.exclude):
+        return "excluded by `exclude`"
+    if not _matches(name, source.include):
+        return "not in `include`"
+    if not _matches(name, allow):
+        return "not in `tools`"
+    if _matches(name, exclude):
+        return "excluded by `exclude_tools`"
+    return None
+
+
+def _malformed(raw: Mapping[str, Any]) -> str | None:
+    name, schema = raw.get("name"), raw.get("inputSchema")
+    if not isinstance(name, str) or not name:
+        return "its name is not a string"
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return 'its input schema is not of `"type": "object"`'
+    if not isinstance(schema.get("properties", {}), dict):
+        return "its input schema's `properties` is not an object"
+    return _schema_fault(schema) or invalid_header_mark(schema)
+
+
+def _schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """Why nobody could check arguments against this schema, or None."""
+    try:
+        size = len(orjson.dumps(schema))
+    except TypeError:
+        return "its schema is nested too deeply"
+    if size > MAX_SCHEMA_BYTES:
+        return f"its schema has {size} bytes, the limit is {MAX_SCHEMA_BYTES}"
+    try:
+        jsonschema_rs.validator_cls_for(dict(schema))(dict(schema), retriever=_never_fetch)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        first_line = visible(str(error)).partition("\n")[0][:200]
+        return f"its schema is not a valid JSON Schema: {first_line}"
+    return None
+
+
+def _never_fetch(uri: str) -> Any:
+    raise ValueError(f"a reference to {uri[:100]} is never followed")
+
+
+def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | Skipped:
+    local = (wrap and wrap.as_) or raw["name"]
+    name = local if wrap and wrap.as_ else source.prefix + local
+    if not NAME_PATTERN.fullmatch(name):
+        return _skip(raw, f"its name is not allowed: {NAME_RULE}")
+    override = source.operations.get(raw["name"]) or source.operations.get(local) or Override()
+    access = override.access or _access_by_hints(raw, source)
+    if access == "dangerous":
+        return _skip(raw, "marked dangerous")
+    target = _target(raw, source, wrap)
+    schema = _without(raw["inputSchema"], {*target.inject, target.idempotency_field})
+    title = visible(_title(raw))[:MAX_TITLE_CHARS]
+    description = _description(raw, source, override, target)
+    output = _output_schema(raw)
+    entry = orjson.dumps(
+        {
+            "name": name,
+            "title": title,
+            "description": description,
+            "inputSchema": schema,
+            **({} if output is None else {"outputSchema": output}),
+            "annotations": _annotations(raw, source, access, title, target),
+        }
+    )
+    schema_bytes = orjson.dumps(schema)
+    return Tool(
+        name=name,
+        local_name=local,
+        connection=source.connection,
+        operation=raw["name"],
+        method="",
+        path="",
+        access=access,
+        risk=override.risk or RISK_OF_ACCESS[access],
+        trust=source.trust,
+        title=title,
+        description=description,
+        input_schema=schema_bytes,
+        entry=entry,
+        tokens=token_cost(entry),
+        fingerprint=_fingerprint(source, schema_bytes, description, access),
+        upstream=target,
+        output_schema=None if output is None else orjson.dumps(output),
+        keywords=" ".join(schema.get("properties", {})),
+    )
+
+
+def _target(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> UpstreamOperation:
+    here = tuple(name for name in source.inject if name in _properties(raw["inputSchema"]))
+    if wrap is None:
+        return UpstreamOperation(raw["name"], inject=here)
+    inject = tuple(dict.fromkeys((*wrap.inject, *here)))
+    return UpstreamOperation(raw["name"], inject, wrap.idempotency_field, wrap.record)
+
+
+def _without(schema: Mapping[str, Any], names: Iterable[str | None]) -> dict[str, Any]:
+    """The schema with some parameters gone from `properties` and `required`."""
+    gone = set(names)
+    kept = dict(schema)
+    if gone.isdisjoint(_properties(schema)) and gone.isdisjoint(schema.get("required") or ()):
+        return kept
+    kept["properties"] = {k: v for k, v in _properties(schema).items() if k not in gone}
+    required = [name for name in schema.get("required") or () if name not in gone]
+    kept.pop("required", None)
+    return {**kept, "required": required} if required else kept
+
+
+def _access_by_hints(raw: Mapping[str, Any], source: Source) -> Access:
+    """Hints are the upstream's own word, so only a trusted one's count."""
+    hints = _hints(raw) if source.trust == "trusted" else {}
+    if hints.get("readOnlyHint") is True:
+        return "read"
+    return "delete" if hints.get("destructiveHint") is True else "write"
+
+
+def _annotations(
+    raw: Mapping[str, Any], source: Source, access: Access, title: str, target: UpstreamOperation
+) -> dict[str, Any]:
+    """What `access` says, in the protocol's words; the rest as a trusted upstream says it."""
+    hints = _hints(raw) if source.trust == "trusted" else {}
+    idempotent = hints.get("idempotentHint") is True or target.idempotency_field is not None
+    return {
+        "title": title,
+        "readOnlyHint": access == "read",
+        "destructiveHint": access == "delete",
+        "idempotentHint": access == "read" or idempotent,
+        "openWorldHint": hints.get("openWorldHint") is not False,
+    }
+
+
+def _description(
+    raw: Mapping[str, Any], source: Source, override: Override, target: UpstreamOperation
+) -> str:
+    given = raw.get("description")
+    text = override.description or (given if isinstance(given, str) else _title(raw))
+    start = f"[{source.display_name}] " if source.display_name else ""
+    note = IDEMPOTENCY_NOTE if target.idempotency_field else ""
+    if not source.authenticated:
+        note = f" ⚠ {source.display_name} is not authenticated yet.{note}"
+    room = max(0, source.max_description_chars - len(start) - len(note))
+    return start + cut(visible(text).strip(), room) + note
+
+
+def _title(raw: Mapping[str, Any]) -> str:
+    for title in (raw.get("title"), _hints(raw).get("title")):
+        if isinstance(title, str) and title.strip():
+            return title.strip()
+    return str(raw["name"])
+
+
+def _output_schema(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """As the upstream has it, unless it would fail the whole list at a client."""
+    schema = raw.get("outputSchema")
+    if not isinstance(schema, dict) or schema.get("type") != "object" or _schema_fault(schema):
+        return None
+    return schema
+
+
+def _malformed_outputs(
+    listing: Iterable[Mapping[str, Any]], tools: Iterable[Tool]
+) -> Iterator[Problem]:
+    promised = {raw.get("name") for raw in listing if raw.get("outputSchema") is not None}
+    for tool in tools:
+        if tool.output_schema is None and tool.operation in promised:
+            yield Problem("info", tool.name, "its output schema can't be listed and is left out")
+
+
+def _fingerprint(source: Source, schema: bytes, description: str, access: Access) -> str:
+    place = urlsplit(source.location).netloc or source.location
+    parts = (place.encode(), source.auth_type.encode(), schema, description.encode())
+    return digest(b"\0".join((*parts, access.encode())))
+
+
+def _origin(location: str) -> str:
+    parts = urlsplit(location)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _hints(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    hints = raw.get("annotations")
+    return hints if isinstance(hints, dict) else {}
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _skip(raw: Mapping[str, Any], reason: str) -> Skipped:
+    name = raw.get("name")
+    return Skipped(visible(name)[:128] if isinstance(name, str) else None, "", "", reason)
