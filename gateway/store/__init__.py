@@ -1,0 +1,1 @@
+"""What outlives a restart: one database, one writer a process, one small module a noun."""

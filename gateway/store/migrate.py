@@ -1,0 +1,44 @@
+"""Brings the tables up to date, inside the transaction and the lock its caller holds.
+
+Alembic is imported only if there is something to do: it would cost every start a quarter second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from gateway.errors import ConfigInvalid
+
+HEAD = "0001"
+SCRIPTS = Path(__file__).parent / "migrations"
+
+
+def migrate(connection: Connection) -> None:
+    """Runs what is missing up to `HEAD`; refuses a store that a newer gateway has changed."""
+    found = _version(connection)
+    if found == HEAD:
+        return
+    if found is not None and found > HEAD:
+        raise ConfigInvalid(
+            [f"store.url: the store is at version {found}, this gateway knows {HEAD}: update it"]
+        )
+    _upgrade(connection)
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)
