@@ -73,6 +73,8 @@ class Overloaded(GatewayError):
 class UpstreamFailed(GatewayError):
     """The API or server behind the connection did not do its part."""
 
+    sent: bool = True  # False only where it is known that nothing of the request went out
+
 
 class Broken(GatewayError):
     """Our own fault."""
