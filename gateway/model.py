@@ -131,6 +131,7 @@ class Tool:
     output_schema: bytes | None = None
     capability: str | None = None
     keywords: str = ""  # parameter names and tags, for search
+    security: str = ""  # the credentials the definition asks for, in a canonical spelling
 
 
 @dataclass(frozen=True, slots=True)

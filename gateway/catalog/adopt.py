@@ -1,0 +1,111 @@
+"""What a discovery means for a connection: new tools, what changed, what is held. Pure.
+
+A refresh that brings nothing usable is a failure, not an empty connection; only an MCP server that
+answers and lists no tools has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.catalog.changes import Change, compare, held, served
+from gateway.catalog.discover import Found
+from gateway.catalog.snapshot import ConnectionState, with_tools
+from gateway.errors import DefinitionUnreadable, GatewayError
+from gateway.model import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one connection in a put or a refresh."""
+
+    name: str
+    status: str
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    error: str | None = None
+    revision: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of `refresh_tools`' answer."""
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "status": self.status,
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": list(self.changed),
+            "held": list(self.held),
+        }
+        return entry | ({"error": self.error} if self.error else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A connection after a discovery, and how it got there."""
+
+    state: ConnectionState
+    found: Found  # with the tools that are served, held ones as they were
+    changes: tuple[Change, ...]
+    waiting: tuple[Change, ...]
+    at: float
+
+
+def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
+    """The connection with what was found; changes its settings hold back are left out."""
+    if state.tools and not found.build.tools and found.build.format != "mcp":
+        raise DefinitionUnreadable(
+            "the definition has no usable operation left",
+            "The tools served so far are kept; `gateway inspect` says why each was skipped.",
+        )
+    first = state.build is None
+    changes = [] if first else compare(state.build.tools if state.build else (), found.build.tools)
+    waiting = held(changes, state.settings.held)
+    build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
+    after = replace(state, build=build, status="connected", problems=build.problems)
+    if not state.settings.enabled or state.settings.access == "disabled":
+        after = replace(after, status="disabled")
+    return Adoption(
+        with_tools(after, build.tools),
+        replace(found, build=build),
+        tuple(changes) if not first else compare_first(found),
+        tuple(waiting),
+        now,
+    )
+
+
+def compare_first(found: Found) -> tuple[Change, ...]:
+    """The changes of a connection that was not there before: everything is added."""
+    return tuple(compare((), found.build.tools))
+
+
+def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
+    """The connection after a failed refresh: as it was, with a problem that says so."""
+    kept = state.build.problems if state.build else ()
+    problem = Problem("error", "definition", error.message)
+    return replace(state, status="failing", problems=(*kept, problem))
+
+
+def light(found: Found) -> Found:
+    """The same without the definition's bytes: they are in the store."""
+    return replace(found, definition=replace(found.definition, raw=b""))
+
+
+def report_of(adoption: Adoption, revision: int) -> Report:
+    """What to tell the one who asked."""
+    waiting = {change.operation for change in adoption.waiting}
+    names: dict[str, list[str]] = {"added": [], "removed": [], "changed": [], "held": []}
+    for change in adoption.changes:
+        names["held" if change.operation in waiting else change.kind].append(change.tool)
+    state = adoption.state
+    return Report(
+        state.name,
+        state.status,
+        tuple(names["added"]),
+        tuple(names["removed"]),
+        tuple(names["changed"]),
+        tuple(names["held"]),
+        revision=revision,
+    )

@@ -1,0 +1,225 @@
+"""From a connection's settings to its tools: the slow part, with all the waiting in it.
+
+One function a kind. Each gives a `Found`: the definition's bytes, and the tools that were built
+from them, off the event loop. Where neither the bytes nor anything that shapes the tools has changed,
+what was built before is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+
+from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher
+from gateway.catalog.sources import build_key, location_of, source_of
+from gateway.config.connection import (
+    Connection,
+    ManifestConnection,
+    McpConnection,
+    OAuth2Auth,
+    OpenApiConnection,
+)
+from gateway.config.settings import Limits
+from gateway.connectors.manifest import load_builtin
+from gateway.connectors.upstream import Wrap, build_upstream
+from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
+from gateway.model import Build, Problem, Source, digest
+
+BUILD_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A definition and the tools that were made of it."""
+
+    definition: Definition
+    build: Build
+    build_key: str
+
+
+class Builder(Protocol):
+    """The worker processes, as far as discovery needs them."""
+
+    async def build(self, raw: bytes, source: Source, *, deadline: float) -> Build: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Discoverer:
+    """What discovery needs from outside: the ways to read, to build and to ask an MCP server."""
+
+    fetcher: Fetcher
+    workers: Builder
+    list_upstream: Callable[[str], Awaitable[Sequence[dict[str, Any]]]]
+    check_address: Callable[[str], Awaitable[None]]
+
+    async def discover(
+        self, name: str, settings: Connection, limits: Limits, known: Found | None
+    ) -> Found:
+        """What this connection offers now; the very object `known` where nothing changed."""
+        definition = await self._read(name, settings, limits, known)
+        return await self.rebuild(name, settings, limits, definition, known)
+
+    async def rebuild(
+        self,
+        name: str,
+        settings: Connection,
+        limits: Limits,
+        definition: Definition,
+        known: Found | None,
+    ) -> Found:
+        """The tools of a definition that is at hand: no network."""
+        source = _source(name, settings, limits, definition)
+        key = _key(definition, source, settings)
+        if known is not None and known.build_key == key:
+            return (
+                known if known.definition == definition else replace(known, definition=definition)
+            )
+        if isinstance(settings, McpConnection):
+            build = _build_listing(definition.raw, source, settings)
+        else:
+            build = await self.workers.build(definition.raw, source, deadline=BUILD_SECONDS)
+        return Found(definition, build, key)
+
+    def key_of(
+        self, name: str, settings: Connection, limits: Limits, definition: Definition
+    ) -> str:
+        """The key a build of this definition would have; its bytes are not needed."""
+        return _key(definition, _source(name, settings, limits, definition), settings)
+
+    async def check_addresses(self, settings: Connection, build: Build) -> None:
+        """Refuses a connection whose calls or tokens would go where we may not go."""
+        targets = {tool.http.base_url for tool in build.tools if tool.http} | {build.base_url}
+        if isinstance(settings.auth, OAuth2Auth):
+            targets.add(settings.auth.token_url)
+        for target in sorted({_origin(target) for target in targets if target}):
+            try:
+                await self.check_address(target)
+            except GatewayError as error:
+                if error.code == "access_denied":
+                    raise Fixable("connection_invalid", error.message, error.hint) from error
+
+    async def _read(
+        self, name: str, settings: Connection, limits: Limits, known: Found | None
+    ) -> Definition:
+        held = known.definition if known else None
+        if isinstance(settings, McpConnection):
+            return _as_definition(location_of(settings), await self.list_upstream(name), held)
+        if isinstance(settings, ManifestConnection):
+            return await self._read_manifest(settings, limits, held)
+        if isinstance(settings, OpenApiConnection):
+            return await self.fetcher.fetch(
+                settings.spec,
+                held if held and held.location == settings.spec else None,
+                max_bytes=limits.max_spec_bytes,
+                seconds=settings.timeout_seconds or FETCH_SECONDS,
+            )
+        raise DefinitionUnreadable("connections of kind arm come from the [azure] table")
+
+    async def _read_manifest(
+        self, settings: ManifestConnection, limits: Limits, held: Definition | None
+    ) -> Definition:
+        location = settings.manifest
+        if "/" in location or location.endswith(".toml"):
+            return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
+        raw = load_builtin(location)
+        return Definition(location, raw, digest(raw))
+
+
+def previewed(
+    name: str, kind: str, found: Found, problems: Sequence[Problem] = ()
+) -> dict[str, Any]:
+    """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
+    build = found.build
+    tools = [
+        {
+            "name": tool.name,
+            "operation": tool.operation,
+            "method": tool.method,
+            "path": tool.path,
+            "access": tool.access,
+            "risk": tool.risk,
+            "title": tool.title,
+            "description": tool.description,
+            "input_schema": orjson.loads(tool.input_schema),
+            "tokens": tool.tokens,
+        }
+        for tool in sorted(build.tools, key=lambda tool: tool.name)
+    ]
+    return {
+        "connection": name,
+        "kind": kind,
+        "format": build.format,
+        "base_url": build.base_url,
+        "tools": tools,
+        "skipped": [
+            {
+                "operation": skipped.operation,
+                "method": skipped.method,
+                "path": skipped.path,
+                "reason": skipped.reason,
+            }
+            for skipped in build.skipped
+        ],
+        "problems": [problem_dict(problem) for problem in (*build.problems, *problems)],
+        "tokens": sum(tool.tokens for tool in build.tools),
+    }
+
+
+def problem_dict(problem: Problem) -> dict[str, str]:
+    """A problem as every edge shows it."""
+    return {"severity": problem.severity, "where": problem.where, "message": problem.message}
+
+
+def _key(definition: Definition, source: Source, settings: Connection) -> str:
+    key = build_key(definition.sha256, source)
+    if not isinstance(settings, McpConnection):
+        return key
+    shaping = settings.model_dump(
+        mode="json", include={"wrap": {"__all__": {"tool", "as_", "idempotency_field", "record"}}}
+    )
+    shaping |= {
+        "inject": [sorted(rule.inject) for rule in settings.wrap],
+        "tools": settings.tools,
+        "exclude_tools": settings.exclude_tools,
+    }
+    return digest(key.encode() + orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
+
+
+def _source(name: str, settings: Connection, limits: Limits, definition: Definition) -> Source:
+    return source_of(
+        name,
+        settings,
+        location=definition.location,
+        max_description_chars=limits.max_description_chars,
+    )
+
+
+def _as_definition(
+    location: str, listing: Sequence[dict[str, Any]], held: Definition | None
+) -> Definition:
+    raw = orjson.dumps(listing)
+    sha256 = digest(raw)
+    return held if held and held.sha256 == sha256 else Definition(location, raw, sha256)
+
+
+def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build:
+    wraps = [
+        Wrap(
+            tool=rule.tool,
+            as_=rule.as_,
+            idempotency_field=rule.idempotency_field,
+            inject=tuple(sorted(rule.inject)),
+            record=rule.record,
+        )
+        for rule in settings.wrap
+    ]
+    return build_upstream(orjson.loads(raw), source, wraps, settings.tools, settings.exclude_tools)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,150 @@
+"""Where a definition comes from: a URL, a file, or the text itself.
+
+A URL is asked with the validators of the copy we have, so that an unchanged definition costs one
+small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
+once), bounded in bytes; the store keeps the copy that survives a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cachetools import TTLCache
+
+from gateway.egress import Answer, Request
+from gateway.errors import DefinitionUnreadable, GatewayError
+from gateway.model import digest
+
+FETCH_SECONDS = 4.5
+MEMORY_BYTES = 32 * 1024 * 1024
+ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The bytes of a definition, and what is needed to ask whether they are still current."""
+
+    location: str
+    raw: bytes
+    sha256: str
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+class Sender(Protocol):
+    """The part of egress that fetching needs."""
+
+    async def send(
+        self, request: Request, *, deadline: float, max_bytes: int, same_host_redirects: int = 0
+    ) -> Answer: ...
+
+
+class Fetcher:
+    """Reads definitions, and remembers for a while what it read."""
+
+    def __init__(self, egress: Sender, folder: Path, *, ttl_seconds: float = 300) -> None:
+        self._egress = egress
+        self._folder = folder
+        self._memory: TTLCache[str, Definition] = TTLCache(
+            MEMORY_BYTES, ttl_seconds, getsizeof=lambda definition: len(definition.raw)
+        )
+
+    async def fetch(
+        self,
+        location: str,
+        known: Definition | None,
+        *,
+        max_bytes: int,
+        seconds: float = FETCH_SECONDS,
+    ) -> Definition:
+        """The definition as it is now; the very object `known` where nothing changed."""
+        if is_inline(location):
+            raw = location.encode()
+            return _same_or(known, _definition(f"inline:{digest(raw)}", raw, max_bytes))
+        if not _URL.match(location):
+            return _same_or(known, await self._read_file(location, max_bytes))
+        known = known or self._memory.get(location)
+        definition = await self._download(location, known, max_bytes, seconds)
+        if len(definition.raw) <= MEMORY_BYTES:
+            self._memory[location] = definition
+        return definition
+
+    async def _read_file(self, location: str, max_bytes: int) -> Definition:
+        path = self._folder / location
+        try:
+            raw = await asyncio.to_thread(_read, path, max_bytes)
+        except OSError as error:
+            raise DefinitionUnreadable(
+                f"the file {location} can't be read: {error.strerror or error}",
+                "Relative paths count from the folder of config.toml.",
+            ) from error
+        return _definition(location, raw, max_bytes)
+
+    async def _download(
+        self, location: str, known: Definition | None, max_bytes: int, seconds: float
+    ) -> Definition:
+        headers = [("Accept", ACCEPT), *_validators(known)]
+        request = Request("GET", location, tuple(headers), None)
+        try:
+            answer = await self._egress.send(
+                request, deadline=seconds, max_bytes=max_bytes, same_host_redirects=5
+            )
+        except GatewayError as error:
+            raise DefinitionUnreadable(
+                f"the definition can't be fetched: {error.message}", error.hint
+            ) from error
+        if answer.status == 304 and known is not None:
+            return known
+        if answer.status != 200:
+            raise DefinitionUnreadable(
+                f"the definition can't be fetched: the server answered {answer.status}",
+                "Open the address in a browser: it must answer 200 with the definition itself.",
+            )
+        found = dict(answer.headers)
+        definition = _definition(location, answer.body, max_bytes)
+        if known is not None and known.sha256 == definition.sha256:
+            return known
+        return Definition(
+            location,
+            definition.raw,
+            definition.sha256,
+            found.get("etag"),
+            found.get("last-modified"),
+        )
+
+
+def is_inline(location: str) -> bool:
+    """Whether this is a definition's own text rather than the place where it is."""
+    return "\n" in location or location.lstrip()[:1] == "{"
+
+
+def _validators(known: Definition | None) -> list[tuple[str, str]]:
+    if known is None:
+        return []
+    pairs = [("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified)]
+    return [(name, value) for name, value in pairs if value]
+
+
+def _same_or(known: Definition | None, found: Definition) -> Definition:
+    same = known is not None and known.sha256 == found.sha256 and known.location == found.location
+    return known if same and known is not None else found
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    if not path.is_file():
+        raise OSError(None, "there is no such file")
+    with path.open("rb") as file:
+        return file.read(max_bytes + 1)
+
+
+def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
+    if len(raw) > max_bytes:
+        raise DefinitionUnreadable(
+            f"the definition is larger than {max_bytes} bytes", "Raise limits.max_spec_bytes."
+        )
+    return Definition(location, raw, digest(raw))

@@ -1,0 +1,331 @@
+"""The one writer of the current snapshot.
+
+Discovery waits for networks and worker processes; what follows it, building the snapshot and
+assigning it, does not wait at all, so that on one event loop a swap needs no lock. Work on one
+connection is one after another (a lock a name); different connections don't wait for each other. An
+answer for a connection that was replaced meanwhile is dropped. A source that fails keeps its last
+good tools and gets a problem; an equal snapshot is not swapped and nobody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from gateway.catalog.adopt import Adoption, Report, adopt, failed, light, report_of
+from gateway.catalog.discover import Discoverer, Found, previewed
+from gateway.catalog.persistence import Persistence, Stored
+from gateway.catalog.snapshot import (
+    ConnectionState,
+    Origin,
+    Snapshot,
+    assemble,
+    same_content,
+    with_tools,
+)
+from gateway.catalog.sources import kind_of, location_of
+from gateway.config.connection import Connection, McpConnection
+from gateway.config.reading import parse_connection
+from gateway.config.settings import Permissions, Settings, bundle_trust_problems
+from gateway.errors import Fixable, GatewayError, NotFound
+from gateway.model import Level, Status, Tool
+
+log = structlog.get_logger("gateway.catalog")
+
+PARALLEL_REFRESHES = 8
+POLL_SECONDS = 1.0
+
+
+class Catalog:
+    """Holds the current snapshot and is the only one to replace it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        discoverer: Discoverer,
+        persistence: Persistence,
+        *,
+        reserved: Collection[str] = (),
+        portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
+        demo: Mapping[str, Connection] | None = None,
+    ) -> None:
+        self._discoverer = discoverer
+        self._persistence = persistence
+        self._reserved = reserved
+        self._portable = portable
+        self._demo = demo or {}
+        self._states: dict[str, ConnectionState] = {}
+        self._found: dict[str, Found] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._choices: Mapping[tuple[str, str], Level] = {}
+        self._permissions: Permissions | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self.refreshed_at: dict[str, float] = {}
+        self.current = Snapshot(0, settings)
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls back after each swap; gives the way to stop that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def load(self) -> None:
+        """The first snapshot, from what is configured and stored: no network."""
+        await self._take(await self._persistence.load(), self.current.settings)
+
+    async def apply(self, settings: Settings) -> list[str]:
+        """New settings, live; gives the connections that must now be discovered."""
+        await self._take(await self._persistence.load(), settings)
+        return [
+            name
+            for name, state in self._states.items()
+            if state.status == "pending" and _active(state.settings)
+        ]
+
+    async def sync(self) -> None:
+        """Takes over what another process has put into the store."""
+        await self._take(await self._persistence.load(), self.current.settings)
+
+    async def put(
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        *,
+        by: str,
+        expected: int | None = None,
+    ) -> Report:
+        """Adds or replaces a connection; nothing changes unless its definition can be read."""
+        settings = parse_connection(name, values)
+        self._refuse_configured(name)
+        self._refuse_unsafe(name, settings)
+        async with self._locks[name]:
+            old = self._states.get(name)
+            found = await self._discover_new(name, settings)
+            base = ConnectionState(name, settings, "stored", status=_resting(settings))
+            new = adopt(_with_last_good(base, old), found, time.time())
+            revision = await self._persistence.put(name, settings, new, expected, by)
+            state = replace(new.state, revision=revision)
+            self._install(state, new)
+            self._swap(revision)
+        log.info("connection put", connection=name, by=by, tools=len(state.tools))
+        return report_of(new, revision)
+
+    async def delete(self, name: str, *, by: str, expected: int | None = None) -> int:
+        """Removes a connection that was put; gives the new revision."""
+        if name not in self._states:
+            raise NotFound("connection_invalid", f"there is no connection {name!r}")
+        self._refuse_configured(name)
+        async with self._locks[name]:
+            revision = await self._persistence.delete(name, expected)
+            self._forget(name)
+            self._swap(revision)
+        log.info("connection deleted", connection=name, by=by)
+        return self.current.revision
+
+    async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a put would expose, with nothing stored."""
+        settings = parse_connection(name, values)
+        found = await self._discover_new(name, settings)
+        return previewed(name, kind_of(settings), found)
+
+    async def refresh(self, names: Collection[str] | None = None, *, by: str) -> list[Report]:
+        """Looks again at these connections, or at all; each one's outcome, in order of names."""
+        chosen = sorted(self._states if names is None else names)
+        gate = asyncio.Semaphore(PARALLEL_REFRESHES)
+
+        async def one(name: str) -> Report:
+            async with gate:
+                return await self._refresh_one(name, by)
+
+        return list(await asyncio.gather(*(one(name) for name in chosen)))
+
+    async def poll(self) -> None:
+        """Refreshes connections that ask for it, as often as they ask, for ever."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if due := self._due(time.time()):
+                await self.refresh(due, by="schedule")
+
+    def _due(self, now: float) -> list[str]:
+        return [
+            name
+            for name, state in self._states.items()
+            if state.settings.refresh_seconds
+            and _active(state.settings)
+            and now - self.refreshed_at.get(name, 0) >= state.settings.refresh_seconds
+        ]
+
+    async def _refresh_one(self, name: str, by: str) -> Report:
+        async with self._locks[name]:
+            state = self._states.get(name)
+            if state is None:
+                raise NotFound("connection_invalid", f"there is no connection {name!r}")
+            if not _active(state.settings):
+                return Report(name, "disabled")
+            known = self._found.get(name)
+            limits = self.current.settings.limits
+            try:
+                found = await self._discoverer.discover(name, state.settings, limits, known)
+                new = adopt(state, found, time.time())
+            except GatewayError as error:
+                return self._failing(name, state, error)
+            self.refreshed_at[name] = time.time()
+            if found is known and state.status == "connected":
+                return report_of(new, self.current.revision)
+            revision = await self._persistence.save(name, new, by)
+            now_served = self._states.get(name)
+            if now_served is None or now_served.settings != state.settings:
+                return Report(name, "superseded")
+            self._install(replace(new.state, revision=now_served.revision), new)
+            self._swap(revision)
+            return report_of(new, self.current.revision)
+
+    def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:
+        log.warning("refresh failed", connection=name, code=error.code, error=error.message)
+        if self._states.get(name) is state:
+            self._states[name] = failed(state, error)
+            self._swap()
+        return Report(name, "failing", error=error.message)
+
+    async def _discover_new(self, name: str, settings: Connection) -> Found:
+        limits = self.current.settings.limits
+        found = await self._discoverer.discover(name, settings, limits, None)
+        await self._discoverer.check_addresses(settings, found.build)
+        return found
+
+    def _refuse_configured(self, name: str) -> None:
+        state = self._states.get(name)
+        if state is not None and state.origin != "stored":
+            raise Fixable(
+                "connection_invalid",
+                f"the connection {name!r} is defined in config.toml",
+                "Choose another name, or edit config.toml.",
+            )
+
+    def _refuse_unsafe(self, name: str, settings: Connection) -> None:
+        if isinstance(settings, McpConnection) and settings.transport == "stdio":
+            raise Fixable(
+                "connection_invalid",
+                "commands can't be put at run time",
+                'Write connections with transport = "stdio" into config.toml.',
+            )
+        if settings.trust != "untrusted":
+            return
+        for bundle_name, bundle in self.current.settings.bundles.items():
+            if problems := bundle_trust_problems(bundle_name, bundle, {name}):
+                where, what = problems[0]
+                raise Fixable(
+                    "connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle."
+                )
+
+    async def _take(self, stored: Stored, settings: Settings) -> None:
+        """Makes the states match what is configured and stored, then swaps once."""
+        seen = dict(self._states)
+        states: dict[str, ConnectionState] = {}
+        for name, (connection, origin, revision) in self._wanted(stored, settings).items():
+            base = ConnectionState(name, connection, origin, revision, _resting(connection))
+            states[name] = await self._kept_or_cached(base, stored.found.get(name), settings)
+        # What a put or refresh installed while we waited is newer than what we read.
+        newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
+        for name in set(self._states) - set(states) - set(newer):
+            self._forget(name)
+        self._states = states | newer
+        self._choices, self._permissions = stored.choices, stored.permissions
+        self._swap(stored.revision, settings)
+
+    def _wanted(
+        self, stored: Stored, settings: Settings
+    ) -> dict[str, tuple[Connection, Origin, int]]:
+        wanted: dict[str, tuple[Connection, Origin, int]] = {
+            row.name: (row.settings, "stored", row.revision) for row in stored.connections
+        }
+        wanted |= {name: (c, "config", 0) for name, c in settings.connections.items()}
+        if settings.demo.enabled:
+            wanted |= {name: (c, "demo", 0) for name, c in self._demo.items()}
+        return wanted
+
+    async def _kept_or_cached(
+        self, base: ConnectionState, cached: Found | None, settings: Settings
+    ) -> ConnectionState:
+        """The connection as it runs where nothing of it changed, else from what is cached."""
+        old = self._states.get(base.name)
+        limits_same = settings.limits == self.current.settings.limits
+        if (
+            old
+            and limits_same
+            and (old.settings, old.origin, old.revision)
+            == (
+                base.settings,
+                base.origin,
+                base.revision,
+            )
+        ):
+            return old
+        base = _with_last_good(base, old)
+        if cached is None or not _active(base.settings):
+            return base
+        if cached.definition.location != location_of(base.settings):
+            return base
+        try:
+            found = await self._rebuilt(base, cached, settings)
+        except GatewayError as error:
+            log.warning("cached definition not usable", connection=base.name, error=error.message)
+            return base
+        self._found[base.name] = light(found)
+        state = replace(base, build=found.build, status="connected", problems=found.build.problems)
+        return with_tools(state, found.build.tools)
+
+    async def _rebuilt(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
+        name, limits, definition = base.name, settings.limits, cached.definition
+        if self._discoverer.key_of(name, base.settings, limits, definition) == cached.build_key:
+            return cached
+        raw = await self._persistence.raw(name)
+        definition = replace(definition, raw=raw)
+        return await self._discoverer.rebuild(name, base.settings, limits, definition, None)
+
+    def _forget(self, name: str) -> None:
+        self._states.pop(name, None)
+        self._found.pop(name, None)
+        self.refreshed_at.pop(name, None)
+
+    def _install(self, state: ConnectionState, new: Adoption) -> None:
+        self._states[state.name] = state
+        self._found[state.name] = light(new.found)
+        self.refreshed_at[state.name] = time.time()
+
+    def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
+        """Replaces the current snapshot, unless the new one says nothing new."""
+        snapshot = assemble(
+            max(self.current.revision + 1, revision),
+            settings or self.current.settings,
+            self._states.values(),
+            reserved=self._reserved,
+            choices=self._choices,
+            stored_permissions=self._permissions,
+            portable=self._portable,
+        )
+        if same_content(snapshot, self.current):
+            return
+        self.current = snapshot
+        for listener in list(self._listeners):
+            listener()
+
+
+def _active(settings: Connection) -> bool:
+    return settings.enabled and settings.access != "disabled"
+
+
+def _resting(settings: Connection) -> Status:
+    return "pending" if _active(settings) else "disabled"
+
+
+def _with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
+    """The new settings with the tools served so far, until theirs are known."""
+    if old is None or not _active(base.settings) or old.build is None:
+        return base
+    return with_tools(replace(base, build=old.build), old.tools)

@@ -1,0 +1,83 @@
+"""From a connection's settings to what its connector is told, without any secret."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway import __version__
+from gateway.catalog.fetch import is_inline
+from gateway.config.connection import (
+    ApiKeyAuth,
+    ArmConnection,
+    Connection,
+    ManifestConnection,
+    McpConnection,
+    OpenApiConnection,
+)
+from gateway.model import BUILD_CODEC_VERSION, Kind, Override, Source, digest
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def source_of(
+    name: str, settings: Connection, *, location: str, max_description_chars: int
+) -> Source:
+    """What a connector needs to know of this connection."""
+    auth = settings.auth
+    return Source(
+        connection=name,
+        kind=kind_of(settings),
+        display_name=settings.display_name or "",
+        prefix=prefix_of(name, settings),
+        location=location,
+        base_url=settings.base_url if isinstance(settings, OpenApiConnection) else None,
+        include=settings.include,
+        exclude=settings.exclude,
+        blocklist=settings.blocklist,
+        inject=tuple(sorted(settings.inject)),
+        operations={
+            key: Override(value.access, value.risk, value.description)
+            for key, value in settings.operations.items()
+        },
+        trust=settings.trust,
+        auth_type=auth.type,
+        auth_name=auth.name if isinstance(auth, ApiKeyAuth) else None,
+        auth_in=auth.place if isinstance(auth, ApiKeyAuth) else None,
+        idempotency_header=(
+            settings.idempotency_header if isinstance(settings, OpenApiConnection) else None
+        ),
+        region=settings.region if isinstance(settings, ManifestConnection) else None,
+        on_behalf_of=settings.on_behalf_of if isinstance(settings, ManifestConnection) else None,
+        max_description_chars=max_description_chars,
+    )
+
+
+def kind_of(settings: Connection) -> Kind:
+    """The kind a connection was declared with."""
+    assert isinstance(
+        settings, OpenApiConnection | ManifestConnection | McpConnection | ArmConnection
+    )
+    return settings.kind
+
+
+def location_of(settings: Connection) -> str:
+    """Names where a connection's definition comes from: another one makes a cached copy useless."""
+    if isinstance(settings, OpenApiConnection):
+        text = settings.spec
+        return f"inline:{digest(text.encode())}" if is_inline(text) else text
+    if isinstance(settings, ManifestConnection):
+        return settings.manifest
+    if isinstance(settings, McpConnection):
+        return settings.url or " ".join((settings.command or "", *settings.args))
+    return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
+
+
+def prefix_of(name: str, settings: Connection) -> str:
+    """The prefix of a connection's tool names: its own name unless another was chosen."""
+    return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"
+
+
+def build_key(sha256: str, source: Source) -> str:
+    """Names what a build was made from: the same key, the same tools, on every replica."""
+    version = f"{__version__}/{BUILD_CODEC_VERSION}".encode()
+    return digest(b"\0".join((version, sha256.encode(), _encode(source))))
