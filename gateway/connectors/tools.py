@@ -1,12 +1,14 @@
 """One way to put a tool over HTTP together, whatever kind of definition it comes from.
 
-What clients see is serialised here, once, at build: a listing then only joins bytes. The fingerprint
-covers what an approval is given for, so that a tool that changed is told from one that did not.
+What clients see is serialised here, once, at build: a listing then only joins bytes. The
+fingerprint covers what an approval is given for, so that a tool that changed is told from one that
+did not.
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ import orjson
 from gateway.model import Access, HttpOperation, Risk, Source, Tool, digest
 
 CHARACTERS_PER_TOKEN = 4.6
+INVISIBLE = frozenset(("Cc", "Cf", "Co", "Cs"))
 REPEATABLE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
 
 
@@ -23,7 +26,7 @@ def http_tool(
     source: Source,
     http: HttpOperation,
     *,
-    local_name: str,
+    name: str,
     operation: str | None,
     access: Access,
     risk: Risk,
@@ -33,8 +36,7 @@ def http_tool(
     capability: str | None = None,
     keywords: str = "",
 ) -> Tool:
-    """A tool that makes one HTTP request."""
-    name = f"{source.prefix}{local_name}"
+    """A tool that makes one HTTP request; `name` has the connection's prefix."""
     schema = orjson.dumps(input_schema)
     entry = orjson.dumps(
         {
@@ -42,12 +44,12 @@ def http_tool(
             "title": title,
             "description": description,
             "inputSchema": input_schema,
-            "annotations": annotations(title, access, http.method),
+            "annotations": tool_annotations(title, access, http.method),
         }
     )
     return Tool(
         name=name,
-        local_name=local_name,
+        local_name=name.removeprefix(source.prefix),
         connection=source.connection,
         operation=operation,
         method=http.method,
@@ -67,13 +69,28 @@ def http_tool(
     )
 
 
+def description_of(source: Source, display_name: str, title: str, text: str) -> str:
+    """`[Display name] title — text`, cut to length, without characters a person would not see."""
+    start = f"[{display_name}] "
+    warning = "" if source.authenticated else f" ⚠ {display_name} is not authenticated yet."
+    words = " ".join(visible(f"{title} — {text}" if text else title).split())
+    room = max(0, source.max_description_chars - len(start) - len(warning))
+    return start + (words if len(words) <= room else words[: max(0, room - 1)] + "…") + warning
+
+
+def visible(text: str) -> str:
+    """The text without control, zero-width, bidirectional and tag characters."""
+    kept = (c for c in text if c in "\n\t" or unicodedata.category(c) not in INVISIBLE)
+    return "".join(kept)
+
+
 def renamed(tool: Tool, name: str) -> Tool:
     """The same tool under another name."""
     entry = orjson.dumps({**orjson.loads(tool.entry), "name": name})
     return replace(tool, name=name, entry=entry, tokens=token_cost(entry))
 
 
-def annotations(title: str, access: Access, method: str) -> dict[str, str | bool]:
+def tool_annotations(title: str, access: Access, method: str) -> dict[str, str | bool]:
     """What the tool does, in the words of the protocol."""
     return {
         "title": title,
