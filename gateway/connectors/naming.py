@@ -1,0 +1,78 @@
+"""Tool names: the same on every start and replica, whatever the definition calls its operations.
+
+A name is the connection's prefix and the operation's words in snake_case. What is too long is cut,
+and what collides is told apart, by a hash of method and path: both stay the same when operations
+are added or reordered around them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_NAME = 64
+_CUT = 55  # leaves room for "_" and eight hex digits
+_NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
+_WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_VARIABLE = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Nameable:
+    """An operation that wants a name."""
+
+    operation: str | None
+    method: str
+    path: str
+
+
+def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:
+    """One name for each operation, prefix included: all different, none over 64 characters."""
+    plain = [prefix + local_name(operation) for operation in operations]
+    counts = Counter(plain)
+    names = [
+        _with_suffix(name, operation) if counts[name] > 1 or len(name) > MAX_NAME else name
+        for name, operation in zip(plain, operations, strict=True)
+    ]
+    return _all_different(names, operations)
+
+
+def local_name(operation: Nameable) -> str:
+    """The operation's name without prefix: its id's words, else those of method and path."""
+    return snake_case(operation.operation or "") or _words_of_path(operation)
+
+
+def snake_case(text: str) -> str:
+    """`SendEmailV2` → `send_email_v2`, `users/list-repos` → `users_list_repos`."""
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
+    words = _NOT_WORD.sub("_", ascii_text)
+    return re.sub(r"__+", "_", _WORD_STARTS.sub("_", words)).strip("_").lower()
+
+
+def _words_of_path(operation: Nameable) -> str:
+    path = _VARIABLE.sub(lambda found: f"/by/{found[1]}/", operation.path)
+    words = snake_case(path) or "root"
+    return f"{operation.method.lower()}_{words}"
+
+
+def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
+    text = f"{operation.method.upper()} {operation.path}{salt}"
+    return f"{name[:_CUT]}_{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def _all_different(names: Sequence[str], operations: Sequence[Nameable]) -> tuple[str, ...]:
+    """Someone may have an operation id that looks like another's suffixed name."""
+    taken: set[str] = set()
+    result = []
+    for name, operation in zip(names, operations, strict=True):
+        candidate, turn = name, 0
+        while candidate in taken:
+            turn += 1
+            candidate = _with_suffix(name, operation, salt=f" {turn}")
+        taken.add(candidate)
+        result.append(candidate)
+    return tuple(result)
