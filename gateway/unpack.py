@@ -1,0 +1,77 @@
+"""Unpacking compressed answers in small steps, so that a bomb is cut at the bound of its reader.
+
+Only gzip and deflate: they are in the standard library with a limit on what one step may give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+import aiohttp
+
+ENCODINGS = "gzip, deflate"
+STEP_BYTES = 262_144
+
+
+async def unpacked(encoding: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The chunks as they were before `Content-Encoding`, in pieces of at most `STEP_BYTES`."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        async for chunk in chunks:
+            yield chunk
+        return
+    if name not in _WINDOWS:
+        raise aiohttp.ClientPayloadError("an encoding that was not asked for")
+    unpacker = _Unpacker(_WINDOWS[name])
+    async for chunk in chunks:
+        for piece in unpacker.pieces(chunk):
+            yield piece
+            await asyncio.sleep(0)  # a small chunk may hold a lot: others get their turn
+    unpacker.check_complete()
+
+
+_WINDOWS = {
+    "gzip": 16 + zlib.MAX_WBITS,
+    "x-gzip": 16 + zlib.MAX_WBITS,
+    "deflate": zlib.MAX_WBITS,
+}
+
+
+class _Unpacker:
+    """A deflate stream with or without its zlib wrapping, or gzip members in a row."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._stream = zlib.decompressobj(window)
+        self._begun = False
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """What this much more of the packed bytes unpacks to."""
+        while data:
+            if self._stream.eof:
+                if self._window <= zlib.MAX_WBITS or not data.startswith(b"\x1f\x8b"):
+                    return  # servers are known to pad
+                self._stream = zlib.decompressobj(self._window)
+            piece = self._unpack(data)
+            data = self._stream.unconsumed_tail or self._stream.unused_data
+            if piece:
+                yield piece
+
+    def check_complete(self) -> None:
+        """Complain about a stream that stopped midway."""
+        if self._begun and not self._stream.eof:
+            raise aiohttp.ClientPayloadError("the packed answer broke off")
+
+    def _unpack(self, data: bytes) -> bytes:
+        begun, self._begun = self._begun, True
+        try:
+            return self._stream.decompress(data, STEP_BYTES)
+        except zlib.error as error:
+            if begun or self._window != zlib.MAX_WBITS:
+                raise aiohttp.ClientPayloadError("the packed answer can't be read") from error
+        # "deflate" means zlib's format, but many servers send the bare stream.
+        self._window = -zlib.MAX_WBITS
+        self._stream = zlib.decompressobj(self._window)
+        return self._unpack(data)
