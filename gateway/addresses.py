@@ -89,13 +89,14 @@ class Target:
 
 
 _SHAPE = re.compile(r"(?i:(https?)):/{2}([^/?#\\]*)(/[^?#]*)?(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 def locate(url: str) -> Target:
     """Read a URL the one way it will be dialled, or refuse it."""
     found = _SHAPE.fullmatch(url)
-    if not found or any(c < " " or c == "\x7f" for c in url):
+    if not found or _CONTROL.search(url):
         raise Fixable("connection_invalid", "Not an http or https URL.", _URL_HINT)
     scheme, authority, path, query = found.groups()
     scheme = scheme.lower()
@@ -104,11 +105,15 @@ def locate(url: str) -> Target:
     dialled = URL.build(
         scheme=scheme,
         authority=bracketed if port == _PORTS[scheme] else f"{bracketed}:{port}",
-        path=quote(path or "/", safe=_VISIBLE),
-        query_string=quote(query or "", safe=_VISIBLE),
+        path=_visible(path or "/"),
+        query_string=_visible(query or ""),
         encoded=True,
     )
     return Target(dialled, host, port, literal)
+
+
+def _visible(text: str) -> str:
+    return text if text.isascii() and " " not in text else quote(text, safe=_VISIBLE)
 
 
 _PORTS = {"http": 80, "https": 443}

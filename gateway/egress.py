@@ -172,15 +172,8 @@ class Egress:
         async with self._response(request, progress, None) as response:
             progress.received = True
             headers = _received(response)
-            body = bytearray()
-            async with aclosing(_chunks(response, headers)) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > max_bytes:
-                        break
-            truncated = len(body) > max_bytes
-            kept = bytes(body[:max_bytes])
-            return Answer(response.status, headers, kept, truncated, request.url)
+            body, truncated = await _body(response, headers, max_bytes)
+            return Answer(response.status, headers, body, truncated, request.url)
 
     @asynccontextmanager
     async def _response(
@@ -319,6 +312,19 @@ def _received(response: aiohttp.ClientResponse) -> Pairs:
         (name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
         for name, value in response.headers.items()
     )
+
+
+async def _body(
+    response: aiohttp.ClientResponse, headers: Pairs, max_bytes: int
+) -> tuple[bytes, bool]:
+    """The body up to a bound, and whether there was more."""
+    body = bytearray()
+    async with aclosing(_chunks(response, headers)) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > max_bytes:
+                return bytes(body[:max_bytes]), True
+    return bytes(body), False
 
 
 async def _chunks(response: aiohttp.ClientResponse, headers: Pairs) -> AsyncGenerator[bytes, None]:
