@@ -1,0 +1,278 @@
+"""Open streams, and who of them is told that its list changed.
+
+A stream is one HTTP response that stays open: the GET stream of the 2025 era or the answer to
+`subscriptions/listen` of 2026. For each we remember the digest of its own view. After a change (a
+burst counts as one) the digests are compared, and only streams whose own view is another are told,
+once. "Changed" carries nothing, so what waits for a slow reader is a single flag; nobody waits for
+anybody.
+
+The same pass asks again who the stream's token belongs to. It runs every few seconds as well, so a
+stream ends soon after its token, its session or its bundle is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import Receive, Send
+
+from gateway.edge.http_guard import Fields, Refusal
+from gateway.edge.identity import Identity
+from gateway.edge.mcp_streams import EVENT_STREAM_HEADERS, PING, PING_SECONDS, SEND_SECONDS
+from gateway.edge.surface import Surface
+from gateway.errors import GatewayError, Unauthenticated
+from gateway.model import Principal
+from gateway.policy.view import Scope
+
+BURST_SECONDS = 0.2
+CHECK_SECONDS = 2.0
+MAX_STREAMS_PER_PRINCIPAL = 1024
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What a stream says: first of all, when its list changed, and at a deliberate end."""
+
+    first: bytes
+    changed: Callable[[str], bytes]  # given the new digest
+    last: bytes = b""
+
+
+class Stream:
+    """One open stream."""
+
+    __slots__ = (
+        "_frames",
+        "_ping_due",
+        "_send",
+        "_sender",
+        "_task",
+        "alive",
+        "changed",
+        "digest",
+        "ending",
+        "fields",
+        "principal",
+        "said",
+        "scope",
+    )
+
+    def __init__(
+        self,
+        principal: Principal,
+        scope: Scope,
+        fields: Fields,
+        frames: Frames,
+        digest: str,
+        alive: Callable[[], bool] | None = None,
+    ) -> None:
+        self.principal = principal
+        self.scope = scope
+        self.fields = fields
+        self.digest = digest  # of the view the client knows of
+        self.alive = alive
+        self.changed = False
+        self.ending = False
+        self.said = time.monotonic()
+        self._ping_due = False
+        self._frames = frames
+        self._send: Send | None = None  # None until the first frame is out
+        self._sender: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Serve the stream until the client leaves or `end` is called."""
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        try:
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
+            )
+            await send(_chunk(self._frames.first))
+            self._send = send
+            self._speak()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            if not self.ending or self._task.uncancel() > 0:
+                raise
+            await self._close(send)
+        finally:
+            if self._sender is not None:
+                self._sender.cancel()
+
+    async def _close(self, send: Send) -> None:
+        with contextlib.suppress(TimeoutError):  # it does not read; the connection closes anyway
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(_chunk(self._frames.last, more=False))
+
+    def tell_changed(self, digest: str) -> None:
+        """Say that the list is another now, as soon as the client reads."""
+        self.digest = digest
+        self.changed = True
+        self._speak()
+
+    def ping(self) -> None:
+        """Keep the connection alive."""
+        self._ping_due = True
+        self._speak()
+
+    def end(self) -> None:
+        """End the stream from our side."""
+        if not self.ending:
+            self.ending = True
+            if self._task is not None:
+                self._task.cancel()
+
+    def _speak(self) -> None:
+        if self._send is None or self._sender is not None or self.ending:
+            return
+        if self.changed or self._ping_due:
+            self._sender = asyncio.create_task(self._say(self._send))
+
+    async def _say(self, send: Send) -> None:
+        try:
+            while self.changed or self._ping_due:
+                frame = self._frames.changed(self.digest) if self.changed else PING
+                self.changed = self._ping_due = False
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send(_chunk(frame))
+                self.said = time.monotonic()
+        except (TimeoutError, OSError):
+            self.end()
+        finally:
+            self._sender = None
+
+
+def _chunk(body: bytes, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+class Streams:
+    """All open streams of this process."""
+
+    def __init__(
+        self,
+        surface: Surface,
+        identity: Identity,
+        max_per_principal: int = MAX_STREAMS_PER_PRINCIPAL,
+    ) -> None:
+        self._surface = surface
+        self._identity = identity
+        self._max_per_principal = max_per_principal
+        self._open: set[Stream] = set()
+        self._count: Counter[str] = Counter()
+        self._closing = False
+        self._change_pending = False
+        self._keeper: asyncio.Task[None] | None = None
+        self._passes: set[asyncio.Task[None]] = set()
+        self._one_pass = asyncio.Lock()
+        self._empty = asyncio.Event()
+        self._unsubscribe = surface.on_change(self._on_change)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def serve(self, stream: Stream, receive: Receive, send: Send) -> None:
+        """Keep a stream open until either side ends it."""
+        name = stream.principal.name
+        if self._closing:
+            raise Refusal(503, "The gateway is going down", ((b"retry-after", b"1"),))
+        if self._count[name] >= self._max_per_principal:
+            raise Refusal(429, "Too many open streams", ((b"retry-after", b"30"),))
+        self._count[name] += 1
+        self._open.add(stream)
+        self._empty.clear()
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+        try:
+            await stream.run(receive, send)
+        finally:
+            self._open.discard(stream)
+            self._count[name] -= 1
+            if not self._count[name]:
+                del self._count[name]
+            if not self._open:
+                self._empty.set()
+
+    def look_again(self) -> None:
+        """Something that streams depend on is over: don't wait for the next pass."""
+        if self._open:
+            self._begin_pass()
+
+    def _on_change(self) -> None:
+        if not self._change_pending and self._open:
+            self._change_pending = True
+            asyncio.get_running_loop().call_later(BURST_SECONDS, self._after_burst)
+
+    def _after_burst(self) -> None:
+        self._change_pending = False
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        task = asyncio.create_task(self._compare())
+        self._passes.add(task)
+        task.add_done_callback(self._passes.discard)
+
+    async def _keep(self) -> None:
+        """Once in a while: keep connections alive, and look whether they may go on."""
+        while self._open:
+            await asyncio.sleep(CHECK_SECONDS)
+            quiet = time.monotonic() - PING_SECONDS
+            for stream in [one for one in self._open if one.said <= quiet]:
+                stream.ping()
+            await self._compare()
+        self._keeper = None
+
+    async def _compare(self) -> None:
+        """Tell each stream whose view changed, and end each that has no right to one any more."""
+        async with self._one_pass:  # an older pass must not put an older digest back
+            await self._pass_over(list(self._open))
+
+    async def _pass_over(self, streams: list[Stream]) -> None:
+        known: dict[tuple[bytes | None, Scope], str | None] = {}
+        for stream in streams:
+            key = (stream.fields.get(b"authorization"), stream.scope)
+            if key not in known:
+                known[key] = await self._digest(stream)
+                await asyncio.sleep(0)  # many principals: let calls through between their views
+            digest = known[key]
+            if digest is None or (stream.alive is not None and not stream.alive()):
+                stream.end()
+            elif digest != stream.digest and not self._change_pending:
+                stream.tell_changed(digest)
+
+    async def _digest(self, stream: Stream) -> str | None:
+        """The digest of what the stream's token sees now; None: nothing."""
+        try:
+            principal = await self._identity.identify(stream.fields)
+            if principal.name != stream.principal.name:
+                return None
+            return self._surface.view(principal, stream.scope).digest
+        except (Unauthenticated, GatewayError):
+            return None
+        except Exception as error:  # one stream's trouble must not stop the others' pass
+            _log.error("stream_check_failed", error=type(error).__name__)
+            return stream.digest
+
+    async def close(self, seconds: float) -> None:
+        """End all streams and wait for them."""
+        self._closing = True
+        self._unsubscribe()
+        for stream in list(self._open):
+            stream.end()
+        if self._open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._empty.wait()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
