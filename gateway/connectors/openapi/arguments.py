@@ -1,0 +1,146 @@
+"""From the parameters of an operation to arguments of a tool.
+
+One flat object takes them all, so names that clients can't spell are mended and names that would
+meet are told apart: `name` stays where it is first needed (path, query, header, cookie, body in
+this order), a later one says where it goes: `query_name`, `body_name`. The wire keeps its own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.connectors.openapi.document import (
+    MAX_INPUTS,
+    Document,
+    Input,
+    Unusable,
+    is_internal,
+    mapping,
+    resolved,
+    text_of,
+)
+from gateway.connectors.openapi.schema import Schema, Schemas
+from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
+from gateway.model import Parameter, Source
+
+MAX_ARGUMENT = 64
+_OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
+_PLACES = ("path", "query", "header", "cookie")
+_RANKS = {"important": 0, "advanced": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One property of the tool's input."""
+
+    argument: str
+    schema: Schema
+    refs: tuple[str, ...]
+    required: bool
+    rank: int = 1  # what matters most to people comes first
+
+
+class ArgumentNames:
+    """The names one tool's arguments have taken so far; case alone does not tell two apart."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def take(self, wire_name: str, place: str) -> str:
+        """A name for what the wire calls so, unlike any taken before."""
+        if len(self._taken) > MAX_INPUTS:
+            raise Unusable(f"it has more than {MAX_INPUTS:,} inputs")
+        wanted = _OUTSIDE.sub("_", wire_name).strip("_")[:MAX_ARGUMENT] or place
+        name, turn = wanted, 1
+        if name.lower() in self._taken:
+            name = wanted = f"{place}_{wanted}"[:MAX_ARGUMENT]
+        while name.lower() in self._taken:
+            turn += 1
+            name = f"{wanted[: MAX_ARGUMENT - 5]}_{turn}"
+        self._taken.add(name.lower())
+        return name
+
+
+def parameter_slots(
+    document: Document,
+    inputs: Sequence[Input],
+    names: ArgumentNames,
+    schemas: Schemas,
+    source: Source,
+) -> tuple[list[Parameter], list[Slot]]:
+    """How each parameter is sent, and the arguments the caller gives for them."""
+    sent: list[Parameter] = []
+    slots: list[Slot] = []
+    for given in sorted(inputs, key=lambda each: _PLACES.index(each.place)):
+        default = _default_of(document, given)
+        internal = is_internal(given.raw)
+        if internal and default is not None:
+            sent.append(_parameter(given, None, default))
+            continue
+        if internal and not given.required:
+            continue
+        argument = names.take(given.name, given.place)
+        sent.append(_parameter(given, argument, None))
+        if not is_injected(source, given.name, argument):
+            slots.append(_slot(given, argument, schemas))
+    return sent, slots
+
+
+def is_injected(source: Source, wire_name: str, argument: str) -> bool:
+    """Whether the connection fills this in itself, so that nobody is asked for it."""
+    return wire_name in source.inject or argument in source.inject
+
+
+def rank_of(raw: Any) -> int:
+    """Where an input stands among the others."""
+    return _RANKS.get(text_of(mapping(raw).get("x-ms-visibility")).lower(), 1)
+
+
+def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
+    """The schema with what the parameter around it says in words."""
+    if isinstance(schema, bool):
+        return schema
+    result = dict(schema)
+    if title := phrase(raw.get("x-ms-summary"), MAX_TITLE):
+        result["title"] = title
+    if _letters(str(result.get("title", ""))) == _letters(argument):
+        result.pop("title", None)
+    if description := property_description(raw):
+        result["description"] = description
+    return result
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text)).lower()
+
+
+def _slot(given: Input, argument: str, schemas: Schemas) -> Slot:
+    fragment = schemas.translate(given.schema)
+    schema = described(fragment.schema, given.raw, argument)
+    return Slot(argument, schema, fragment.refs, given.required, rank_of(given.raw))
+
+
+def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:
+    return Parameter(
+        name=given.name,
+        place=given.place,
+        argument=argument,
+        style=given.style,
+        explode=given.explode,
+        reserved=given.reserved,
+        media_type=given.media_type,
+        double_encoded=text_of(given.raw.get("x-ms-url-encoding")).lower() == "double",
+        constant=constant,
+    )
+
+
+def _default_of(document: Document, given: Input) -> Any:
+    if "default" in given.raw:
+        return given.raw["default"]
+    try:
+        return resolved(document, given.schema).get("default")
+    except Unusable:
+        return None

@@ -1,0 +1,312 @@
+"""From a request body to arguments: an object's properties one by one, anything else whole.
+
+Only the top level is taken apart; nested objects stay real schemas. A body's hidden properties
+with a default become constants that are always sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.connectors.openapi.arguments import (
+    ArgumentNames,
+    Slot,
+    described,
+    is_injected,
+    rank_of,
+)
+from gateway.connectors.openapi.document import (
+    Content,
+    Document,
+    RequestBody,
+    Unusable,
+    is_internal,
+    mapping,
+    resolved,
+    sequence,
+    text_of,
+)
+from gateway.connectors.openapi.schema import Schemas
+from gateway.model import Body, Field, Source, Style
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+OCTETS = "application/octet-stream"
+_MAX_PARTS = 200  # of one allOf, parts of parts included
+_MAX_LEVELS = 8  # of defaults that make up a hidden body
+_FORM_STYLES: Mapping[str, Style] = {
+    "form": "form",
+    "spaceDelimited": "spaceDelimited",
+    "pipeDelimited": "pipeDelimited",
+    "tabDelimited": "tabDelimited",
+    "deepObject": "deepObject",
+}
+_DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an object body is made of, allOf included."""
+
+    properties: Mapping[str, Any]
+    required: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every step here needs to know."""
+
+    document: Document
+    schemas: Schemas
+    source: Source
+    method: str
+
+
+def body_slots(
+    around: Surroundings, body: RequestBody, names: ArgumentNames
+) -> tuple[Body | None, list[Slot]]:
+    """How the body is put together, and the arguments the caller gives for it."""
+    content = min(body.contents, key=lambda each: _preference(each.media_type))
+    kind = media_kind(content.media_type)
+    if is_internal(body.raw) and isinstance(
+        hidden := _defaults(around.document, content.schema, 0), Mapping
+    ):
+        media_type = sendable(content.media_type)
+        return Body(media_type, required=bool(hidden), constants=dict(hidden)), []
+    if kind in ("text", "octets"):
+        return _opaque(around, content, body, names, kind)
+    shape = shape_of(around.document, content.schema)
+    if shape is None:
+        return _whole(around, content, body, names, kind)
+    return _taken_apart(around, content, body, names, shape)
+
+
+def media_kind(media_type: str) -> str:
+    """json, form, multipart, text or octets."""
+    plain = media_type.partition(";")[0].strip().lower()
+    if plain in (JSON, "text/json", "*/*", "application/*") or plain.endswith("+json"):
+        return "json"
+    if plain == FORM:
+        return "form"
+    if plain.startswith("multipart/"):
+        return "multipart"
+    text = plain.startswith("text/") or plain.endswith(("+xml", "/xml", "yaml", "graphql"))
+    return "text" if text else "octets"
+
+
+def sendable(media_type: str) -> str:
+    """The media type to announce: ranges are narrowed to one."""
+    if "*" not in media_type:
+        return media_type
+    return JSON if media_kind(media_type) == "json" else OCTETS
+
+
+def _preference(media_type: str) -> tuple[int, bool]:
+    order = ("json", "form", "multipart", "text", "octets")
+    plain = media_type.partition(";")[0].strip().lower()
+    kind = media_kind(media_type)
+    other = kind == "octets" and plain != OCTETS
+    return order.index(kind) + other, plain not in (JSON, MULTIPART, "text/plain")
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+def shape_of(document: Document, schema: Any) -> Shape | None:
+    """The properties of an object; None for what is not one, or is more than its properties."""
+    properties: dict[str, Any] = {}
+    required: set[str] = set()
+    try:
+        for part in _parts(document, schema):
+            properties.update(mapping(part.get("properties")))
+            required.update(name for name in sequence(part.get("required")) if type(name) is str)
+            if any(key in part for key in _DYNAMIC):
+                properties.pop("dynamicProperties", None)  # the designer's placeholder
+    except Unusable:
+        return None
+    return Shape(properties, frozenset(required)) if properties else None
+
+
+def _parts(document: Document, schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The schema and what its allOf adds, base first."""
+    waiting, total, seen = [schema], 0, set[int]()
+    found = []
+    while waiting:
+        part = resolved(document, waiting.pop())
+        total += 1
+        if total > _MAX_PARTS or not _is_object(part):
+            raise Unusable("not a plain object")
+        if id(part) not in seen:
+            seen.add(id(part))
+            found.append(part)
+            waiting.extend(sequence(part.get("allOf")))
+    return reversed(found)
+
+
+def _is_object(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        return False
+    alternatives = [*sequence(part.get("oneOf")), *sequence(part.get("anyOf"))]
+    return all(isinstance(each, Mapping) and set(each) <= {"required"} for each in alternatives)
+
+
+def _taken_apart(
+    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, shape: Shape
+) -> tuple[Body, list[Slot]]:
+    fields: list[Field] = []
+    slots: list[Slot] = []
+    constants: dict[str, Any] = {}
+    for name, raw in shape.properties.items():
+        if around.schemas.is_hidden(raw):
+            continue
+        needed = name in shape.required and body.required is not False
+        if isinstance(raw, Mapping) and is_internal(raw):
+            default = _defaults(around.document, raw, 0)
+            if default is not None:
+                constants[name] = default
+                continue
+            if not needed:
+                continue
+        field = _field(around, content, name, raw, names.take(name, "body"), names)
+        fields.append(field)
+        if not is_injected(around.source, name, field.argument):
+            slots.extend(_field_slots(around, field, raw, needed))
+    required = bool(body.required) or bool(constants)
+    media_type = sendable(content.media_type)
+    return Body(media_type, tuple(fields), required=required, constants=constants), slots
+
+
+def _field(
+    around: Surroundings,
+    content: Content,
+    name: str,
+    raw: Any,
+    argument: str,
+    names: ArgumentNames,
+) -> Field:
+    kind = media_kind(content.media_type)
+    if kind == "json":
+        return Field(argument, name)
+    encoding = mapping(content.encoding.get(name))
+    style = _FORM_STYLES.get(text_of(encoding.get("style")), "form")
+    explode = encoding["explode"] if isinstance(encoding.get("explode"), bool) else style == "form"
+    if kind == "form":
+        return Field(argument, name, style=style, explode=explode)
+    single, several = _is_file(around.document, raw), _is_file_list(around.document, raw)
+    file_name = names.take(f"{name}_filename", "body") if single else None
+    part_type = text_of(encoding.get("contentType")).partition(",")[0].strip()
+    return Field(
+        argument,
+        name,
+        file=single or several,
+        file_name_argument=file_name,
+        media_type=part_type if part_type and "*" not in part_type else None,
+        style=style,
+        explode=explode,
+    )
+
+
+def _field_slots(around: Surroundings, field: Field, raw: Any, needed: bool) -> Iterator[Slot]:
+    words = mapping(raw)
+    if field.file:
+        file = {"type": "string", "contentEncoding": "base64"}
+        single = field.file_name_argument is not None
+        schema = described(file if single else {"type": "array", "items": file}, words, "")
+        yield Slot(field.argument, schema, (), needed, rank_of(raw))
+        if field.file_name_argument is not None:
+            naming = {"type": "string", "description": f"File name of {field.argument}."}
+            yield Slot(field.file_name_argument, naming, (), False, rank_of(raw))
+        return
+    fragment = around.schemas.translate(raw)
+    schema = described(fragment.schema, words, field.argument)
+    yield Slot(field.argument, schema, fragment.refs, needed, rank_of(raw))
+
+
+def _is_file(document: Document, raw: Any) -> bool:
+    try:
+        found = resolved(document, raw)
+    except Unusable:
+        return False
+    if found.get("type") == "file" or found.get("format") == "binary":
+        return True
+    media = text_of(found.get("contentMediaType"))
+    return bool(media) and "contentEncoding" not in found and media_kind(media) == "octets"
+
+
+def _is_file_list(document: Document, raw: Any) -> bool:
+    try:
+        found = resolved(document, raw)
+    except Unusable:
+        return False
+    return found.get("type") == "array" and _is_file(document, found.get("items"))
+
+
+# --- everything else ------------------------------------------------------------------------------
+
+
+def _whole(
+    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
+) -> tuple[Body | None, list[Slot]]:
+    if _is_empty(around, content, body, kind):
+        return None, []
+    argument = names.take("body", "body")
+    fragment = around.schemas.translate(content.schema)
+    schema = described(fragment.schema, body.raw, argument)
+    required = body.required is True
+    taken = Body(sendable(content.media_type), whole=argument, required=required)
+    if is_injected(around.source, "body", argument):
+        return taken, []
+    return taken, [Slot(argument, schema, fragment.refs, required, rank_of(body.raw))]
+
+
+def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:
+    """Some write an object without properties for "no body", Stripe on every GET."""
+    try:
+        found = resolved(around.document, content.schema)
+    except Unusable:
+        return False
+    if not _is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *_DYNAMIC}:
+        return False
+    if mapping(found.get("properties")) or isinstance(found.get("additionalProperties"), dict):
+        return False
+    if kind in ("form", "multipart"):
+        return True
+    return around.method in ("GET", "HEAD", "DELETE") and body.required is not True
+
+
+def _opaque(
+    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
+) -> tuple[Body, list[Slot]]:
+    argument = names.take("body", "body")
+    binary = kind == "octets"
+    plain: dict[str, Any] = {"type": "string"}
+    if binary:
+        plain["contentEncoding"] = "base64"
+    plain["description"] = f"The body, as {content.media_type}{' in base64' if binary else ''}."
+    schema = described(plain, body.raw, argument)
+    required = body.required is True
+    media_type = sendable(content.media_type)
+    taken = Body(media_type, whole=argument, binary=binary, required=required)
+    return taken, [Slot(argument, schema, (), required, rank_of(body.raw))]
+
+
+def _defaults(document: Document, schema: Any, level: int) -> Any:
+    """What a schema's defaults come to: its own, else those of its properties together."""
+    try:
+        found = resolved(document, schema)
+    except Unusable:
+        return None
+    if "default" in found:
+        return found["default"]
+    if level >= _MAX_LEVELS:
+        return None
+    parts = {
+        name: value
+        for name, raw in mapping(found.get("properties")).items()
+        if (value := _defaults(document, raw, level + 1)) is not None
+    }
+    return parts or None

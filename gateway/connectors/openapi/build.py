@@ -1,0 +1,331 @@
+"""A definition becomes tools: read, filter, plan each operation, choose revisions, name, finish.
+
+Pure and synchronous: bytes in, a `Build` out, nothing fetched. An operation that can't be used is
+skipped with its reason and never fails the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+
+from gateway.connectors.naming import Nameable, local_name, tool_names
+from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
+from gateway.connectors.openapi.bodies import Surroundings, body_slots, media_kind
+from gateway.connectors.openapi.bundle import input_schema, output_schema
+from gateway.connectors.openapi.document import (
+    Content,
+    Document,
+    Input,
+    Operation,
+    Unusable,
+    answers,
+    inputs,
+    mapping,
+    open_document,
+    operations,
+    parameters,
+    request_body,
+    resolved,
+    sequence,
+    text_of,
+)
+from gateway.connectors.openapi.paths import called_path, path_inputs
+from gateway.connectors.openapi.reading import read_definition
+from gateway.connectors.openapi.schema import Schemas
+from gateway.connectors.openapi.selection import (
+    Marks,
+    Refusal,
+    marks_of,
+    override_of,
+    refusal,
+    superseded,
+)
+from gateway.connectors.openapi.servers import base_url_of, operation_base_url
+from gateway.connectors.openapi.wording import phrase, tool_description, tool_title
+from gateway.connectors.tools import fingerprint, token_cost, tool_annotations
+from gateway.model import (
+    RISK_OF_ACCESS,
+    Access,
+    Build,
+    HttpOperation,
+    Problem,
+    Severity,
+    Skipped,
+    Source,
+    Tool,
+)
+
+MAX_PROBLEMS = 200
+MAX_KEYWORDS = 1_000  # characters
+_MAX_ACCEPTED = 5
+_ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
+
+
+def build_openapi(raw: bytes, source: Source) -> Build:
+    """The tools of one definition. Raises DefinitionUnreadable for what can't be read at all."""
+    document = open_document(read_definition(raw))
+    work = _Work(document, source, marks_of(document, raw), base_url_of(document, source))
+    if not work.base_url:
+        work.report("warning", "servers", "no base URL; give base_url in the configuration")
+    for found in operations(document):
+        work.take(found)
+    return work.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """All there is to a tool but its name."""
+
+    operation: Operation
+    http: HttpOperation
+    schema: bytes
+    answer: bytes | None
+    keywords: str
+
+
+@dataclass(slots=True)
+class _Work:
+    """One build under way."""
+
+    document: Document
+    source: Source
+    marks: Marks
+    base_url: str
+    plans: list[_Plan] = field(default_factory=list)
+    hidden: list[_Plan] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    problems: dict[Problem, None] = field(default_factory=dict)
+    place: str = ""
+    taken: Schemas = field(init=False)
+    given: Schemas = field(init=False)
+    provided: frozenset[tuple[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = Schemas(self.document, "input", self.report_here)
+        self.given = Schemas(self.document, "output", lambda severity, message: None)
+        self.provided = _provided_by_auth(self.document, self.source)
+
+    def take(self, found: Operation | tuple[str, str, str]) -> None:
+        """Plan one operation, or note why not."""
+        if not isinstance(found, Operation):
+            method, path, reason = found
+            self.skipped.append(Skipped(None, method, path, reason))
+            return
+        self.place = f"{found.method} {found.path}"
+        base_url = operation_base_url(self.document, found, self.source, self.base_url)
+        refused = refusal(self.document, found, self.marks, self.source, base_url)
+        if refused is None:
+            plan = self.planned(found, base_url)
+            if isinstance(plan, _Plan):
+                self.plans.append(plan)
+            else:
+                self.skip(found, plan)
+        else:
+            self.skip(found, refused.reason)
+            self.hide(found, refused, base_url)
+
+    def hide(self, operation: Operation, refused: Refusal, base_url: str) -> None:
+        """Keep what look-ups call, though nobody is shown it."""
+        if refused.callable and operation.id in self.marks.looked_up:
+            plan = self.planned(operation, base_url)
+            if isinstance(plan, _Plan):
+                self.hidden.append(plan)
+
+    def planned(self, operation: Operation, base_url: str) -> _Plan | str:
+        """The plan, or the reason why there can't be one."""
+        try:
+            return _plan(self, operation, base_url)
+        except Unusable as error:
+            return str(error)
+        except RecursionError:
+            return "it is nested too deeply"
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            # The definition is anyone's writing: what we did not foresee costs one operation.
+            return f"not understandable ({type(error).__name__})"
+
+    def finish(self) -> Build:
+        """Choose revisions, give names, and put everything together."""
+        old = superseded([plan.operation for plan in self.plans]) if self.marks.microsoft else {}
+        for index, newer in old.items():
+            operation = self.plans[index].operation
+            self.skip(operation, f"an older revision of {newer}")
+            if operation.id in self.marks.looked_up:
+                self.hidden.append(self.plans[index])
+        plans = [plan for index, plan in enumerate(self.plans) if index not in old]
+        info = mapping(self.document.root.get("info"))
+        return Build(
+            format=self.document.format,
+            title=phrase(info.get("title"), 200),
+            base_url=self.base_url,
+            tools=self.named(plans),
+            skipped=tuple(self.skipped),
+            problems=tuple(self.problems),
+            hidden=self.named(self.hidden),
+        )
+
+    def named(self, plans: Sequence[_Plan]) -> tuple[Tool, ...]:
+        """The finished tools, under names that are theirs alone."""
+        wanted = [_nameable(plan.operation) for plan in plans]
+        names = tool_names(self.source.prefix, wanted)
+        return tuple(
+            _tool(plan, name, self.source) for plan, name in zip(plans, names, strict=True)
+        )
+
+    def skip(self, operation: Operation, reason: str) -> None:
+        skipped = Skipped(operation.id, operation.method, operation.path, reason)
+        self.skipped.append(skipped)
+
+    def report_here(self, severity: str, message: str) -> None:
+        self.report(cast(Severity, severity), self.place, message)
+
+    def report(self, severity: Severity, where: str, message: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems[Problem(severity, where, message)] = None
+
+
+def _nameable(operation: Operation) -> Nameable:
+    return Nameable(operation.id, operation.method, operation.path)
+
+
+# --- one operation --------------------------------------------------------------------------------
+
+
+def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
+    if not base_url:
+        raise Unusable("no server: the definition does not say where the API is")
+    document, source = work.document, work.source
+    listed = parameters(document, operation)
+    declared = inputs(document, listed)
+    path, fixed = called_path(
+        operation, declared, microsoft=work.marks.microsoft, arm=source.kind == "arm"
+    )
+    wanted = [each for each in path_inputs(path, declared) if not _is_provided(work, each)]
+    names = ArgumentNames()
+    sent, slots = parameter_slots(document, wanted, names, work.taken, source)
+    body = None
+    if (written := request_body(document, operation, listed)) is not None:
+        around = Surroundings(document, work.taken, source, operation.method)
+        body, more = body_slots(around, written, names)
+        slots.extend(more)
+    contents = answers(document, operation)
+    http = HttpOperation(
+        method=operation.method,
+        base_url=base_url,
+        path=path,
+        parameters=(*sent, *fixed),
+        body=body,
+        accept=_accept(contents),
+        idempotency_header=source.idempotency_header,
+    )
+    schema = _input_schema(slots, work.taken, work.report_here)
+    return _Plan(operation, http, schema, _answer(work, contents), _keywords(operation, slots))
+
+
+def _is_provided(work: _Work, given: Input) -> bool:
+    return (given.place, _header_folded(given.place, given.name)) in work.provided
+
+
+def _provided_by_auth(document: Document, source: Source) -> frozenset[tuple[str, str]]:
+    """The parameters that carry the connection's own credentials: never anyone's to fill in."""
+    if source.auth_type == "none":
+        return frozenset()
+    found = {(source.auth_in or "", source.auth_name or "")}
+    root = document.root
+    schemes = root.get(
+        "securityDefinitions", mapping(root.get("components")).get("securitySchemes")
+    )
+    for written in mapping(schemes).values():
+        try:
+            scheme = resolved(document, written)
+        except Unusable:
+            continue
+        if scheme.get("type") == "apiKey":
+            found.add((text_of(scheme.get("in")), text_of(scheme.get("name"))))
+    return frozenset((place, _header_folded(place, name)) for place, name in found)
+
+
+def _header_folded(place: str, name: str) -> str:
+    return name.lower() if place == "header" else name
+
+
+def _input_schema(
+    slots: Sequence[Slot], schemas: Schemas, report: Callable[[str, str], None]
+) -> bytes:
+    ordered = sorted(slots, key=lambda slot: slot.rank)
+    root: dict[str, Any] = {
+        "type": "object",
+        "properties": {slot.argument: slot.schema for slot in ordered},
+    }
+    if required := [slot.argument for slot in ordered if slot.required]:
+        root["required"] = required
+    root["additionalProperties"] = False
+    refs = dict.fromkeys(ref for slot in ordered for ref in slot.refs)
+    return input_schema(root, refs, schemas, report)
+
+
+def _accept(contents: Sequence[Content]) -> str:
+    types = [content.media_type for content in contents]
+    json = next((kind for kind in types if media_kind(kind) == "json" and "*" not in kind), None)
+    return json or ", ".join(types[:_MAX_ACCEPTED]) or "application/json"
+
+
+def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
+    for content in contents:
+        if content.schema is not None and media_kind(content.media_type) == "json":
+            fragment = work.given.translate(content.schema)
+            return output_schema(fragment.schema, fragment.refs, work.given)
+    return None
+
+
+def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:
+    tags = [tag for tag in sequence(operation.raw.get("tags")) if isinstance(tag, str)]
+    return " ".join([*tags, *(slot.argument for slot in slots)])[:MAX_KEYWORDS]
+
+
+def _tool(plan: _Plan, name: str, source: Source) -> Tool:
+    operation, raw = plan.operation, plan.operation.raw
+    override = override_of(operation, source)
+    access = override.access or _ACCESS.get(operation.method, "write")
+    not_for_agents = "AgentHidden" in sequence(raw.get("tags"))
+    words = local_name(_nameable(operation))
+    title = tool_title(raw, words)
+    description = tool_description(
+        source, raw, override.description, f"{operation.method} {operation.path}"
+    )
+    annotations = tool_annotations(title, access, operation.method)
+    if raw.get("x-ms-safe-operation") is True:
+        annotations["readOnlyHint"] = True
+    entry = _entry(name, title, description, plan.schema, annotations)
+    return Tool(
+        name=name,
+        local_name=name.removeprefix(source.prefix),
+        connection=source.connection,
+        operation=operation.id,
+        method=operation.method,
+        path=operation.path,
+        access=access,
+        risk=override.risk or ("high" if not_for_agents else RISK_OF_ACCESS[access]),
+        trust=source.trust,
+        title=title,
+        description=description,
+        input_schema=plan.schema,
+        entry=entry,
+        tokens=token_cost(entry),
+        fingerprint=fingerprint(source, plan.http, access, description, plan.schema),
+        http=plan.http,
+        output_schema=plan.answer,
+        keywords=plan.keywords,
+    )
+
+
+def _entry(
+    name: str, title: str, description: str, schema: bytes, annotations: dict[str, str | bool]
+) -> bytes:
+    """The tools/list entry; the schema is text already and goes in as it is."""
+    start = orjson.dumps({"name": name, "title": title, "description": description})
+    end = orjson.dumps({"annotations": annotations})
+    return b'%b,"inputSchema":%b,%b' % (start[:-1], schema, end[1:])

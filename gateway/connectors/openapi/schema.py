@@ -1,0 +1,436 @@
+"""Schemas of any OpenAPI version as JSON Schema 2020-12, each reference translated once.
+
+A reference becomes `#/$defs/NAME` and its target is put off until somebody bundles it: recursion
+and diamonds cost nothing, and no schema is ever written out as a tree. Keywords that 2020-12 does
+not know, or that hold what they may not hold, are left out: the result accepts more, never less.
+
+References that lead back to themselves without going down into the value, or that fan out too far
+on one level, would keep a validator busy for ever: they are opened where the circle closes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import jsonschema_rs
+import orjson
+
+from gateway.connectors.openapi.document import (
+    MAX_HOPS,
+    Document,
+    Unusable,
+    is_internal,
+    mapping,
+    target_of,
+)
+from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
+from gateway.connectors.text import cut
+
+Direction = Literal["input", "output"]
+Schema = dict[str, Any] | bool
+
+MAX_WEIGHT = 1_000  # schemas that one value is checked against on one level
+_MAX_CHAIN = 60
+_MAX_PATTERN = 1_000
+_STUB_DESCRIPTION = 120
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+_PATTERN_BYTES = 1024 * 1024  # of one compiled pattern
+PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A translated schema and the definitions it refers to."""
+
+    schema: Schema
+    refs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One entry for `$defs`, serialised, and what it refers to in turn."""
+
+    text: bytes
+    refs: tuple[str, ...]
+    in_place: tuple[str, ...]  # references met before going down into the value, repeats included
+    stub: bytes  # accepts more, needs nothing: for where there is no room
+
+
+@dataclass(slots=True)
+class _Trace:
+    refs: dict[str, None] = field(default_factory=dict)
+    in_place: list[str] = field(default_factory=list)
+
+
+class Schemas:
+    """The schemas of one document as seen in requests or in answers."""
+
+    def __init__(
+        self, document: Document, direction: Direction, report: Callable[[str, str], None]
+    ) -> None:
+        self._document = document
+        self._hidden = "readOnly" if direction == "input" else "writeOnly"
+        self._report = report
+        self._siblings_count = document.format == "openapi-3.1"
+        self._names: dict[str, str | None] = {}  # by reference, None where it is broken
+        self._names_of_targets: dict[int, str] = {}
+        self._targets: dict[str, Any] = {}
+        self._definitions: dict[str, Definition] = {}
+        self._weights: dict[str, int] = {}
+
+    def translate(self, raw: Any) -> Fragment:
+        """The schema in 2020-12."""
+        trace = _Trace()
+        schema = self._schema(raw, trace, in_place=True)
+        return Fragment(schema, tuple(trace.refs))
+
+    def definition(self, name: str) -> Definition:
+        """The definition that `#/$defs/NAME` stands for, safe to validate with."""
+        self._weigh(name, 0)
+        return self._definitions[name]
+
+    def is_hidden(self, raw: Any) -> bool:
+        """Whether a property has no place in this direction, also when a reference says so."""
+        for _ in range(MAX_HOPS):
+            if not isinstance(raw, Mapping):
+                return False
+            if raw.get(self._hidden) is True:
+                return True
+            reference = raw.get("$ref")
+            if not isinstance(reference, str):
+                return False
+            try:
+                raw = target_of(self._document, reference)
+            except Unusable:
+                return False
+        return False
+
+    # --- references ---
+
+    def _reference(self, raw: Mapping[str, Any], trace: _Trace, in_place: bool) -> Schema:
+        name = self._name_of(raw["$ref"])
+        if name is None:
+            return self._annotations(raw)
+        trace.refs[name] = None
+        if in_place:
+            trace.in_place.append(name)
+        result: dict[str, Any] = {"$ref": f"#/$defs/{name}"}
+        if len(raw) == 1:
+            return result
+        if self._siblings_count:
+            siblings = {key: value for key, value in raw.items() if key != "$ref"}
+            more = self._schema(siblings, trace, in_place)
+            return {**result, **more} if isinstance(more, dict) else result
+        if raw.get("nullable") is True:
+            result = {"anyOf": [result, {"type": "null"}]}
+        return {**result, **self._annotations(raw)}
+
+    def _annotations(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {"title": _title(raw), "description": property_description(raw)}
+        result: dict[str, Any] = {key: value for key, value in kept.items() if value}
+        if "default" in raw:
+            result["default"] = raw["default"]
+        return result
+
+    def _name_of(self, reference: str) -> str | None:
+        if reference not in self._names:
+            try:
+                self._names[reference] = self._named_target(reference)
+            except Unusable as error:
+                self._report("warning", f"{error}; anything is accepted there")
+                self._names[reference] = None
+        return self._names[reference]
+
+    def _named_target(self, reference: str) -> str:
+        for _ in range(MAX_HOPS):
+            target = target_of(self._document, reference)
+            if not isinstance(target, (dict, bool)):
+                raise Unusable(f"reference leads to something that is no schema: {reference[:200]}")
+            if isinstance(target, bool) or len(target) != 1 or "$ref" not in target:
+                return self._register(reference, target)
+            reference = str(target["$ref"])
+        raise Unusable("references lead to each other in a circle")
+
+    def _register(self, reference: str, target: Any) -> str:
+        key = id(target)
+        if key not in self._names_of_targets:
+            last = reference.rsplit("/", 1)[-1].replace("~1", "_").replace("~0", "_")
+            wanted = _UNSAFE_NAME.sub("_", last)[:64] or "schema"
+            name, turn = wanted, 1
+            while name in self._targets:
+                turn += 1
+                name = f"{wanted}_{turn}"
+            self._targets[name] = target
+            self._names_of_targets[key] = name
+        return self._names_of_targets[key]
+
+    def _define(self, name: str) -> Definition:
+        if name not in self._definitions:
+            trace = _Trace()
+            try:
+                schema = self._schema(self._targets[name], trace, in_place=True)
+                text = orjson.dumps(schema)
+                found = Definition(text, tuple(trace.refs), tuple(trace.in_place), _stub(schema))
+            except (TypeError, RecursionError):
+                self._report("warning", f"schema {name} is nested too deeply; it is left open")
+                found = Definition(b"{}", (), (), b"{}")
+            self._definitions[name] = found
+        return self._definitions[name]
+
+    def _weigh(self, name: str, depth: int) -> int:
+        """How many schemas a value meets here on one level; opens what would not end."""
+        if name in self._weights:
+            return self._weights[name]
+        self._weights[name] = MAX_WEIGHT  # whoever comes back here meanwhile closes a circle
+        definition = self._define(name)
+        weight = MAX_WEIGHT if depth > _MAX_CHAIN else 1
+        for reference in definition.in_place:
+            if weight >= MAX_WEIGHT:
+                break
+            weight += self._weigh(reference, depth + 1)
+        if weight >= MAX_WEIGHT:
+            self._report("warning", f"schema {name} refers to itself without end; it is left open")
+            self._definitions[name] = Definition(definition.stub, (), (), definition.stub)
+            weight = 1
+        self._weights[name] = weight
+        return weight
+
+    # --- keywords ---
+
+    def _schema(self, raw: Any, trace: _Trace, in_place: bool) -> Schema:
+        if isinstance(raw, bool):
+            return raw
+        if not isinstance(raw, Mapping):
+            return {}
+        if isinstance(raw.get("$ref"), str):
+            return self._reference(raw, trace, in_place)
+        result: dict[str, Any] = {}
+        for key, value in raw.items():
+            if key in _PLAIN:
+                if (checked := _PLAIN[key](value)) is not None:
+                    result[key] = checked
+            elif key in _ONE_SCHEMA:
+                if isinstance(value, (Mapping, bool)):
+                    result[key] = self._schema(value, trace, in_place and key in _SAME_VALUE)
+            elif key in _MANY_SCHEMAS:
+                if isinstance(value, list) and value:
+                    below = in_place and key != "prefixItems"
+                    result[key] = [self._schema(part, trace, below) for part in value]
+            elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+                self._named(key, value, raw, trace, result)
+        self._finish(raw, trace, result)
+        return result
+
+    def _named(
+        self,
+        key: str,
+        value: Mapping[str, Any],
+        raw: Mapping[str, Any],
+        trace: _Trace,
+        result: dict[str, Any],
+    ) -> None:
+        if key == "patternProperties":
+            value = {name: part for name, part in value.items() if is_linear_pattern(name)}
+        elif key == "properties":
+            value = {name: part for name, part in value.items() if self._belongs(name, part, raw)}
+        parts = {name: self._schema(part, trace, in_place=False) for name, part in value.items()}
+        for name, part in parts.items():
+            if isinstance(part, dict) and _says_the_same(part.get("title"), name):
+                del part["title"]
+        result[key] = parts
+
+    def _belongs(self, name: str, part: Any, raw: Mapping[str, Any]) -> bool:
+        if self.is_hidden(part):
+            return False
+        unseen = self._hidden == "readOnly" and isinstance(part, Mapping) and is_internal(part)
+        required = raw.get("required")
+        return not unseen or (isinstance(required, list) and name in required)
+
+    def _finish(self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]) -> None:
+        if isinstance(raw.get("items"), list):
+            result["prefixItems"] = [self._schema(p, trace, False) for p in raw["items"]]
+        if description := property_description(raw):
+            result["description"] = description
+        if title := _title(raw):
+            result["title"] = title
+        if "required" in raw:
+            self._set_required(raw, result)
+        if "pattern" in raw and "pattern" not in result:
+            self._report("info", f"pattern left out, not linear: {str(raw['pattern'])[:100]}")
+        if raw.get("type") == "file":
+            result["contentEncoding"] = "base64"
+        _mend_limits(raw, result)
+        _mend_enum(result)
+        if raw.get("nullable") is True or raw.get("x-nullable") is True:
+            _allow_null(result)
+
+    def _set_required(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
+        if not isinstance(raw["required"], list):
+            return
+        written = mapping(raw.get("properties"))
+        kept = result.get("properties", {})
+        names = dict.fromkeys(
+            name
+            for name in raw["required"]
+            if isinstance(name, str) and (name in kept or name not in written)
+        )
+        if names:
+            result["required"] = list(names)
+
+
+@lru_cache(maxsize=8192)
+def is_linear_pattern(pattern: str) -> bool:
+    """Whether an engine that never backtracks understands the pattern."""
+    if len(pattern) > _MAX_PATTERN:
+        return False
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=PATTERN_OPTIONS)
+    except (jsonschema_rs.ValidationError, ValueError):
+        return False
+    return True
+
+
+def _title(raw: Mapping[str, Any]) -> str:
+    return phrase(raw.get("x-ms-summary"), MAX_TITLE) or phrase(raw.get("title"), MAX_TITLE)
+
+
+def _says_the_same(title: Any, name: str) -> bool:
+    return isinstance(title, str) and _letters(title) == _letters(name)
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text)).lower()
+
+
+def _stub(schema: Schema) -> bytes:
+    if isinstance(schema, bool):
+        return b"true" if schema else b"false"
+    kept = {key: schema[key] for key in ("type", "description") if key in schema}
+    if "description" in kept:
+        kept["description"] = cut(kept["description"], _STUB_DESCRIPTION)
+    return orjson.dumps(kept)
+
+
+def _mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
+    """`exclusiveMinimum: true` beside `minimum` is how it was written before 2020-12."""
+    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if raw.get(exclusive) is True and limit in result:
+            result[exclusive] = result.pop(limit)
+
+
+def _mend_enum(result: dict[str, Any]) -> None:
+    """Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts."""
+    if result.get("type") == "string" and "enum" in result:
+        result["enum"] = [
+            str(value) if type(value) in (int, float) else value for value in result["enum"]
+        ]
+
+
+def _allow_null(result: dict[str, Any]) -> None:
+    if "enum" in result and None not in result["enum"]:
+        result["enum"] = [*result["enum"], None]
+    kind = result.get("type")
+    if isinstance(kind, str):
+        result["type"] = [kind, "null"] if kind != "null" else kind
+    elif isinstance(kind, list):
+        result["type"] = list(dict.fromkeys([*kind, "null"]))
+    elif kind is None and any(key in result for key in ("allOf", "anyOf", "oneOf", "properties")):
+        words = {key: result.pop(key) for key in ("title", "description") if key in result}
+        inner = dict(result)
+        result.clear()
+        result.update({"anyOf": [inner, {"type": "null"}], **words})
+
+
+def _type(value: Any) -> Any:
+    if value == "file":
+        return "string"
+    if isinstance(value, str):
+        return value if value in _TYPES else None
+    if isinstance(value, list):
+        known = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
+        return known if known and len(known) == len(value) else None
+    return None
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _positive(value: Any) -> Any:
+    number = _number(value)
+    return number if number is not None and number > 0 else None
+
+
+def _count(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) and value else None
+
+
+def _pattern(value: Any) -> Any:
+    return value if isinstance(value, str) and is_linear_pattern(value) else None
+
+
+def _true(value: Any) -> Any:
+    return True if value is True else None
+
+
+def _some(value: Any) -> Any:
+    return list(value) if isinstance(value, list) and value else None
+
+
+def _names_by_name(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return None
+    return {key: names for key, names in value.items() if _is_names(names)} or None
+
+
+def _is_names(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) for name in value)
+        and len(set(value)) == len(value)
+    )
+
+
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "type": _type,
+    "enum": _some,
+    "const": lambda value: value,
+    "default": lambda value: value,
+    "format": _text,
+    "multipleOf": _positive,
+    "maximum": _number,
+    "exclusiveMaximum": _number,
+    "minimum": _number,
+    "exclusiveMinimum": _number,
+    "maxLength": _count,
+    "minLength": _count,
+    "pattern": _pattern,
+    "maxItems": _count,
+    "minItems": _count,
+    "uniqueItems": _true,
+    "maxContains": _count,
+    "minContains": _count,
+    "maxProperties": _count,
+    "minProperties": _count,
+    "dependentRequired": _names_by_name,
+    "contentEncoding": _text,
+    "contentMediaType": _text,
+    "deprecated": _true,
+}
+_ONE_SCHEMA = frozenset(
+    """items additionalProperties not contains propertyNames if then else
+    unevaluatedItems unevaluatedProperties""".split()
+)
+_SAME_VALUE = frozenset({"not", "if", "then", "else"})
+_MANY_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})
