@@ -46,6 +46,19 @@ class Json(TypeDecorator[Any]):
         return None if value is None else json_value(value)
 
 
+class Names(TypeDecorator[tuple[str, ...]]):
+    """A few names, as a tuple."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> bytes | None:
+        return None if value is None else json_bytes(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> tuple[str, ...] | None:
+        return None if value is None else tuple(json_value(value))
+
+
 class Plain(TypeDecorator[str]):
     """Text from outside: NUL and lone surrogates become U+FFFD."""
 

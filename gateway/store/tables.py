@@ -6,9 +6,9 @@ Columns are named as the fields of the frozen row in the module that owns the ta
 
 from __future__ import annotations
 
-from sqlalchemy import Column, ForeignKey, Index, LargeBinary, MetaData, Table, Text
+from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, Text
 
-from gateway.store.columns import Counter, Json, Plain, Time
+from gateway.store.columns import Counter, Json, Names, Plain, Time
 
 metadata = MetaData()
 
@@ -115,7 +115,7 @@ executions = Table(
     Column("upstream_status", Counter),
     Column("idempotency_token", Plain),
     Column("recorded", Json),
-    Column("bundle_ids", Json, nullable=False),
+    Column("bundle_ids", Names, nullable=False),
     Column("created_at", Time, nullable=False),
     Column("finished_at", Time),
     Column("revision", Counter, nullable=False),
@@ -132,7 +132,7 @@ executions = Table(
     Index("executions_by_token", "idempotency_token", "created_at", "id"),
 )
 
-# Who was first with a token. Gone with its execution.
+# Who was first with a token. Swept with its execution.
 claims = Table(
     "claims",
     metadata,
@@ -140,7 +140,7 @@ claims = Table(
     Column("token", Plain, primary_key=True),
     Column("tool", Plain, nullable=False),
     Column("args_digest", Text, nullable=False),
-    Column("execution_id", Text, ForeignKey("executions.id", ondelete="CASCADE"), nullable=False),
+    Column("execution_id", Text, nullable=False),
     Index("claims_by_execution", "execution_id"),
 )
 
@@ -181,7 +181,7 @@ approvals = Table(
     Column("risk", Text, nullable=False),
     Column("method", Plain, nullable=False),
     Column("url", Plain, nullable=False),
-    Column("warnings", Json, nullable=False),
+    Column("warnings", Names, nullable=False),
     Column("status", Text, nullable=False),
     Column("decided_by", Plain),
     Column("decided_at", Time),

@@ -196,7 +196,9 @@ class GroupCommit:
     ) -> list[Any]:
         try:
             results = await self._transact(lambda tx: _run_all(tx, units))
-        except _UnitFailed:
+        except _UnitFailed as failed:
+            if len(batch) == 1 and not soon:
+                return [_Failure(failed.error)]
             return await self._carefully(batch, soon)
         return results[len(units) - len(batch) :]
 
@@ -225,7 +227,11 @@ class GroupCommit:
 
 
 class _UnitFailed(Exception):
-    """One of several units failed: run them again, each on its own."""
+    """One of the units failed, so nothing was committed: run them again, each on its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +243,7 @@ def _run_all(tx: Connection, units: Sequence[Unit]) -> list[Any]:
     try:
         return [unit(tx) for unit in units]
     except Exception as error:
-        raise _UnitFailed from error
+        raise _UnitFailed(error) from error
 
 
 def _run_each(tx: Connection, units: Sequence[Unit]) -> list[Any]:

@@ -137,7 +137,6 @@ def _executions() -> None:
         _given("tool"),
         _given("args_digest"),
         _given("execution_id"),
-        sa.ForeignKeyConstraint(["execution_id"], ["executions.id"], ondelete="CASCADE"),
         sa.Index("claims_by_execution", "execution_id"),
     )
     op.create_table(

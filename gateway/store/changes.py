@@ -1,0 +1,97 @@
+"""What refreshes brought, one row an operation, with the tool before and after for those held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import Connection, insert, select, update
+
+from gateway.store import tables
+from gateway.store.database import Database
+from gateway.store.signals import REVISION_LOCK, bump_revision, lock_revision
+from gateway.store.statements import many, one, values
+
+_table = tables.changes
+
+ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
+MAX_LISTED = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One operation that was added, removed or changed."""
+
+    id: str
+    connection: str
+    operation: str | None
+    tool: str
+    kind: Literal["added", "removed", "changed"]
+    change_class: Literal["safe", "breaking", "risky"]
+    reason: str
+    status: ChangeStatus
+    at: float
+    by: str | None = None
+    decided_at: float | None = None
+    before: bytes | None = None  # the tool, encoded
+    after: bytes | None = None
+
+
+async def record_changes(db: Database, changes: Sequence[Change]) -> int | None:
+    """Keeps what a refresh found; the revision at which replicas see it, None for nothing."""
+    rows = [values(change) for change in changes]
+    if not rows:
+        return None
+
+    def unit(tx: Connection) -> int:
+        lock_revision(tx)
+        tx.execute(insert(_table), rows)
+        return bump_revision(tx)
+
+    return await db.write(unit, REVISION_LOCK)
+
+
+async def decide_change(
+    db: Database, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
+) -> Change | None:
+    """The change as decided now; None if it was not held any more."""
+    held = (_table.c.id == id) & (_table.c.status == "held")
+    statement = update(_table).where(held).values(status=status, by=by, decided_at=now)
+
+    def unit(tx: Connection) -> Change | None:
+        lock_revision(tx)
+        decided = one(tx, statement.returning(_table), Change)
+        if decided is not None:
+            bump_revision(tx)
+        return decided
+
+    return await db.write(unit, REVISION_LOCK)
+
+
+async def drop_held(db: Database, connection: str) -> int:
+    """Removes what is held of a connection: a newer refresh says it anew."""
+    held = (_table.c.connection == connection) & (_table.c.status == "held")
+    statement = _table.delete().where(held)
+    return await db.write(lambda tx: tx.execute(statement).rowcount)
+
+
+async def list_changes(
+    db: Database,
+    *,
+    connection: str | None = None,
+    status: ChangeStatus | None = None,
+    limit: int = 100,
+) -> list[Change]:
+    """Changes, newest first."""
+    statement = select(_table).order_by(_table.c.id.desc()).limit(min(limit, MAX_LISTED))
+    if connection is not None:
+        statement = statement.where(_table.c.connection == connection)
+    if status is not None:
+        statement = statement.where(_table.c.status == status)
+    return await db.read(lambda tx: many(tx, statement, Change))
+
+
+async def get_change(db: Database, id: str) -> Change | None:
+    """The change of that id."""
+    return await db.read(lambda tx: one(tx, select(_table).where(_table.c.id == id), Change))

@@ -1,0 +1,132 @@
+"""Definitions as fetched, and the tools built from them, so that a start needs no network.
+
+`build_key` says what a build depends on besides the document (settings, version of the builder): a
+build under another key is not used. Raw documents are packed, and are only read when a build is out
+of date.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, select, update
+
+from gateway.model import Problem
+from gateway.store import tables
+from gateway.store.database import Database
+from gateway.store.signals import REVISION_LOCK, bump_revision, lock_revision
+from gateway.store.statements import columns, insert_new, upsert, values
+
+_table = tables.definitions
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What is known of one document, and its build."""
+
+    connection: str
+    location: str
+    sha256: str
+    build_key: str
+    build: bytes
+    fetched_at: float
+    etag: str | None = None
+    last_modified: str | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+async def save_definition(db: Database, definition: Definition, raw: bytes) -> int:
+    """Keeps a document with its build; the revision at which replicas see it."""
+    packed = await asyncio.to_thread(zlib.compress, raw, 1)
+    row = {**values(definition), "problems": list(definition.problems), "raw": packed}
+
+    def unit(tx: Connection) -> int:
+        lock_revision(tx)
+        tx.execute(upsert(tx, _table), row)
+        return bump_revision(tx)
+
+    return await db.write(unit, REVISION_LOCK)
+
+
+async def save_build(
+    db: Database, connection: str, location: str, *, build_key: str, build: bytes
+) -> int | None:
+    """Replaces the build of a document that stayed the same; None if the document is gone."""
+    changed = update(_table).where(_is(connection, location))
+
+    def unit(tx: Connection) -> int | None:
+        lock_revision(tx)
+        found = tx.execute(changed.values(build_key=build_key, build=build)).rowcount
+        return bump_revision(tx) if found else None
+
+    return await db.write(unit, REVISION_LOCK)
+
+
+async def touch_definition(
+    db: Database,
+    connection: str,
+    location: str,
+    *,
+    fetched_at: float,
+    etag: str | None,
+    last_modified: str | None,
+) -> None:
+    """Notes that the document was looked at and is unchanged. Nobody needs to be told."""
+    statement = (
+        update(_table)
+        .where(_is(connection, location))
+        .values(fetched_at=fetched_at, etag=etag, last_modified=last_modified)
+    )
+    await db.write(lambda tx: tx.execute(statement).rowcount)
+
+
+async def load_definitions(db: Database) -> list[Definition]:
+    """Every definition with its build, without the documents."""
+    statement = select(*columns(_table, Definition)).order_by(_table.c.connection)
+    rows = await db.read(lambda tx: tx.execute(statement).mappings().all())
+    return [_definition(row) for row in rows]
+
+
+async def load_raw(db: Database, connection: str, location: str) -> bytes | None:
+    """The document as it was fetched."""
+    statement = select(_table.c.raw).where(_is(connection, location))
+    packed = await db.read(lambda tx: tx.execute(statement).scalar())
+    return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
+
+
+async def forget_definitions(db: Database, connection: str) -> int:
+    """Removes what is cached of a connection; how many documents that were."""
+    statement = delete(_table).where(_table.c.connection == connection)
+    return await db.write(lambda tx: tx.execute(statement).rowcount)
+
+
+async def save_validation(
+    db: Database, sha256: str, problems: tuple[Problem, ...], now: float
+) -> None:
+    """Keeps what the validator said of a document: it takes long and never changes."""
+    row = {"sha256": sha256, "problems": list(problems), "at": now}
+    await db.write(lambda tx: tx.execute(insert_new(tx, tables.validations), row).rowcount)
+
+
+async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | None:
+    """What the validator said of a document; None if it was never asked."""
+    table = tables.validations
+    statement = select(table.c.problems).where(table.c.sha256 == sha256)
+    found = await db.read(lambda tx: tx.execute(statement).scalar())
+    return None if found is None else _problems(found)
+
+
+def _is(connection: str, location: str) -> Any:
+    return (_table.c.connection == connection) & (_table.c.location == location)
+
+
+def _definition(row: Any) -> Definition:
+    return Definition(**{**row, "problems": _problems(row["problems"])})
+
+
+def _problems(value: Any) -> tuple[Problem, ...]:
+    return msgspec.convert(value, tuple[Problem, ...])

@@ -1,0 +1,145 @@
+"""The key that seals credentials, sessions and consents, and the proof that it is the right one.
+
+The key file is made on first start: written whole beside its place, then linked into it, so that of
+two processes starting together one makes the key and both read it. A file (or GATEWAY_SECRET_KEY)
+may hold several keys, one a line: the first seals, the others still open what they sealed.
+The store keeps a value sealed with the key, so that another key is refused at the start and not
+when the first credential can't be read.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from sqlalchemy import Connection, select
+
+from gateway.errors import ConfigInvalid
+from gateway.store import tables
+from gateway.store.columns import json_bytes, json_value
+from gateway.store.database import Database
+from gateway.store.statements import insert_new
+
+MIN_PASSPHRASE_CHARS = 16
+MAX_KEY_FILE_BYTES = 64 * 1024
+CHECK_NAME = "secret_key_check"
+CHECK_VALUE = b"gateway"
+
+
+class Seal:
+    """Encrypts and decrypts bytes. What can't be opened raises `cryptography`'s InvalidToken."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._fernet = MultiFernet([Fernet(_fernet_key(key)) for key in keys])
+
+    def encrypt(self, data: bytes) -> bytes:
+        return self._fernet.encrypt(data)
+
+    def decrypt(self, token: bytes) -> bytes:
+        return self._fernet.decrypt(token)
+
+    def encrypt_json(self, value: object) -> bytes:
+        return self.encrypt(json_bytes(value))
+
+    def decrypt_json(self, token: bytes) -> object:
+        value: object = json_value(self.decrypt(token))
+        return value
+
+
+def load_seal(key_file: Path, environment_key: str | None = None) -> Seal:
+    """The seal from GATEWAY_SECRET_KEY if it is set, else from the key file, made if missing."""
+    if environment_key is not None:
+        return _seal_of("GATEWAY_SECRET_KEY", environment_key)
+    place = f"store.secret_key_file ({key_file.name})"
+    try:
+        if not key_file.exists():
+            _make_key_file(key_file)
+        with key_file.open(encoding="utf-8") as file:
+            return _seal_of(place, file.read(MAX_KEY_FILE_BYTES))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid([f"{place}: can't be made or read: {_reason(error)}"]) from error
+
+
+async def check_seal(db: Database, seal: Seal) -> None:
+    """Refuses a key other than the one this store was first opened with."""
+    sealed = seal.encrypt(CHECK_VALUE)
+    kept = await db.read(_kept_check)
+    if kept is None:
+        kept = await db.write(lambda tx: _keep_check(tx, sealed))
+    try:
+        seal.decrypt(kept)
+    except InvalidToken:
+        raise ConfigInvalid(
+            [
+                "store.secret_key_file: this is not the key the store was sealed with. Give back"
+                " the earlier key file (or GATEWAY_SECRET_KEY), one for all replicas. To change"
+                " keys, put the new one in a line above it"
+            ]
+        ) from None
+
+
+def _seal_of(place: str, text: str) -> Seal:
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise ConfigInvalid([f"{place}: holds no key; remove it and a new one is made"])
+    if any(len(key) < MIN_PASSPHRASE_CHARS for key in keys):
+        raise ConfigInvalid(
+            [f"{place}: a key must be a Fernet key or at least {MIN_PASSPHRASE_CHARS} characters"]
+        )
+    return Seal(keys)
+
+
+def _fernet_key(key: str) -> bytes:
+    try:
+        Fernet(key)
+    except ValueError:
+        # One salt for all: replicas must come to the same key, and a key is no user's password.
+        derived = hashlib.scrypt(key.encode(), salt=b"gateway", n=2**14, r=8, p=1, dklen=32)
+        return base64.urlsafe_b64encode(derived)
+    return key.encode()
+
+
+def _make_key_file(key_file: Path) -> None:
+    key_file.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp makes the file with mode 0600 and O_EXCL.
+    descriptor, name = tempfile.mkstemp(dir=key_file.parent, prefix=f".{key_file.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(Fernet.generate_key() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(name, key_file)
+        _sync_folder(key_file.parent)
+    except FileExistsError:
+        pass  # another process was first: its key is the key
+    finally:
+        os.unlink(name)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or "not text"
+
+
+def _kept_check(tx: Connection) -> bytes | None:
+    return tx.execute(select(tables.facts.c.value).where(_is_check)).scalar()
+
+
+def _keep_check(tx: Connection, sealed: bytes) -> bytes:
+    tx.execute(insert_new(tx, tables.facts), {"name": CHECK_NAME, "value": sealed})
+    return bytes(tx.execute(select(tables.facts.c.value).where(_is_check)).scalar_one())
+
+
+_is_check = tables.facts.c.name == CHECK_NAME

@@ -1,0 +1,30 @@
+"""Sessions that were ended before their time. Living ones are in no table: their id is sealed."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select
+
+from gateway.store import tables
+from gateway.store.database import Database
+from gateway.store.signals import signal
+from gateway.store.statements import insert_new
+
+_table = tables.ended_sessions
+
+SESSION_ENDED = "session_ended"  # the signal, with the session's id
+
+
+async def end_session(db: Database, id: str, expires_at: float) -> None:
+    """Ends a session in every process; forgotten once it would have expired anyway."""
+
+    def unit(tx: Connection) -> None:
+        if tx.execute(insert_new(tx, _table), {"id": id, "expires_at": expires_at}).rowcount:
+            signal(tx, SESSION_ENDED, id)
+
+    await db.write(unit)
+
+
+async def ended_sessions(db: Database, now: float) -> dict[str, float]:
+    """Every ended session that has not expired, and when it will."""
+    statement = select(_table).where(_table.c.expires_at > now)
+    return await db.read(lambda tx: {row.id: row.expires_at for row in tx.execute(statement)})

@@ -1,0 +1,88 @@
+"""The few statements SQLite and PostgreSQL spell differently, and rows as frozen values.
+
+Statements are built once: SQLAlchemy then finds its compiled text by identity of their parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Executable, Table, literal_column
+from sqlalchemy.dialects import postgresql, sqlite
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+Insert = sqlite.Insert | postgresql.Insert
+
+
+def insert_on(postgres: bool, table: Table) -> Insert:
+    """An insert that can say what to do on a conflict."""
+    return postgresql.insert(table) if postgres else sqlite.insert(table)
+
+
+def insert_new(tx: Connection, table: Table) -> Insert:
+    """An insert that leaves a row which is already there as it is; `rowcount` tells."""
+    return _insert_new(is_postgres(tx), table)
+
+
+def upsert(tx: Connection, table: Table) -> Insert:
+    """An insert that replaces all of a row which is already there."""
+    return _upsert(is_postgres(tx), table)
+
+
+def store_time(tx: Connection) -> ColumnElement[float]:
+    """The store's own clock, for what processes with different clocks compare."""
+    return _POSTGRES_TIME if is_postgres(tx) else _SQLITE_TIME
+
+
+def is_postgres(tx: Connection) -> bool:
+    return tx.dialect.name == "postgresql"
+
+
+def values(row: DataclassInstance) -> dict[str, Any]:
+    """A frozen row as column values: the fields are named as the columns."""
+    return {name: getattr(row, name) for name in _names(type(row))}
+
+
+def one(tx: Connection, statement: Executable, kind: type[T]) -> T | None:
+    """The only row as a frozen value, if there is one."""
+    row = tx.execute(statement).one_or_none()
+    return None if row is None else kind(**row._mapping)
+
+
+def many(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
+    """All rows as frozen values."""
+    return [kind(**row._mapping) for row in tx.execute(statement)]
+
+
+def columns(table: Table, kind: type[DataclassInstance]) -> list[ColumnElement[Any]]:
+    """Those columns of a table that a frozen row has."""
+    return [table.c[name] for name in _names(kind)]
+
+
+_POSTGRES_TIME: ColumnElement[float] = literal_column(
+    "extract(epoch from clock_timestamp())::double precision"
+)
+_SQLITE_TIME: ColumnElement[float] = literal_column("((julianday('now') - 2440587.5) * 86400.0)")
+
+
+@cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+@cache
+def _insert_new(postgres: bool, table: Table) -> Insert:
+    return insert_on(postgres, table).on_conflict_do_nothing()
+
+
+@cache
+def _upsert(postgres: bool, table: Table) -> Insert:
+    insert = insert_on(postgres, table)
+    keys = [column.name for column in table.primary_key]
+    rest = {name: value for name, value in insert.excluded.items() if name not in keys}
+    return insert.on_conflict_do_update(index_elements=keys, set_=rest)

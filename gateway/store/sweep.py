@@ -1,0 +1,67 @@
+"""Takes out what is over. In small parts, so that no write waits long behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import ColumnElement, Connection, Table, delete, select
+
+from gateway.store import tables
+from gateway.store.database import Database
+
+PART = 500
+MAX_PARTS = 200  # a sweep; the rest waits for the next one
+DAY = 86_400.0
+EVENT_SECONDS = 3600.0
+SIGNAL_SECONDS = 60.0
+BUCKET_SECONDS = DAY
+REPLICA_SECONDS = 3600.0
+VALIDATION_DAYS = 90
+
+
+async def sweep(db: Database, *, now: float, keep_days: float) -> Mapping[str, int]:
+    """Removes what has expired or is older than the ledger is kept; the rows a table lost."""
+    swept = {}
+    for table, over in _over(now, now - keep_days * DAY):
+        swept[table.name] = await _sweep_table(db, table, over)
+    return swept
+
+
+def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
+    t = tables
+    ended = t.executions.c.status.not_in(["executing", "pending_confirmation"])
+    decided = t.approvals.c.status.not_in(["pending", "approved"])
+    settled = t.changes.c.status != "held"
+    return [
+        (t.executions, ended & (t.executions.c.created_at < oldest)),
+        (t.approvals, decided & (t.approvals.c.created_at < oldest)),
+        (t.changes, settled & (t.changes.c.at < oldest)),
+        (t.results, t.results.c.expires_at <= now),
+        (t.grants, t.grants.c.until <= now),
+        (t.ended_sessions, t.ended_sessions.c.expires_at <= now),
+        (t.events, t.events.c.at < now - EVENT_SECONDS),
+        (t.signals, t.signals.c.at < now - SIGNAL_SECONDS),
+        (t.buckets, t.buckets.c.at < now - BUCKET_SECONDS),
+        (t.replicas, t.replicas.c.heartbeat_at < now - REPLICA_SECONDS),
+        (t.validations, t.validations.c.at < now - VALIDATION_DAYS * DAY),
+    ]
+
+
+async def _sweep_table(db: Database, table: Table, over: ColumnElement[bool]) -> int:
+    total = 0
+    for _ in range(MAX_PARTS):
+        count = await db.write(lambda tx: _sweep_part(tx, table, over), f"sweep {table.name}")
+        total += count
+        if count < PART:
+            break
+    return total
+
+
+def _sweep_part(tx: Connection, table: Table, over: ColumnElement[bool]) -> int:
+    key, *more = table.primary_key
+    if more:  # few rows, and no one column that names one
+        return tx.execute(delete(table).where(over)).rowcount
+    ids = list(tx.execute(select(key).where(over).limit(PART)).scalars())
+    if table is tables.executions:
+        tx.execute(delete(tables.claims).where(tables.claims.c.execution_id.in_(ids)))
+    return tx.execute(delete(table).where(key.in_(ids))).rowcount
