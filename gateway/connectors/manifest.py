@@ -23,7 +23,8 @@ from gateway.connectors import manifest_format as form
 from gateway.connectors.manifest_format import Manifest, Operation
 from gateway.connectors.manifest_request import RequestShape, request_shape
 from gateway.connectors.naming import Nameable, tool_names
-from gateway.connectors.tools import description_of, http_tool, visible
+from gateway.connectors.text import visible
+from gateway.connectors.tools import description_of, http_tool
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.model import (
     RISK_OF_ACCESS,
@@ -44,11 +45,13 @@ _NO_OVERRIDE = Override()
 
 
 def load_builtin(name: str) -> bytes:
-    """The text of a manifest that comes with the gateway; ConfigInvalid names those there are."""
+    """The text of a manifest that comes with the gateway; raises DefinitionUnreadable."""
     if name not in builtin_names():
-        known = ", ".join(builtin_names())
-        message = f"manifest: {name!r} is not one of ours{_close(name, builtin_names())}"
-        raise ConfigInvalid([f"{message}; allowed: {known}, or the path of a file"])
+        guess, known = _close(name, builtin_names()), ", ".join(builtin_names())
+        raise DefinitionUnreadable(
+            f"manifest: {name!r} does not come with the gateway{guess}",
+            f"Use one of {known}, or the path of a file.",
+        )
     return (files("gateway") / "manifests" / f"{name}.toml").read_bytes()
 
 
@@ -171,7 +174,7 @@ def _tool(context: _Context, name: str, operation: Operation) -> Tool:
     access = _access(context, operation)
     stated = operation.risk if override.access is None else None
     title = visible(operation.title)
-    text = override.description or _text(context.manifest, operation)
+    text = override.description or f"{title} — {_text(context.manifest, operation)}"
     return http_tool(
         context.source,
         HttpOperation(
@@ -186,10 +189,13 @@ def _tool(context: _Context, name: str, operation: Operation) -> Tool:
         access=access,
         risk=override.risk or stated or RISK_OF_ACCESS[access],
         title=title,
-        description=description_of(context.source, context.display_name, title, text),
+        description=description_of(context.source, context.display_name, text),
         input_schema=shape.input_schema,
         capability=operation.capability,
         keywords=_keywords(context.manifest, shape),
+        security=" ".join(
+            (*context.manifest.auth.types, context.manifest.auth.scheme or "")
+        ).strip(),
     )
 
 
@@ -265,11 +271,13 @@ def _what(detail: ErrorDetails) -> str:
         case "literal_error":
             return f"{given!r:.80} is not allowed; allowed: {context['expected']}"
         case "string_pattern_mismatch":
-            return f"{given!r:.80} is not allowed; it must match {context['pattern']}"
+            return f"{given!r:.80} is not allowed; allowed: {form.RULES[context['pattern']]}"
         case "value_error":
             return str(context["error"])
         case _:
-            return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, not {_kind_of(given)}"
+            message = f"{detail['msg'][:1].lower()}{detail['msg'][1:]}"
+            wrong_type = detail["type"].endswith("_type")
+            return f"{message}, not {_kind_of(given) if wrong_type else f'{given!r:.80}'}"
 
 
 def _keys_at(location: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -36,7 +36,22 @@ Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
 Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
 Words = Annotated[str, Field(min_length=1)]
-Paths = Annotated[tuple[Annotated[str, Field(pattern=r"^/")], ...], Field(strict=False)]
+LARGEST = 2**53 - 1  # what every JSON reader takes without rounding
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+
+PROVIDER = r"^[a-z][a-z0-9-]{0,31}$"
+OPERATION_ID = r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$"
+CAPABILITY = r"^[a-z][a-z0-9_]{0,39}$"
+PATH = r"^/[^?#\s]*$"
+SCHEME = r"^[A-Za-z][A-Za-z0-9-]*$"
+RULES: Mapping[str, str] = {
+    PROVIDER: "a lower-case letter, then letters, digits or -, at most 32 in all",
+    OPERATION_ID: "a letter, then letters, digits, _ . or -, at most 128 in all",
+    CAPABILITY: "a lower-case letter, then letters, digits or _, at most 40 in all",
+    PATH: "a path that begins with / and has no ?, # or space",
+    SCHEME: "one word of letters, digits or -",
+}
 
 
 class Table(BaseModel):
@@ -51,15 +66,15 @@ class Value(Table):
     type: Kind = "string"
     required: bool = False
     description: str = ""
-    enum: Annotated[tuple[str | int, ...], Field(strict=False, min_length=1)] | None = None
+    enum: Annotated[tuple[Any, ...], Field(strict=False)] | None = None
     default: Any = None
     format: str | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    min_length: Annotated[int, Field(ge=0)] | None = None
-    max_length: Annotated[int, Field(ge=0)] | None = None
-    min_items: Annotated[int, Field(ge=0)] | None = None
-    max_items: Annotated[int, Field(ge=0)] | None = None
+    minimum: Number | None = None
+    maximum: Number | None = None
+    min_length: Count | None = None
+    max_length: Count | None = None
+    min_items: Count | None = None
+    max_items: Count | None = None
     items: Value | None = None
     properties: dict[str, Value] = Field(default_factory=dict)
     open: bool = False  # an object that may have properties beyond those named
@@ -88,9 +103,9 @@ class RequestBody(Table):
 class Operation(Table):
     """One thing the provider can do."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=128)]
+    id: Annotated[str, Field(pattern=OPERATION_ID)]
     method: Method
-    path: Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
+    path: Annotated[str, Field(pattern=PATH)]
     title: Words
     description: Words
     access: Access | None = None
@@ -101,7 +116,7 @@ class Operation(Table):
     paged: bool = False
     requires_on_behalf_of: bool = False
     wrap_in_data: bool = False
-    capability: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")] | None = None
+    capability: Annotated[str, Field(pattern=CAPABILITY)] | None = None
 
     @property
     def effective_access(self) -> Access:
@@ -112,21 +127,21 @@ class Operation(Table):
 class Auth(Table):
     """How one signs in there."""
 
-    types: Annotated[tuple[AuthType, ...], Field(strict=False, min_length=1)]
-    scheme: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$")] | None = None
+    types: Annotated[tuple[AuthType, ...], Field(strict=False)]
+    scheme: Annotated[str, Field(pattern=SCHEME)] | None = None
     hint: str = ""
 
 
 class RateLimit(Table):
     requests: Annotated[int, Field(gt=0)]
-    window_seconds: Annotated[float, Field(gt=0, strict=False)]
+    window_seconds: Annotated[float, Field(gt=0)]
 
 
 class Regions(Table):
     """Texts that take the place of `{region}` in the base URL."""
 
     default: str
-    values: Annotated[dict[str, Words], Field(min_length=1)]
+    values: dict[str, Words]
 
 
 class OnBehalfOf(Table):
@@ -146,7 +161,7 @@ class Paging(Table):
 class Manifest(Table):
     """One provider."""
 
-    provider: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+    provider: Annotated[str, Field(pattern=PROVIDER)]
     display_name: Words
     category: Words
     base_url: Words
@@ -156,12 +171,10 @@ class Manifest(Table):
     regions: Regions | None = None
     on_behalf_of: OnBehalfOf | None = None
     rate_limit: RateLimit | None = None
-    blocklist: Paths = ()
+    blocklist: Annotated[tuple[Annotated[str, Field(pattern=PATH)], ...], Field(strict=False)] = ()
     headers: dict[str, str] = Field(default_factory=dict)
     paging: Paging = Paging()
-    operations: Annotated[
-        tuple[Operation, ...], Field(strict=False, min_length=1, max_length=MAX_OPERATIONS)
-    ]
+    operations: Annotated[tuple[Operation, ...], Field(strict=False, max_length=MAX_OPERATIONS)]
 
     @field_validator("headers")
     @classmethod
@@ -192,6 +205,10 @@ def params_of(manifest: Manifest, operation: Operation) -> tuple[Param, ...]:
 def inconsistencies(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What does not fit together, as (key path, what is wrong and what to do)."""
     yield from _address(manifest)
+    if not manifest.auth.types:
+        yield "auth.types", 'is empty; name what one signs in with, or "none"'
+    if not manifest.operations:
+        yield "operations", "is empty; a manifest has at least one [[operations]] table"
     for key in ("id", "capability"):
         yield from _twins(manifest, key)
     routes = Counter((o.method, VARIABLE.sub("{}", o.path)) for o in manifest.operations)
@@ -292,7 +309,8 @@ def _arguments(where: str, params: tuple[Param, ...]) -> Iterator[tuple[str, str
         if param.place == "header" and param.name.lower() in OWN_HEADERS:
             yield f"{where}.params", f"{param.name!r} is not a header a manifest may set"
         if param.place != "query" and param.type in ("array", "object"):
-            yield f"{where}.params", f"{param.name!r}: only query parameters may be a {param.type}"
+            kind = _article(param.type)
+            yield f"{where}.params", f"{param.name!r}: only a query parameter may be {kind}"
 
 
 def _body(where: str, body: RequestBody) -> Iterator[tuple[str, str]]:
@@ -317,13 +335,19 @@ def _value(where: str, value: Value, depth: int = 1) -> Iterator[tuple[str, str]
     for key, given in (("enum", value.enum or ()), ("default", _given(value.default))):
         for item in given:
             if not _fits(item, value):
-                yield f"{where}.{key}", f"{item!r} is not {_article(value.type)}"
+                yield f"{where}.{key}", f"{_shown(item)} is not {_article(value.type)}"
+    if value.enum == ():
+        yield f"{where}.enum", "is empty; name the values, or remove it"
     if value.enum and value.default is not None and value.default not in value.enum:
-        yield f"{where}.default", f"{value.default!r} is not in enum"
+        yield f"{where}.default", f"{_shown(value.default)} is not in enum"
     if value.items is not None:
         yield from _value(f"{where}.items", value.items, depth + 1)
     for name, inner in value.properties.items():
         yield from _value(f"{where}.properties.{name}", inner, depth + 1)
+
+
+def _shown(item: object) -> str:
+    return repr(item) if isinstance(item, str) else str(item)
 
 
 def _given(default: Any) -> tuple[Any, ...]:
@@ -343,6 +367,8 @@ _PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
 def _fits(item: object, value: Value) -> bool:
     if isinstance(item, bool):
         return value.type == "boolean"
+    if isinstance(item, int | float) and not abs(item) <= LARGEST:  # NaN compares false
+        return False
     return isinstance(item, _PYTHON_TYPES[value.type])
 
 

@@ -8,17 +8,19 @@ did not.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from gateway.connectors.text import cut, visible
 from gateway.model import Access, HttpOperation, Risk, Source, Tool, digest
 
 CHARACTERS_PER_TOKEN = 4.6
-INVISIBLE = frozenset(("Cc", "Cf", "Co", "Cs"))
+NOT_AUTHENTICATED = (
+    "⚠ This connection is not authenticated yet: calls fail until it has been signed in."
+)
 REPEATABLE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
 
 
@@ -35,6 +37,7 @@ def http_tool(
     input_schema: Mapping[str, Any],
     capability: str | None = None,
     keywords: str = "",
+    security: str = "",
 ) -> Tool:
     """A tool that makes one HTTP request; `name` has the connection's prefix."""
     schema = orjson.dumps(input_schema)
@@ -66,22 +69,16 @@ def http_tool(
         http=http,
         capability=capability,
         keywords=keywords,
+        security=security,
     )
 
 
-def description_of(source: Source, display_name: str, title: str, text: str) -> str:
-    """`[Display name] title — text`, cut to length, without characters a person would not see."""
-    start = f"[{display_name}] "
-    warning = "" if source.authenticated else f" ⚠ {display_name} is not authenticated yet."
-    words = " ".join(visible(f"{title} — {text}" if text else title).split())
-    room = max(0, source.max_description_chars - len(start) - len(warning))
-    return start + (words if len(words) <= room else words[: max(0, room - 1)] + "…") + warning
-
-
-def visible(text: str) -> str:
-    """The text without control, zero-width, bidirectional and tag characters."""
-    kept = (c for c in text if c in "\n\t" or unicodedata.category(c) not in INVISIBLE)
-    return "".join(kept)
+def description_of(source: Source, display_name: str, text: str) -> str:
+    """`[Display name] text` on one line and cut to length, with a warning where one is due."""
+    start = f"[{visible(display_name)}] "
+    warning = "" if source.authenticated else f" {NOT_AUTHENTICATED}"
+    room = source.max_description_chars - len(start) - len(warning)
+    return start + cut(" ".join(visible(text).split()), room) + warning
 
 
 def renamed(tool: Tool, name: str) -> Tool:

@@ -1,0 +1,353 @@
+"""A manifest becomes the same kind of tools as any other definition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+from mcp_types import Tool as McpTool
+
+from gateway.connectors.manifest import build_manifest
+from gateway.errors import DefinitionUnreadable
+from gateway.model import (
+    Body,
+    Field,
+    HttpOperation,
+    Override,
+    Parameter,
+    Problem,
+    RateLimit,
+    Skipped,
+    Tool,
+    decode_build,
+    digest,
+    encode_build,
+)
+
+from .manifests import CONNECTION, LIBRARY, library, tool
+
+SEARCH_INPUT = {
+    "type": "object",
+    "properties": {
+        "shelf": {"type": "string", "description": "Shelf."},
+        "genre": {"type": "array", "items": {"type": "string", "enum": ["poetry", "prose"]}},
+        "sort": {"type": "string", "enum": ["title", "year"], "default": "title"},
+        "trace": {"type": "string", "minLength": 4, "maxLength": 32},
+        "from": {"type": "integer", "minimum": 0, "description": "Where to go on."},
+    },
+    "required": ["shelf"],
+    "additionalProperties": False,
+}
+SEARCH_WORDS = (
+    "[City Library] Search books — Find books on a shelf. Returns an array of books. "
+    "Pages: go on with `from`."
+)
+LEND_INPUT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "body_id": {"type": "string", "description": "Reader's card."},
+        "days": {"type": "integer", "default": 14, "minimum": 1, "maximum": 60},
+        "marks": {
+            "type": "object",
+            "properties": {"colour": {"type": "string"}, "page": {"type": "number"}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["id", "body_id"],
+    "additionalProperties": False,
+}
+
+
+NOT_ONE_BOOK = ("searchBooks", "uploadCover", "countBooks")
+
+
+def test_read_operation_becomes_a_whole_tool() -> None:
+    entry = _entry("city_search_books", "Search books", SEARCH_WORDS, SEARCH_INPUT, read=True)
+    assert tool(library(), "searchBooks") == Tool(
+        name="city_search_books",
+        local_name="search_books",
+        connection="city",
+        operation="searchBooks",
+        method="GET",
+        path="/shelves/{shelf}/books",
+        access="read",
+        risk="none",
+        trust="trusted",
+        title="Search books",
+        description=SEARCH_WORDS,
+        input_schema=orjson.dumps(SEARCH_INPUT),
+        entry=entry,
+        tokens=math.ceil(len(entry.decode()) / 4.6),
+        fingerprint=_fingerprint(
+            "GET", "/shelves/{shelf}/books", SEARCH_INPUT, SEARCH_WORDS, "read"
+        ),
+        http=HttpOperation(
+            method="GET",
+            base_url="https://north.library.example/api",
+            path="/shelves/{shelf}/books",
+            parameters=(
+                Parameter("shelf", "path", "shelf"),
+                Parameter("filter[genre]", "query", "genre", style="form", explode=True),
+                Parameter("sort", "query", "sort", style="form"),
+                Parameter("X-Trace", "header", "trace"),
+                Parameter("from", "query", "from", style="form"),
+                Parameter("X-Client", "header", constant="gateway"),
+            ),
+        ),
+        capability="search_items",
+        keywords="library books shelf genre sort trace from",
+        security="bearer Library-token",
+    )
+
+
+def test_write_operation_becomes_a_whole_tool_with_wrapping_and_on_behalf_of() -> None:
+    words = "[City Library] Lend a book — Lend a book to a reader."
+    entry = _entry("city_lend_book", "Lend a book", words, LEND_INPUT, read=False)
+    assert tool(library(), "lendBook") == Tool(
+        name="city_lend_book",
+        local_name="lend_book",
+        connection="city",
+        operation="lendBook",
+        method="POST",
+        path="/books/{id}/loans",
+        access="write",
+        risk="low",
+        trust="trusted",
+        title="Lend a book",
+        description=words,
+        input_schema=orjson.dumps(LEND_INPUT),
+        entry=entry,
+        tokens=math.ceil(len(entry.decode()) / 4.6),
+        fingerprint=_fingerprint("POST", "/books/{id}/loans", LEND_INPUT, words, "write"),
+        http=HttpOperation(
+            method="POST",
+            base_url="https://north.library.example/api",
+            path="/books/{id}/loans",
+            parameters=(
+                Parameter("id", "path", "id"),
+                Parameter("X-Client", "header", constant="gateway"),
+                Parameter("X-Reader", "header", constant="reader-7"),
+            ),
+            body=Body(
+                "application/json",
+                fields=(Field("body_id", "id"), Field("days", "days"), Field("marks", "marks")),
+                required=True,
+                wrap="data",
+            ),
+        ),
+        keywords="library books id body_id days marks",
+        security="bearer Library-token",
+    )
+
+
+def test_open_body_is_one_argument() -> None:
+    built = tool(library(), "addBook")
+    assert built.http is not None
+    assert built.http.body == Body("application/json", whole="body", required=True, wrap="data")
+    assert orjson.loads(built.input_schema) == {
+        "type": "object",
+        "properties": {
+            "body": {
+                "type": "object",
+                "properties": {
+                    "title": {"type": "string"},
+                    "extra": {"type": "object", "properties": {}, "additionalProperties": True},
+                },
+                "required": ["title"],
+                "additionalProperties": True,
+            }
+        },
+        "required": ["body"],
+        "additionalProperties": False,
+    }
+
+
+def test_file_comes_as_base64_with_a_file_name() -> None:
+    built = tool(library(), "uploadCover")
+    assert built.http is not None
+    assert built.http.body == Body(
+        "multipart/form-data",
+        fields=(
+            Field("cover", "cover", file=True, file_name_argument="cover_filename"),
+            Field("caption", "caption"),
+        ),
+        required=True,
+    )
+    assert orjson.loads(built.input_schema)["properties"] == {
+        "id": {"type": "integer"},
+        "cover": {"type": "string", "contentEncoding": "base64"},
+        "cover_filename": {"type": "string"},
+        "caption": {"type": "string"},
+    }
+
+
+def test_build_carries_what_the_provider_says_of_itself() -> None:
+    build = library()
+    assert (build.format, build.title, build.base_url) == (
+        "manifest",
+        "City Library",
+        "https://north.library.example/api",
+    )
+    assert build.blocklist == ("/staff",)
+    assert build.rate_limit == RateLimit(5, 2.5)
+    assert build.auth_scheme == "Library-token"
+    assert build.problems == ()
+    assert decode_build(encode_build(build)) == build
+
+
+@pytest.mark.parametrize(
+    ("changes", "skipped"),
+    [
+        ({}, {}),
+        (
+            {"include": ("*Book", "listStaff")},
+            dict.fromkeys(NOT_ONE_BOOK, "not included by the connection"),
+        ),
+        (
+            {"exclude": ("*Book",)},
+            dict.fromkeys(("lendBook", "addBook"), "excluded by the connection"),
+        ),
+        ({"blocklist": ("/BOOKS/*/cover",)}, {"uploadCover": "blocklisted by /BOOKS/*/cover"}),
+        (
+            {"on_behalf_of": None},
+            {"lendBook": "City Library needs to know for which user: set on_behalf_of"},
+        ),
+        (
+            {"operations": {"addBook": Override(access="dangerous")}},
+            {"addBook": "dangerous: never exposed"},
+        ),
+        ({"operations": {"burnBooks": Override(access="write")}}, {}),
+    ],
+)
+def test_operation_that_is_no_tool_says_why(
+    changes: dict[str, Any], skipped: dict[str, str]
+) -> None:
+    build = library(**changes)
+    always = {"listStaff": "blocklisted by /staff", "burnBooks": "dangerous: never exposed"}
+    assert {skip.operation: skip.reason for skip in build.skipped} == always | skipped
+    assert len(build.tools) + len(build.skipped) == 7
+
+
+def test_skipped_operation_is_named_as_in_the_manifest() -> None:
+    burnt = Skipped("burnBooks", "DELETE", "/books", "dangerous: never exposed")
+    assert burnt in library().skipped
+
+
+@pytest.mark.parametrize(
+    ("override", "access", "risk", "description"),
+    [
+        (Override(), "write", "low", "[City Library] Lend a book — Lend a book to a reader."),
+        (Override(risk="high"), "write", "high", None),
+        (Override(access="read"), "read", "none", None),
+        (Override(access="delete"), "delete", "high", None),
+        (Override(description="Hand\u200b it out."), "write", "low", "[City Library] Hand it out."),
+    ],
+)
+def test_configuration_has_the_last_word_on_an_operation(
+    override: Override, access: str, risk: str, description: str | None
+) -> None:
+    built = tool(library(operations={"lendBook": override}), "lendBook")
+    assert (built.access, built.risk) == (access, risk)
+    assert description is None or built.description == description
+
+
+def test_connection_names_itself_and_its_region() -> None:
+    built = tool(library(display_name="Branch", region="south", prefix=""), "countBooks")
+    assert built.name == "count_books"
+    assert built.description == "[Branch] Count books — How many there are."
+    assert built.access == "read"
+    assert built.http is not None
+    assert built.http.base_url == "https://south.library.example/api"
+
+
+def test_unknown_region_is_refused() -> None:
+    with pytest.raises(DefinitionUnreadable) as refused:
+        library(region="west")
+    assert refused.value.message == "region: 'west' is not allowed; allowed: north, south"
+
+
+def test_injected_parameter_leaves_the_schema_but_is_still_sent() -> None:
+    built = tool(library(inject=("shelf",)), "searchBooks")
+    schema = orjson.loads(built.input_schema)
+    assert "shelf" not in schema["properties"]
+    assert "required" not in schema
+    assert built.http is not None
+    assert built.http.parameters[0] == Parameter("shelf", "path", "shelf")
+
+
+def test_connection_that_can_not_work_is_warned_about() -> None:
+    build = library(auth_type="basic", operations={"lendBok": Override(access="read")})
+    assert build.problems == (
+        Problem(
+            "warning",
+            "auth.type",
+            "City Library takes bearer (a token from the desk), not basic",
+        ),
+        Problem("warning", "operations.lendBok", "no such operation (did you mean 'lendBook'?)"),
+    )
+
+
+def test_description_is_cut_and_warns_of_a_missing_sign_in() -> None:
+    built = tool(library(authenticated=False, max_description_chars=128), "searchBooks")
+    assert built.description == (
+        "[City Library] Search books — Find books on… "
+        "⚠ This connection is not authenticated yet: calls fail until it has been signed in."
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"region": "south"},
+        {"auth_type": "basic"},
+        {"operations": {"countBooks": Override(access="write")}},
+        {"operations": {"countBooks": Override(description="Other words.")}},
+        {"inject": ("genres",)},
+    ],
+)
+def test_fingerprint_changes_with_what_was_approved(changes: dict[str, Any]) -> None:
+    plain = tool(library(), "countBooks").fingerprint
+    assert tool(library(**changes), "countBooks").fingerprint != plain
+    assert tool(library(display_name="City Library"), "countBooks").fingerprint == plain
+
+
+def test_names_that_fall_together_or_are_long_get_a_suffix() -> None:
+    raw = LIBRARY.replace(b'"countBooks"', b'"add_book"').replace(b"uploadCover", b"u" * 80)
+    names = [built.name for built in build_manifest(raw, CONNECTION).tools]
+    assert names == [
+        "city_search_books",
+        "city_lend_book",
+        f"city_add_book_{digest(b'POST /books')[:8]}",
+        f"city_{'u' * 50}_{digest(b'PUT /books/{id}/cover')[:8]}",
+        f"city_add_book_{digest(b'POST /books/count')[:8]}",
+    ]
+
+
+def test_every_tool_is_valid_for_clients() -> None:
+    for built in library().tools:
+        McpTool.model_validate_json(built.entry)
+        jsonschema_rs.meta.validate(orjson.loads(built.input_schema))
+
+
+def _entry(name: str, title: str, words: str, schema: dict[str, Any], *, read: bool) -> bytes:
+    hints = {"readOnlyHint": read, "destructiveHint": False, "idempotentHint": read}
+    return orjson.dumps(
+        {
+            "name": name,
+            "title": title,
+            "description": words,
+            "inputSchema": schema,
+            "annotations": {"title": title, **hints, "openWorldHint": True},
+        }
+    )
+
+
+def _fingerprint(method: str, path: str, schema: dict[str, Any], words: str, access: str) -> str:
+    base_url = "https://north.library.example/api"
+    text = orjson.dumps(schema).decode()
+    return digest(orjson.dumps([method, base_url, path, "bearer", text, words, access]))
