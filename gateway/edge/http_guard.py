@@ -71,16 +71,19 @@ def host_rules(
 
 
 def fold(lines: HeaderLines) -> dict[bytes, bytes]:
-    """Header lines as a mapping; a copy too many of a header that must be single is refused."""
+    """Header lines as a mapping; a copy too many of a header that must be single is refused.
+
+    Blanks around a value are no part of it, and the parser underneath leaves those after it.
+    """
     lines = lines if isinstance(lines, list) else list(lines)
-    fields = dict(lines)
+    fields = {name: value.strip() for name, value in lines}
     if len(fields) == len(lines):
         return fields
     seen: dict[bytes, bytes] = {}
     for name, value in lines:
         if name in seen and name in _SINGLE:
             raise Refusal(400, f"{name.decode('latin-1')} header appears more than once")
-        seen[name] = seen[name] + b", " + value if name in seen else value
+        seen[name] = seen[name] + b", " + value.strip() if name in seen else value.strip()
     return seen
 
 

@@ -121,7 +121,7 @@ class _Lines(dict[str, str]):
     """Header lines as the SDK reads them: `items` shows every copy of a header."""
 
     def __init__(self, lines: list[tuple[bytes, bytes]]) -> None:
-        self._pairs = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in lines]
+        self._pairs = [(k.decode("latin-1"), v.strip().decode("latin-1")) for k, v in lines]
         super().__init__(self._pairs)
 
     def items(self) -> Any:
