@@ -1,0 +1,206 @@
+"""The manifests that come with the gateway: complete, usable, and safe by themselves."""
+
+from __future__ import annotations
+
+import jsonschema_rs
+import orjson
+import pytest
+from mcp_types import Tool as McpTool
+
+from gateway.blocklist import blocked_by
+from gateway.connectors.manifest import builtin_names, load_builtin, parse_manifest
+from gateway.connectors.manifest_format import Manifest, Operation
+from gateway.model import Body, Parameter, RateLimit
+
+from .manifests import provider, tool
+
+MANIFESTS = {name: parse_manifest(load_builtin(name), name) for name in builtin_names()}
+REGIONS = [
+    (name, region)
+    for name, manifest in MANIFESTS.items()
+    for region in (None, *(manifest.regions.values if manifest.regions else ()))
+]
+OPERATIONS = [
+    pytest.param(manifest, operation, id=f"{name}-{operation.id}")
+    for name, manifest in MANIFESTS.items()
+    for operation in manifest.operations
+]
+DANGEROUS = {
+    "greenhouse": {
+        "anonymize_candidate",
+        "merge_candidates",
+        "delete_candidate",
+        "delete_application",
+    },
+    "zoho-recruit": {"bulk_delete_candidates"},
+    "lever": {"delete_requisition"},
+}
+EVERYWHERE = {
+    "list_candidates",
+    "get_candidate",
+    "create_candidate",
+    "update_candidate",
+    "list_jobs",
+    "get_job",
+    "list_applications",
+    "get_application",
+    "move_application",
+    "list_interviews",
+    "list_notes",
+    "add_note",
+}
+
+
+def test_three_providers_come_with_their_operations() -> None:
+    counts = {name: len(manifest.operations) for name, manifest in MANIFESTS.items()}
+    assert counts == {"greenhouse": 28, "zoho-recruit": 26, "lever": 23}
+
+
+@pytest.mark.parametrize(("name", "region"), REGIONS)
+def test_every_region_builds_every_operation_that_is_not_dangerous(
+    name: str, region: str | None
+) -> None:
+    build = provider(name, region=region)
+    manifest = MANIFESTS[name]
+    assert {skip.operation for skip in build.skipped} == DANGEROUS[name]
+    assert {skip.reason for skip in build.skipped} == {"dangerous: never exposed"}
+    assert len(build.tools) == len(manifest.operations) - len(DANGEROUS[name])
+    assert {t.http.base_url for t in build.tools if t.http} == {build.base_url}
+    for built in build.tools:
+        McpTool.model_validate_json(built.entry)
+        jsonschema_rs.meta.validate(orjson.loads(built.input_schema))
+
+
+def test_regions_lead_to_their_own_data_centres() -> None:
+    hosts = {"zoho-recruit": "https://{}/recruit/v2", "lever": "https://{}/v1"}
+    regions = [
+        ("zoho-recruit", "us", "recruit.zoho.com"),
+        ("zoho-recruit", "eu", "recruit.zoho.eu"),
+        ("zoho-recruit", "in", "recruit.zoho.in"),
+        ("zoho-recruit", "au", "recruit.zoho.com.au"),
+        ("zoho-recruit", "jp", "recruit.zoho.jp"),
+        ("zoho-recruit", "cn", "recruit.zoho.com.cn"),
+        ("zoho-recruit", "ca", "recruit.zohocloud.ca"),
+        ("zoho-recruit", "sa", "recruit.zoho.sa"),
+        ("zoho-recruit", "uk", "recruit.zoho.uk"),
+        ("zoho-recruit", "ae", "recruit.zoho.ae"),
+        ("lever", "us", "api.lever.co"),
+        ("lever", "eu", "api.eu.lever.co"),
+        ("lever", "sandbox", "api.sandbox.lever.co"),
+    ]
+    assert {(n, r): provider(n, region=r).base_url for n, r in REGIONS if r} == {
+        (name, region): hosts[name].format(host) for name, region, host in regions
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "scheme"),
+    [
+        ("greenhouse", RateLimit(50, 10), None),
+        ("zoho-recruit", RateLimit(100, 60), "Zoho-oauthtoken"),
+        ("lever", RateLimit(10, 1), None),
+    ],
+)
+def test_provider_says_its_limit_and_how_a_token_is_sent(
+    name: str, limit: RateLimit, scheme: str | None
+) -> None:
+    build = provider(name)
+    assert (build.rate_limit, build.auth_scheme) == (limit, scheme)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        *(
+            ("greenhouse", path)
+            for path in (
+                *("/users", "/users/7/permissions/jobs", "/user_roles", "/custom_fields/candidate"),
+                *("/webhooks", "/eeoc", "/demographics/questions", "/%75sers", "//Users/"),
+            )
+        ),
+        *(
+            ("zoho-recruit", path)
+            for path in (
+                *("/settings/modules", "/org", "/users", "/__schedule_mass_delete"),
+                *("/Candidates/__schedule_mass_delete", "/Candidates/../users"),
+            )
+        ),
+        *(("lever", path) for path in ("/users", "/audit_events", "/webhooks", "/eeo/responses")),
+    ],
+)
+def test_what_is_nothing_for_an_agent_is_blocked(name: str, path: str) -> None:
+    build = provider(name)
+    assert blocked_by(build.blocklist, build.base_url, path)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_writes_for_a_user_are_skipped_until_it_is_known_for_whom(name: str) -> None:
+    manifest = MANIFESTS[name]
+    needing = {o.id for o in manifest.operations if o.requires_on_behalf_of} - DANGEROUS[name]
+    skipped = {skip.operation: skip.reason for skip in provider(name, on_behalf_of=None).skipped}
+    assert set(skipped) - DANGEROUS[name] == needing
+    assert all("set on_behalf_of" in skipped[operation] for operation in needing)
+
+
+def test_every_greenhouse_write_is_made_for_a_user() -> None:
+    build = provider("greenhouse", on_behalf_of="4080")
+    header = Parameter("On-Behalf-Of", "header", constant="4080")
+    for built in build.tools:
+        assert built.http is not None
+        assert (header in built.http.parameters) == (built.access != "read")
+
+
+def test_lever_writes_are_performed_as_a_user() -> None:
+    built = tool(provider("lever", on_behalf_of="u-1"), "add_note")
+    assert built.http is not None
+    assert built.http.parameters == (
+        Parameter("opportunity", "path", "opportunity"),
+        Parameter("perform_as", "query", style="form", constant="u-1"),
+    )
+
+
+def test_zoho_records_are_wrapped_and_take_the_account_s_own_fields() -> None:
+    build = provider("zoho-recruit")
+    built = tool(build, "create_candidate")
+    assert built.http is not None
+    assert built.http.body == Body("application/json", whole="body", required=True, wrap="data")
+    checks = jsonschema_rs.Draft202012Validator(orjson.loads(built.input_schema))
+    assert checks.is_valid({"body": {"Last_Name": "Ng", "Our_Own_Field": 3}})
+    assert not checks.is_valid({"body": {"First_Name": "Ada"}})
+    json_writes = [
+        t.http.body for t in build.tools if t.http and t.http.body and t.operation != _FILE_UPLOAD
+    ]
+    assert {body.wrap for body in json_writes} == {"data"}
+
+
+_FILE_UPLOAD = "add_candidate_attachment"
+
+
+def test_portable_names_are_the_same_with_every_provider() -> None:
+    for manifest in MANIFESTS.values():
+        assert {o.capability for o in manifest.operations} >= EVERYWHERE
+    shared: dict[str, set[str]] = {}
+    for manifest in MANIFESTS.values():
+        for operation in manifest.operations:
+            if operation.capability:
+                shared.setdefault(operation.capability, set()).add(operation.effective_access)
+    assert {name: access for name, access in shared.items() if len(access) > 1} == {}
+
+
+@pytest.mark.parametrize(("manifest", "operation"), OPERATIONS)
+def test_operation_is_described_well_enough_to_choose_by(
+    manifest: Manifest, operation: Operation
+) -> None:
+    assert len(operation.title) <= 48
+    assert operation.description.endswith(".")
+    dangerous = operation.effective_access == "dangerous"
+    assert dangerous or (len(operation.description) >= 35 and operation.returns)
+    assert not (dangerous and operation.capability)
+    assert all(param.description for param in operation.params)
+    if operation.body is not None:
+        assert all(value.description for value in operation.body.properties.values())
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_whole_provider_costs_few_tokens(name: str) -> None:
+    assert sum(built.tokens for built in provider(name).tools) < 7_000
