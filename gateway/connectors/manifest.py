@@ -39,6 +39,7 @@ from gateway.model import (
     Tool,
 )
 
+BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 MAX_MANIFEST_BYTES = 1024 * 1024
 DANGEROUS = "dangerous: never exposed"
 _NO_OVERRIDE = Override()
@@ -46,19 +47,12 @@ _NO_OVERRIDE = Override()
 
 def load_builtin(name: str) -> bytes:
     """The text of a manifest that comes with the gateway; raises DefinitionUnreadable."""
-    if name not in builtin_names():
-        guess, known = _close(name, builtin_names()), ", ".join(builtin_names())
+    if name not in BUILTIN:
         raise DefinitionUnreadable(
-            f"manifest: {name!r} does not come with the gateway{guess}",
-            f"Use one of {known}, or the path of a file.",
+            f"manifest: {name!r} does not come with the gateway{_close(name, BUILTIN)}",
+            f"Use one of {', '.join(BUILTIN)}, or the path of a file.",
         )
     return (files("gateway") / "manifests" / f"{name}.toml").read_bytes()
-
-
-def builtin_names() -> tuple[str, ...]:
-    """The providers that come with the gateway."""
-    found = (entry.name for entry in (files("gateway") / "manifests").iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.connectors.manifest import builtin_names
+from gateway.connectors.manifest import BUILTIN
 from gateway.connectors.portable import portable_tools
 
 from .manifests import library, provider, tool
@@ -32,7 +32,7 @@ def test_tools_without_a_capability_are_left_out() -> None:
     assert portable_tools("ats", [tool(library(), "lendBook")]) == []
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", BUILTIN)
 def test_swapped_provider_keeps_the_names(name: str) -> None:
     names = {built.name for built in portable_tools("ats", provider(name).tools)}
     assert names >= {
@@ -49,6 +49,6 @@ def test_swapped_provider_keeps_the_names(name: str) -> None:
 
 
 def test_no_dangerous_operation_gets_a_portable_name() -> None:
-    for name in builtin_names():
+    for name in BUILTIN:
         for built in portable_tools("ats", provider(name).tools):
             assert built.access != "dangerous"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 import jsonschema_rs
 import orjson
 import pytest
 from mcp_types import Tool as McpTool
 
 from gateway.blocklist import blocked_by
-from gateway.connectors.manifest import builtin_names, load_builtin, parse_manifest
+from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest
 from gateway.connectors.manifest_format import Manifest, Operation
 from gateway.model import Body, Parameter, RateLimit
 
 from .manifests import provider, tool
 
-MANIFESTS = {name: parse_manifest(load_builtin(name), name) for name in builtin_names()}
+MANIFESTS = {name: parse_manifest(load_builtin(name), name) for name in BUILTIN}
 REGIONS = [
     (name, region)
     for name, manifest in MANIFESTS.items()
@@ -52,6 +54,8 @@ EVERYWHERE = {
 
 
 def test_three_providers_come_with_their_operations() -> None:
+    shipped = (entry.name for entry in (files("gateway") / "manifests").iterdir())
+    assert sorted(shipped) == [f"{name}.toml" for name in BUILTIN]
     counts = {name: len(manifest.operations) for name, manifest in MANIFESTS.items()}
     assert counts == {"greenhouse": 28, "zoho-recruit": 26, "lever": 23}
 

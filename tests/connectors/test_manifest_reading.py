@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.connectors.manifest import (
+    BUILTIN,
     MAX_MANIFEST_BYTES,
     build_manifest,
-    builtin_names,
     load_builtin,
     parse_manifest,
     region_problem,
@@ -115,7 +115,7 @@ def test_region_is_one_of_the_provider(name: str, region: str | None, problem: s
     assert region_problem(parse_manifest(load_builtin(name), name), region) == problem
 
 
-TEXTS = [*(load_builtin(name).decode() for name in builtin_names()), LIBRARY.decode()]
+TEXTS = [*(load_builtin(name).decode() for name in BUILTIN), LIBRARY.decode()]
 KEYS = ["id", "in", "type", "name", "path", "params", "body", "open", "access", "capability"]
 VALUES = [
     *("1", "-1", "1.5", "true", "nan", "2026-01-01", "100000000000000000000"),
