@@ -1,7 +1,7 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench clean conformance typescript
 
 .venv/ready: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -22,3 +22,14 @@ lint: .venv/ready
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+
+# The official conformance runner and the official TypeScript clients; these need npm.
+conformance: .venv/ready tests/conformance/node_modules/ready
+	$(PY) -m tests.conformance.run
+
+typescript: .venv/ready tests/typescript/node_modules/ready
+	$(PY) -m tests.typescript.run
+
+tests/%/node_modules/ready: tests/%/package.json
+	cd tests/$* && npm install --no-package-lock --no-audit --no-fund --silent
+	touch $@

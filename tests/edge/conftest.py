@@ -38,7 +38,12 @@ def with_tokens(*names: str) -> AuthSettings:
 async def serving(app: Any) -> AsyncIterator[int]:
     """Serve an ASGI app; yields its port."""
     config = uvicorn.Config(
-        app, port=0, http="httptools", lifespan="off", log_level="error", timeout_graceful_shutdown=2
+        app,
+        port=0,
+        http="httptools",
+        lifespan="off",
+        log_level="error",
+        timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

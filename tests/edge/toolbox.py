@@ -104,6 +104,8 @@ class Toolbox:
             case "report" if context.progress is not None:
                 for step in range(3):
                     await context.progress(step + 1, 3, f"step {step + 1}")
+            case "grow":
+                self.put(arguments["name"])
             case "ask" if context.elicit is not None:
                 answer = await context.elicit("Go on?", ANY_OBJECT)
                 return {"content": [], "structuredContent": answer}

@@ -1,0 +1,74 @@
+"""The official TypeScript clients, in both eras, against our endpoint.
+
+`npm install` in this folder brings them. Each client makes the same journey (`journey.mjs`), over a
+listing that is cut into pages, with a token, and must see exactly what is written here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cryptography.fernet import Fernet
+
+from gateway.edge.identity import Identity
+from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
+from tests.edge.conftest import TOKENS, serving, with_tokens
+from tests.edge.toolbox import Toolbox, tool
+
+HERE = Path(__file__).parent
+NODE = HERE / "node_modules/.bin/node"
+CLIENTS = ("v1", "v2-legacy", "v2-modern")
+JOURNEY_SECONDS = 30.0
+
+
+async def main() -> int:
+    """0 when every client saw what it should."""
+    toolbox = Toolbox(page_size=2)
+    for name in ("report", "grow"):
+        toolbox.tools[name] = tool(name)
+    endpoint = McpEndpoint(
+        toolbox, Identity(with_tokens("ann")), Fernet(Fernet.generate_key()), EdgeSettings()
+    )
+    wrong = 0
+    async with serving(endpoint) as port:
+        for client in CLIENTS:
+            expected = _expected(client, len(toolbox.tools))
+            seen = await _journey(client, f"http://127.0.0.1:{port}/mcp")
+            print(f"{client}: {'fine' if seen == expected else f'{seen} instead of {expected}'}")
+            wrong += seen != expected
+        await endpoint.drain(0.0)
+    return 1 if wrong else 0
+
+
+def _expected(client: str, listed: int) -> dict[str, Any]:
+    return {
+        "before": listed,
+        "result": {"greeting": "grüß dich"},
+        "progress": [1, 2, 3],
+        "unknown": -32602,
+        "heard": 1,
+        "added": [f"made_by_{client}"],
+    }
+
+
+async def _journey(client: str, url: str) -> object:
+    process = await asyncio.create_subprocess_exec(
+        NODE,
+        HERE / "journey.mjs",
+        url,
+        client,
+        env={**os.environ, "GATEWAY_TOKEN": TOKENS["ann"]},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(JOURNEY_SECONDS):
+        output, _ = await process.communicate()
+    return json.loads(output) if output else f"exit code {process.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
