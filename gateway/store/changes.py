@@ -52,21 +52,45 @@ async def record_changes(db: Database, changes: Sequence[Change]) -> int | None:
     return await db.write(unit, REVISION_LOCK)
 
 
+def record_in(tx: Connection, connection: str, changes: Sequence[Change]) -> None:
+    """Keeps what a refresh found, in place of what was held before and is no longer found.
+
+    A change that is held already, or was rejected and comes again as it was, is not told anew.
+    """
+    ours = _table.c.connection == connection
+    known = many(tx, select(_table).where(ours & _table.c.status.in_(("held", "rejected"))), Change)
+    told = {(row.operation, row.before, row.after): row for row in known}
+    fresh = [c for c in changes if (c.operation, c.before, c.after) not in told]
+    still = {(c.operation, c.before, c.after) for c in changes if c.status == "held"}
+    over = [row.id for key, row in told.items() if row.status == "held" and key not in still]
+    if over:
+        tx.execute(_table.delete().where(_table.c.id.in_(over)))
+    if fresh:
+        tx.execute(insert(_table), [values(change) for change in fresh])
+
+
 async def decide_change(
     db: Database, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
 ) -> Change | None:
     """The change as decided now; None if it was not held any more."""
-    held = (_table.c.id == id) & (_table.c.status == "held")
-    statement = update(_table).where(held).values(status=status, by=by, decided_at=now)
 
     def unit(tx: Connection) -> Change | None:
         lock_revision(tx)
-        decided = one(tx, statement.returning(_table), Change)
+        decided = decide_in(tx, id, status, by=by, now=now)
         if decided is not None:
             bump_revision(tx)
         return decided
 
     return await db.write(unit, REVISION_LOCK)
+
+
+def decide_in(
+    tx: Connection, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
+) -> Change | None:
+    """`decide_change` inside a unit of the caller's."""
+    held = (_table.c.id == id) & (_table.c.status == "held")
+    statement = update(_table).where(held).values(status=status, by=by, decided_at=now)
+    return one(tx, statement.returning(_table), Change)
 
 
 async def drop_held(db: Database, connection: str) -> int:

@@ -57,14 +57,21 @@ async def put_connection(
     sealed = seal.encrypt_json(settings)
 
     def unit(tx: Connection) -> int:
-        lock_revision(tx)
-        _check_revision(tx, name, expected)
-        revision = bump_revision(tx)
-        tx.execute(upsert(tx, _table), values(_Sealed(name, sealed, revision, now, by)))
-        return revision
+        return put_in(tx, name, sealed, by=by, now=now, expected=expected)
 
     revision = await db.write(unit, REVISION_LOCK)
     return StoredConnection(name, settings, revision, now, by)
+
+
+def put_in(
+    tx: Connection, name: str, sealed: bytes, *, by: str, now: float, expected: int | None
+) -> int:
+    """`put_connection` inside a unit of the caller's, which must take REVISION_LOCK."""
+    lock_revision(tx)
+    _check_revision(tx, name, expected)
+    revision = bump_revision(tx)
+    tx.execute(upsert(tx, _table), values(_Sealed(name, sealed, revision, now, by)))
+    return revision
 
 
 async def delete_connection(db: Database, name: str, *, expected: int | None = None) -> int | None:

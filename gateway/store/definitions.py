@@ -41,15 +41,29 @@ class Definition:
 
 async def save_definition(db: Database, definition: Definition, raw: bytes) -> int:
     """Keeps a document with its build; the revision at which replicas see it."""
-    packed = await asyncio.to_thread(zlib.compress, raw, 1)
-    row = {**values(definition), "problems": list(definition.problems), "raw": packed}
+    packed = await pack(raw)
 
     def unit(tx: Connection) -> int:
         lock_revision(tx)
-        tx.execute(upsert(tx, _table), row)
+        save_in(tx, definition, packed)
         return bump_revision(tx)
 
     return await db.write(unit, REVISION_LOCK)
+
+
+async def pack(raw: bytes) -> bytes:
+    """A document as it is stored; a large one takes a while, so it is done off the event loop."""
+    return await asyncio.to_thread(zlib.compress, raw, 1)
+
+
+def save_in(tx: Connection, definition: Definition, packed: bytes) -> None:
+    """`save_definition` inside a unit of the caller's: the only one kept for its connection."""
+    others = (_table.c.connection == definition.connection) & (
+        _table.c.location != definition.location
+    )
+    tx.execute(delete(_table).where(others))
+    row = {**values(definition), "problems": list(definition.problems), "raw": packed}
+    tx.execute(upsert(tx, _table), row)
 
 
 async def save_build(

@@ -165,10 +165,10 @@ class _FileLooks:
 
     async def close(self) -> None:
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+            if self._connection is not None:
+                self._thread.submit(self._connection.close)  # behind a look that still runs
+            self._thread.shutdown(wait=False)
+        self._connection = self._thread = None
 
     def _connect(self) -> None:
         self._connection = sqlite3.connect(

@@ -1,0 +1,7 @@
+"""Every test here runs over both stores."""
+
+from __future__ import annotations
+
+from tests.databases import db, other_db, postgres, store_url
+
+__all__ = ["db", "other_db", "postgres", "store_url"]

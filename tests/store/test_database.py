@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, insert, select, text, update
+
+from gateway.errors import Broken, ConfigInvalid, Fixable, Overloaded
+from gateway.store import tables, writer
+from gateway.store.database import Database, engine_for
+from gateway.store.postgres import Postgres
+from gateway.store.sqlite import Sqlite
+from gateway.store.writer import Row
+from tests.databases import eventually
+
+FACTS = tables.facts
+
+
+def add_fact(tx: Connection, name: str, value: bytes = b"") -> int:
+    return tx.execute(insert(FACTS), {"name": name, "value": value}).rowcount
+
+
+def add_facts(tx: Connection, rows: list[Row]) -> None:
+    tx.execute(insert(FACTS), rows)
+
+
+def fact_names(tx: Connection) -> list[str]:
+    return list(tx.execute(select(FACTS.c.name).order_by(FACTS.c.name)).scalars())
+
+
+async def hold_writer(db: Database, gate: threading.Event) -> asyncio.Task[int]:
+    """A unit that keeps the writer busy until the gate opens."""
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def unit(tx: Connection) -> int:
+        loop.call_soon_threadsafe(started.set)
+        assert gate.wait(5)
+        return add_fact(tx, "held")
+
+    task = asyncio.create_task(db.write(unit))
+    async with asyncio.timeout(5):
+        await started.wait()
+    return task
+
+
+async def test_write_gives_back_what_its_unit_returned(db: Database) -> None:
+    assert await db.write(lambda tx: (add_fact(tx, "a"), "mine")) == (1, "mine")
+    assert await db.read(fact_names) == ["a"]
+
+
+async def test_update_says_how_many_rows_it_changed(db: Database) -> None:
+    await db.write(lambda tx: add_fact(tx, "a"))
+    change = update(FACTS).where(FACTS.c.name == "a", FACTS.c.value == b"").values(value=b"1")
+
+    changed = [await db.write(lambda tx: tx.execute(change).rowcount) for _ in range(2)]
+
+    assert changed == [1, 0]
+
+
+async def test_waiting_units_share_one_commit(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
+        gate = threading.Event()
+        held = await hold_writer(db, gate)
+        rest = [
+            asyncio.create_task(db.write(lambda tx, n=n: add_fact(tx, f"{n:03}")))
+            for n in range(100)
+        ]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(held, *rest)
+
+        figures = db.figures()
+
+    assert (figures.units, figures.commits) == (101, 2)
+
+
+async def test_failing_unit_fails_only_itself(db: Database) -> None:
+    def refused(tx: Connection) -> None:
+        add_fact(tx, "half")
+        raise Fixable("precondition", "no")
+
+    outcomes = await asyncio.gather(
+        db.write(lambda tx: add_fact(tx, "a")),
+        db.write(refused),
+        db.write(lambda tx: tx.execute(text("SELECT nothing FROM nowhere"))),
+        db.write(lambda tx: add_fact(tx, "a")),
+        db.write(lambda tx: add_fact(tx, "b")),
+        return_exceptions=True,
+    )
+
+    kinds = [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes]
+    assert kinds == [1, Fixable, Broken, Broken, 1]
+    assert await db.read(fact_names) == ["a", "b"]
+
+
+async def test_failing_unit_on_its_own_leaves_nothing_behind(db: Database) -> None:
+    def refused(tx: Connection) -> None:
+        add_fact(tx, "half")
+        raise Fixable("precondition", "no")
+
+    with pytest.raises(Fixable, match="no"):
+        await db.write(refused)
+
+    assert await db.read(fact_names) == []
+
+
+async def test_full_queue_answers_busy_at_once(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
+        gate = threading.Event()
+        held = await hold_writer(db, gate)
+        waiting = [
+            asyncio.create_task(db.write(lambda tx: None)) for _ in range(writer.MAX_WAITING)
+        ]
+        await asyncio.sleep(0)
+
+        with pytest.raises(Overloaded) as caught:
+            await db.write(lambda tx: None)
+
+        gate.set()
+        await asyncio.gather(held, *waiting)
+    assert caught.value.code == "busy"
+
+
+async def test_unit_whose_caller_gave_up_does_not_happen(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
+        gate = threading.Event()
+        held = await hold_writer(db, gate)
+        given_up = asyncio.create_task(db.write(lambda tx: add_fact(tx, "late")))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        gate.set()
+        await held
+        await db.write(lambda tx: None)
+
+        assert await db.read(fact_names) == ["held"]
+
+
+async def test_reads_go_on_while_a_write_holds_the_file(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
+        gate = threading.Event()
+        held = await hold_writer(db, gate)
+
+        assert await db.read(fact_names) == []
+
+        gate.set()
+        await held
+
+
+async def test_rows_written_soon_arrive_by_themselves(db: Database) -> None:
+    for name in "abc":
+        assert db.write_soon(add_facts, {"name": name, "value": b""})
+
+    await eventually(lambda: db.read(fact_names), ["a", "b", "c"])
+    assert db.figures().commits == 1
+
+
+async def test_rows_written_soon_are_flushed_on_close(store_url: str) -> None:
+    async with Database(store_url) as first:
+        first.write_soon(add_facts, {"name": "a", "value": b""})
+    async with Database(store_url) as second:
+        assert await second.read(fact_names) == ["a"]
+
+
+async def test_refused_row_costs_only_itself_and_is_counted(db: Database) -> None:
+    for name in ("a", "b", "a", "c"):
+        db.write_soon(add_facts, {"name": name, "value": b""})
+    await db.write(lambda tx: add_fact(tx, "d"))
+
+    assert await db.read(fact_names) == ["a", "b", "c", "d"]
+    assert db.figures().dropped == 1
+
+
+async def test_rows_beyond_the_bound_are_refused_and_counted(db: Database) -> None:
+    size = writer.MAX_SOON_BYTES // 2
+    kept = [db.write_soon(add_facts, {"name": name, "value": b""}, size) for name in "abc"]
+
+    assert kept == [True, True, False]
+    assert db.figures().dropped == 1
+
+
+async def test_closed_store_takes_no_more(store_url: str) -> None:
+    db = Database(store_url)
+    await db.open()
+    await db.close()
+
+    with pytest.raises(Broken) as caught:
+        await db.write(lambda tx: None)
+    assert caught.value.code == "store_unavailable"
+    assert not db.write_soon(add_facts, {})
+
+
+async def test_reads_cannot_write(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
+        with pytest.raises(Broken):
+            await db.read(lambda tx: add_fact(tx, "a"))
+
+
+async def test_cancelled_reads_leave_the_store_usable(db: Database) -> None:
+    for _ in range(20):
+        reads = [asyncio.create_task(db.read(fact_names)) for _ in range(8)]
+        await asyncio.sleep(0)
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    assert await asyncio.gather(*(db.read(fact_names) for _ in range(8))) == [[]] * 8
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("sqlite:///state/gateway.db", Sqlite),
+        ("sqlite:////var/gateway.db", Sqlite),
+        ("postgresql://user@host/db", Postgres),
+        ("postgres://user@host/db", Postgres),
+    ],
+)
+async def test_url_names_its_engine(url: str, kind: type) -> None:
+    assert isinstance(engine_for(url), kind)
+
+
+@pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "mysql://host/db", "state.db"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"store\.url"):
+        engine_for(url)
+
+
+async def test_unreachable_store_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for url in (f"sqlite:///{tmp_path}/file/gateway.db", "postgresql://user@127.0.0.1:1/db"):
+        with pytest.raises(Broken) as caught:
+            await Database(url).open()
+        assert caught.value.code == "store_unavailable"
