@@ -75,7 +75,7 @@ def http_tool(
 
 def description_of(source: Source, display_name: str, text: str) -> str:
     """`[Display name] text` on one line and cut to length, with a warning where one is due."""
-    start = f"[{visible(display_name)}] "
+    start = f"[{visible(display_name)}] " if display_name else ""
     warning = "" if source.authenticated else f" {NOT_AUTHENTICATED}"
     room = source.max_description_chars - len(start) - len(warning)
     return start + cut(" ".join(visible(text).split()), room) + warning
