@@ -1,0 +1,128 @@
+"""A child process that speaks over its standard streams, and its certain end.
+
+It runs in its own process group, so that whatever it starts ends with it, and sees only the
+environment it was given and a few basics. Closing follows the protocol: its input is closed, then
+SIGTERM, then SIGKILL, each after a grace; nothing is left behind. What it writes to standard error
+becomes log lines, bounded in length and number, without the secrets it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import structlog
+
+from gateway.connectors.text import visible
+from gateway.connectors.upstream_rpc import unreachable
+
+BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
+READ_BYTES = 65_536
+GRACE_SECONDS = 1.0
+GROUP_POLL_SECONDS = 0.01
+MAX_LOG_CHARS = 500
+MAX_LOG_LINES = 50  # in each span of LOG_SPAN_SECONDS
+LOG_SPAN_SECONDS = 10.0
+MIN_SECRET_CHARS = 6
+
+log = structlog.get_logger(__name__)
+
+
+class Child:
+    """A running child: its input, its output, and its end."""
+
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, secrets: Sequence[str]
+    ) -> None:
+        assert process.stdin and process.stdout and process.stderr
+        self.pid = process.pid
+        self.input = process.stdin
+        self.output = process.stdout
+        self._process = process
+        self._errors = asyncio.create_task(_log_lines(name, process.stderr, secrets))
+        self._ending: asyncio.Task[None] | None = None
+
+    async def end(self) -> None:
+        """Ends the child and everything it started; a cancelled caller does not stop that."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        with suppress(OSError):
+            self.input.close()
+        for how in (None, signal.SIGTERM, signal.SIGKILL):
+            if how is not None:
+                _signal_group(self.pid, how)
+            if await self._gone(GRACE_SECONDS):
+                break
+        self._errors.cancel()
+        await asyncio.gather(self._errors, return_exceptions=True)
+        # Otherwise its pipes stay open as long as some stray descendant holds the other end.
+        self._process._transport.close()  # type: ignore[attr-defined]  # there is no public way
+
+    async def _gone(self, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + seconds
+        while self._process.returncode is None or _signal_group(self.pid, 0):
+            if loop.time() >= ends:
+                return False
+            await asyncio.sleep(GROUP_POLL_SECONDS)
+        return True
+
+
+async def start_child(
+    name: str, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
+) -> Child:
+    """Starts a command; an `upstream_unreachable` says why it can't be."""
+    basics = {key: os.environ[key] for key in BASICS if key in os.environ}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            command,
+            *args,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**basics, **env},
+            cwd=cwd,
+            start_new_session=True,
+            limit=READ_BYTES,
+        )
+    except (OSError, ValueError) as error:
+        reason = (
+            error.strerror if isinstance(error, OSError) and error.strerror else "not a command"
+        )
+        raise unreachable(name, f"can't be started: {reason}", sent=False) from error
+    return Child(name, process, [v for v in env.values() if len(v) >= MIN_SECRET_CHARS])
+
+
+def _signal_group(group: int, how: int) -> bool:
+    """Whether the group still had anyone to signal."""
+    try:
+        os.killpg(group, how)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+async def _log_lines(name: str, errors: asyncio.StreamReader, secrets: Sequence[str]) -> None:
+    loop = asyncio.get_running_loop()
+    span_ends, logged, rest = 0.0, 0, b""
+    while chunk := await errors.read(READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        rest = rest[:READ_BYTES]
+        if loop.time() >= span_ends:
+            span_ends, logged = loop.time() + LOG_SPAN_SECONDS, 0
+        for line in lines[: MAX_LOG_LINES - logged]:
+            log.info("upstream_stderr", upstream=name, line=_loggable(line, secrets))
+        logged = min(MAX_LOG_LINES, logged + len(lines))
+
+
+def _loggable(line: bytes, secrets: Sequence[str]) -> str:
+    text = line.decode("utf-8", "replace")
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return visible(text)[:MAX_LOG_CHARS]

@@ -1,0 +1,365 @@
+"""One upstream over streamable HTTP, thin: a request is one POST, answered as JSON or as events.
+
+Connections, address checks and TLS belong to the function handed in (`Open`), so there is one way
+out. Up to 2025-11-25 a session id ties requests together: when the upstream forgot it (404) the
+session is gone and whoever holds it meets the upstream anew. From 2026-07-28 nothing is kept.
+
+Only configured headers and credentials are sent, never those of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import structlog
+
+from gateway.connectors.upstream_answers import (
+    Headers,
+    Open,
+    Streamed,
+    events,
+    header,
+    media_type,
+    message_in,
+    refusal,
+    whole_body,
+)
+from gateway.connectors.upstream_headers import HeaderMarks, routing_headers
+from gateway.connectors.upstream_rpc import (
+    GREETING,
+    INTERACTIVE,
+    LISTEN_FILTER,
+    METHOD_NOT_FOUND,
+    NO_HOOKS,
+    UNSUPPORTED_VERSION,
+    Elicit,
+    Era,
+    Hooks,
+    Message,
+    Notice,
+    NotOffered,
+    Peer,
+    RpcFailed,
+    SessionGone,
+    answer,
+    broken,
+    negotiate,
+    outcome,
+    passed_on,
+    pausing,
+    request_message,
+    settle,
+    timed_out,
+    unreachable,
+)
+from gateway.connectors.upstream_sse import Event
+from gateway.errors import GatewayError, UpstreamFailed
+
+MAX_RESUMES = 5
+RESUME_SECONDS = 1.0
+MAX_RESUME_SECONDS = 10.0
+LISTEN_SECONDS = 600.0
+TELL_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
+LAST_BYTES_SECONDS = 0.02
+MAX_BACKGROUND = 64
+NO_STREAM = (200, 400, 404, 405, 406, 501)  # answers to a GET by servers that have no stream
+
+Authorize = Callable[[bool], Awaitable[Headers]]  # True: the last credentials were refused
+
+log = structlog.get_logger(__name__)
+
+
+class HttpSession:
+    """A conversation with one upstream over HTTP."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        headers: Headers,
+        *,
+        open_: Open,
+        authorize: Authorize | None,
+        notice: Notice,
+        max_bytes: int,
+    ) -> None:
+        self.name = name
+        self.peer = GREETING
+        self.lost = asyncio.Event()
+        self.marks: Mapping[str, HeaderMarks] = {}  # by tool, as last listed
+        self._url = url
+        self._fixed = tuple(headers)
+        self._open = open_
+        self._authorize = authorize
+        self._notice = notice
+        self._max_bytes = max_bytes
+        self._session_id: str | None = None
+        self._ids = itertools.count(1)
+        self._asking: dict[int, Elicit | None] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def connect(self, remembered: Era | None, seconds: float) -> None:
+        """Meets the upstream; afterwards requests can be made."""
+        self.peer = await negotiate(self._exchange, remembered, seconds)
+        if self.peer.era == "handshake":
+            await self.notify("notifications/initialized", {})
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
+    ) -> dict[str, Any]:
+        """The result of one request."""
+        return passed_on(await self._exchange(method, params, self.peer, seconds, hooks))
+
+    async def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        """Tells the upstream something that has no answer."""
+        await self._post_only({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def listen(self, opened: Callable[[], None]) -> None:
+        """Passes the upstream's notices on until its stream ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LISTEN_SECONDS):  # then anew: a stream may have gone deaf
+                if self.peer.era == "modern":
+                    await self._listen_post(opened)
+                else:
+                    await self._listen_get(opened)
+
+    async def close(self) -> None:
+        """Ends the session, if the upstream keeps one; whether it hears that or not."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=CLOSE_SECONDS)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._session_id and not self.lost.is_set():
+            with suppress(GatewayError):
+                head = await self._headers(self.peer)
+                async with self._open("DELETE", self._url, head, None, CLOSE_SECONDS):
+                    pass
+        self.lost.set()
+
+    async def _exchange(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        seconds: float,
+        hooks: Hooks = NO_HOOKS,
+    ) -> dict[str, Any]:
+        request_id = next(self._ids)
+        asks_progress = hooks.progress is not None
+        message = request_message(request_id, method, params, peer, progress=asks_progress)
+        if method in INTERACTIVE:
+            self._asking[request_id] = hooks.elicit
+        try:
+            return await self._post(message, peer, seconds, hooks)
+        except asyncio.CancelledError:
+            self._cancelled(request_id, method, peer)
+            raise
+        except UpstreamFailed as error:
+            if error.code == "upstream_timeout":
+                self._cancelled(request_id, method, peer)
+            raise
+        finally:
+            self._asking.pop(request_id, None)
+
+    async def _post(
+        self, message: Message, peer: Peer, seconds: float, hooks: Hooks
+    ) -> dict[str, Any]:
+        ends = asyncio.get_running_loop().time() + seconds
+        body = orjson.dumps(message)
+        try:
+            return await self._attempt(message, body, peer, ends, hooks)
+        except _StaleCredentials:  # not processed: once more, with fresh ones
+            return await self._attempt(message, body, peer, ends, hooks, refused=True)
+
+    async def _attempt(
+        self,
+        message: Message,
+        body: bytes,
+        peer: Peer,
+        ends: float,
+        hooks: Hooks,
+        refused: bool = False,
+    ) -> dict[str, Any]:
+        left = ends - asyncio.get_running_loop().time()
+        head = [*await self._headers(peer, refused), *self._routing(message, peer)]
+        async with self._open("POST", self._url, head, body, left) as streamed:
+            if streamed.status == 401 and self._authorize is not None and not refused:
+                raise _StaleCredentials
+            try:
+                async with asyncio.timeout_at(ends) as limit:
+                    hooks = replace(hooks, elicit=pausing(hooks.elicit, limit))
+                    return await self._result(streamed, message["method"], peer, hooks)
+            except TimeoutError:
+                raise timed_out(self.name, left, sent=True) from None
+
+    async def _result(
+        self, streamed: Streamed, method: str, peer: Peer, hooks: Hooks
+    ) -> dict[str, Any]:
+        if streamed.status != 200:
+            raise await self._refusal(streamed, peer)
+        if method == "initialize":
+            self._session_id = header(streamed, "mcp-session-id") or None
+        if media_type(streamed) != "text/event-stream":
+            return outcome(await self._whole_message(streamed), self.name)
+        async with aclosing(self._run(streamed, peer)) as messages:
+            found = await settle(
+                messages, self.name, hooks, reply=self._post_only, notice=self._notice
+            )
+        if found is None:
+            raise unreachable(self.name, "closed the answer's stream early", sent=True)
+        await _read_to_end(streamed)
+        return found
+
+    async def _run(self, streamed: Streamed, peer: Peer) -> AsyncGenerator[Message, None]:
+        """The messages of a stream; one that ends early is taken up again where it can be."""
+        last = Event(b"")
+        async for event in events(streamed, self._max_bytes, self.name):
+            last = _merged(last, event)
+            if event.data:
+                yield message_in(event.data, self.name)
+        for _ in range(MAX_RESUMES):
+            if not last.id or peer.era == "modern":
+                return
+            pause = RESUME_SECONDS if last.retry_ms is None else last.retry_ms / 1000
+            await asyncio.sleep(min(pause, MAX_RESUME_SECONDS))
+            head = [*await self._headers(peer), ("Last-Event-ID", last.id)]
+            async with self._open("GET", self._url, head, None, TELL_SECONDS) as again:
+                if again.status != 200:
+                    return
+                async for event in events(again, self._max_bytes, self.name):
+                    last = _merged(last, event)
+                    if event.data:
+                        yield message_in(event.data, self.name)
+
+    async def _refusal(self, streamed: Streamed, peer: Peer) -> Exception:
+        error = await refusal(streamed, self.name, in_session=bool(self._session_id))
+        other_version = isinstance(error, RpcFailed) and error.rpc_code == UNSUPPORTED_VERSION
+        return SessionGone() if other_version and peer is self.peer else error
+
+    async def _listen_post(self, opened: Callable[[], None]) -> None:
+        params = {"notifications": LISTEN_FILTER}
+        message = request_message(next(self._ids), "subscriptions/listen", params, self.peer)
+        head = [*await self._headers(self.peer), *self._routing(message, self.peer)]
+        body = orjson.dumps(message)
+        async with self._open("POST", self._url, head, body, LISTEN_SECONDS) as streamed:
+            if streamed.status != 200:
+                error = await self._refusal(streamed, self.peer)
+                unknown = isinstance(error, RpcFailed) and error.rpc_code == METHOD_NOT_FOUND
+                raise NotOffered from error if unknown else error
+            if media_type(streamed) != "text/event-stream":
+                outcome(await self._whole_message(streamed), self.name)
+                raise NotOffered
+            await self._hear(streamed, opened)
+
+    async def _listen_get(self, opened: Callable[[], None]) -> None:
+        head = [*await self._headers(self.peer, accept="text/event-stream")]
+        async with self._open("GET", self._url, head, None, LISTEN_SECONDS) as streamed:
+            if streamed.status == 200 and media_type(streamed) == "text/event-stream":
+                opened()
+                await self._hear(streamed, opened=lambda: None)
+            elif self._session_id and streamed.status == 404:
+                raise SessionGone
+            elif streamed.status in NO_STREAM:
+                raise NotOffered
+            else:
+                status = streamed.status
+                raise broken(self.name, f"answered with HTTP status {status}", status=status)
+
+    async def _hear(self, streamed: Streamed, opened: Callable[[], None]) -> None:
+        async for event in events(streamed, self._max_bytes, self.name):
+            if not event.data:
+                continue
+            message = message_in(event.data, self.name)
+            method, params = message.get("method"), message.get("params")
+            if not isinstance(method, str):
+                outcome(message, self.name)
+                return
+            if method == "notifications/subscriptions/acknowledged":
+                opened()
+            elif "id" in message:
+                self._soon(self._answer(message))
+            else:
+                self._notice(method, params if isinstance(params, dict) else {})
+
+    async def _answer(self, message: Message) -> None:
+        """A question outside any request's stream is only put to a caller who is surely meant."""
+        sole = next(iter(self._asking.values())) if len(self._asking) == 1 else None
+        await self._post_only(await answer(message, sole))
+
+    async def _post_only(self, message: Message) -> None:
+        head, body = await self._headers(self.peer), orjson.dumps(message)
+        async with self._open("POST", self._url, head, body, TELL_SECONDS) as streamed:
+            await _read_to_end(streamed)
+
+    async def _whole_message(self, streamed: Streamed) -> Message:
+        body = await whole_body(streamed, self._max_bytes, self.name)
+        return message_in(body, self.name)
+
+    def _cancelled(self, request_id: int, method: str, peer: Peer) -> None:
+        """In the modern era closing the request was the signal; before it takes a notification."""
+        if peer.era == "handshake" and method != "initialize":
+            params = {"requestId": request_id, "reason": "The caller no longer waits"}
+            self._soon(self.notify("notifications/cancelled", params))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        if len(self._background) >= MAX_BACKGROUND:
+            work.close()
+            log.warning("upstream_message_dropped", upstream=self.name)
+            return
+        task = asyncio.create_task(_quietly(work, self.name))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _headers(
+        self,
+        peer: Peer,
+        refused: bool = False,
+        accept: str = "application/json, text/event-stream",
+    ) -> list[tuple[str, str]]:
+        head = [*self._fixed, ("Accept", accept), ("Content-Type", "application/json")]
+        if self._authorize is not None:
+            head += await self._authorize(refused)
+        if peer.version:
+            head.append(("MCP-Protocol-Version", peer.version))
+            if self._session_id:
+                head.append(("Mcp-Session-Id", self._session_id))
+        return head
+
+    def _routing(self, message: Message, peer: Peer) -> Headers:
+        if peer.era != "modern":
+            return ()
+        method, params = message["method"], message["params"]
+        marks = self.marks.get(params["name"], {}) if method == "tools/call" else {}
+        return tuple(routing_headers(method, params, marks).items())
+
+
+class _StaleCredentials(Exception):
+    """The upstream wants other credentials than those that were sent."""
+
+
+def _merged(last: Event, event: Event) -> Event:
+    retry = last.retry_ms if event.retry_ms is None else event.retry_ms
+    return Event(b"", event.id or last.id, retry)
+
+
+async def _read_to_end(streamed: Streamed) -> None:
+    """A connection can only be used again once its answer was read to the end."""
+    with suppress(GatewayError, TimeoutError):
+        async with asyncio.timeout(LAST_BYTES_SECONDS):
+            async for _ in streamed.chunks:
+                pass
+
+
+async def _quietly(work: Coroutine[Any, Any, None], name: str) -> None:
+    try:
+        await work
+    except GatewayError as error:
+        log.info("upstream_not_told", upstream=name, error=error.message)

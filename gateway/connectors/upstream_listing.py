@@ -1,0 +1,54 @@
+"""An upstream's whole list of tools: every page, within bounds, and whether it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+
+from gateway.connectors.upstream_headers import HeaderMarks, header_marks
+from gateway.connectors.upstream_rpc import broken
+from gateway.model import digest
+
+MAX_PAGES = 100
+MAX_TOOLS = 10_000
+MAX_LISTING_BYTES = 16 * 1024 * 1024
+
+RawTool = dict[str, Any]
+
+
+async def every_page(
+    page: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]], upstream: str
+) -> list[RawTool]:
+    """The tools of all pages; a list that does not end within its bounds is a failure."""
+    tools: list[RawTool] = []
+    params: dict[str, Any] = {}
+    seen: set[str] = set()
+    size = 0
+    for _ in range(MAX_PAGES):
+        answer = await page(params)
+        found, cursor = answer.get("tools"), answer.get("nextCursor")
+        if not isinstance(found, list):
+            raise broken(upstream, "sent a list of tools that is no list")
+        tools += [tool for tool in found if isinstance(tool, dict)]
+        size += len(orjson.dumps(found))
+        if len(tools) > MAX_TOOLS or size > MAX_LISTING_BYTES or cursor in seen:
+            break
+        if not isinstance(cursor, str):
+            return tools
+        seen.add(cursor)
+        params = {"cursor": cursor}
+    raise broken(upstream, "has a list of tools that does not end within its bounds")
+
+
+def listing_digest(tools: list[RawTool]) -> str:
+    """Changes when the list does, whatever order it comes in."""
+    ordered = sorted(tools, key=lambda tool: str(tool.get("name")))
+    return digest(orjson.dumps(ordered, option=orjson.OPT_SORT_KEYS))
+
+
+def marks_by_tool(tools: list[RawTool]) -> dict[str, HeaderMarks]:
+    """The tools that want arguments repeated as headers."""
+    marks = {str(tool.get("name")): header_marks(tool.get("inputSchema")) for tool in tools}
+    return {name: found for name, found in marks.items() if found}

@@ -1,0 +1,337 @@
+"""The protocol's side of a conversation with an upstream, whatever carries it.
+
+Messages are plain dicts. One request is answered by a run of messages: progress and notices, the
+upstream's own questions, at last the answer; `settle` reads such a run for both transports. Two
+eras are spoken: up to 2025-11-25 a handshake opens a session, from 2026-07-28 each request carries
+its own envelope in `_meta` and a question comes back as a result (`input_required`).
+
+Of the client nothing is passed on but arguments and the `_meta` that the caller hands in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import structlog
+
+from gateway import __version__
+from gateway.connectors.text import cut, visible
+from gateway.errors import GatewayError, UpstreamFailed
+
+Message = dict[str, Any]
+Era = Literal["handshake", "modern"]
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+Elicit = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Notice = Callable[[str, Mapping[str, Any]], None]
+Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+MODERN_VERSION = "2026-07-28"
+HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+CLIENT_INFO: Mapping[str, Any] = {"name": "dynamic-mcp-gateway", "version": __version__}
+CLIENT_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}}
+LISTEN_FILTER: Mapping[str, Any] = {
+    "toolsListChanged": True,
+    "promptsListChanged": True,
+    "resourcesListChanged": True,
+}
+INTERACTIVE = frozenset(("tools/call", "prompts/get", "resources/read"))  # may ask the caller
+
+METHOD_NOT_FOUND = -32601
+HEADER_MISMATCH = -32020
+UNSUPPORTED_VERSION = -32022
+MAX_MESSAGE_CHARS = 500
+MAX_ROUNDS = 10
+PROBE_SECONDS = 10.0
+ELICIT_SECONDS = 600.0
+_ROUND_PAUSES = (0.05, 0.1, 0.2, 0.25)
+_META = "io.modelcontextprotocol/"
+
+log = structlog.get_logger(__name__)
+
+
+class RpcFailed(UpstreamFailed):
+    """The upstream answered with a JSON-RPC error; what it said is kept for who passes it on."""
+
+    def __init__(self, upstream: str, error: Any) -> None:
+        given = error if isinstance(error, dict) else {}
+        code, text = given.get("code"), given.get("message")
+        self.rpc_code = code if isinstance(code, int) else 0
+        self.rpc_message = text if isinstance(text, str) else ""
+        self.rpc_data = given.get("data")
+        said = cut(visible(self.rpc_message).strip(), MAX_MESSAGE_CHARS) or "no reason given"
+        super().__init__(
+            "upstream_error",
+            f"{upstream} refused the request: {said}",
+            "The message is the upstream server's own; change the arguments or ask its operator.",
+            rpc_code=self.rpc_code,
+        )
+        self.sent = True
+
+
+class SessionGone(Exception):
+    """The upstream no longer knows this session; nothing was done, a new one may try again."""
+
+
+class NotOffered(Exception):
+    """The upstream has no stream of notices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Where what an upstream says before its answer goes."""
+
+    progress: Progress | None = None
+    elicit: Elicit | None = None
+
+
+NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What an upstream said of itself when we met."""
+
+    era: Era
+    version: str
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    instructions: str | None = None
+
+
+PROBE = Peer("modern", MODERN_VERSION)
+GREETING = Peer("handshake", "")
+Exchange = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, Any]]]
+
+
+def unreachable(upstream: str, what: str, *, sent: bool) -> UpstreamFailed:
+    """The upstream can't be spoken to; `sent` says whether the request may have arrived."""
+    hint = "Try again later; the operator sees the cause in the connection's problems."
+    error = UpstreamFailed("upstream_unreachable", f"{upstream} {what}", hint)
+    error.sent = sent
+    return error
+
+
+def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
+    """The upstream did not answer in time."""
+    hint = "Try again, or raise the connection's timeout_seconds."
+    message = f"{upstream} did not answer within {seconds:.3g} s"
+    error = UpstreamFailed("upstream_timeout", message, hint)
+    error.sent = sent
+    return error
+
+
+def broken(
+    upstream: str, what: str, *, status: int | None = None, hint: str = ""
+) -> UpstreamFailed:
+    """The upstream answered, but not with what the protocol asks for."""
+    details = {} if status is None else {"status": status}
+    hint = hint or "The upstream server is at fault; its operator can mend it."
+    error = UpstreamFailed("upstream_error", f"{upstream} {what}", hint, **details)
+    error.sent = True
+    return error
+
+
+def request_message(
+    request_id: int,
+    method: str,
+    params: Mapping[str, Any],
+    peer: Peer,
+    *,
+    progress: bool = False,
+) -> Message:
+    """One request as it goes out, with the envelope its era asks for."""
+    meta = {k: v for k, v in (params.get("_meta") or {}).items() if _passable(k)}
+    if progress:
+        meta["progressToken"] = request_id
+    if peer.era == "modern":
+        meta[_META + "protocolVersion"] = peer.version
+        meta[_META + "clientInfo"] = CLIENT_INFO
+        meta[_META + "clientCapabilities"] = CLIENT_CAPABILITIES
+    sent = {**params, "_meta": meta} if meta else {k: v for k, v in params.items() if k != "_meta"}
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": sent}
+
+
+def _passable(key: str) -> bool:
+    """Progress tokens and envelopes belong to one hop; a log level is the caller's own wish."""
+    return key != "progressToken" and (not key.startswith(_META) or key == _META + "logLevel")
+
+
+async def negotiate(exchange: Exchange, remembered: Era | None, seconds: float) -> Peer:
+    """Meets an upstream in the newest era it speaks, or the one that worked before.
+
+    Any refusal of the first attempt means "not this era"; an outage says nothing about eras and is
+    raised as it is.
+    """
+    meetings = [_discover, _initialize]
+    if remembered == "handshake":
+        meetings.reverse()
+    try:
+        return await meetings[0](exchange, min(seconds, PROBE_SECONDS))
+    except GatewayError as error:
+        if error.code != "upstream_error" and error.code != "upstream_timeout":
+            raise
+        if error.details.get("status") in (401, 403):
+            raise
+    return await meetings[1](exchange, seconds)
+
+
+async def _discover(exchange: Exchange, seconds: float) -> Peer:
+    found = await exchange("server/discover", {}, PROBE, seconds)
+    versions = found.get("supportedVersions")
+    if not isinstance(versions, list) or MODERN_VERSION not in versions:
+        raise broken("The upstream", f"does not speak {MODERN_VERSION}")
+    info = _mapping(_mapping(found.get("_meta")).get(_META + "serverInfo"))
+    return _peer("modern", MODERN_VERSION, found, info)
+
+
+async def _initialize(exchange: Exchange, seconds: float) -> Peer:
+    params = {
+        "protocolVersion": HANDSHAKE_VERSIONS[0],
+        "capabilities": CLIENT_CAPABILITIES,
+        "clientInfo": CLIENT_INFO,
+    }
+    found = await exchange("initialize", params, GREETING, seconds)
+    version = found.get("protocolVersion")
+    if version not in HANDSHAKE_VERSIONS:
+        raise broken("The upstream", f"speaks protocol {str(version)[:40]!r}, which is not known")
+    return _peer("handshake", version, found, _mapping(found.get("serverInfo")))
+
+
+def _peer(era: Era, version: str, found: Mapping[str, Any], info: Mapping[str, Any]) -> Peer:
+    instructions = found.get("instructions")
+    text = instructions if isinstance(instructions, str) else None
+    return Peer(era, version, _mapping(found.get("capabilities")), info, text)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+async def settle(
+    messages: AsyncIterator[Message],
+    upstream: str,
+    hooks: Hooks,
+    *,
+    reply: Callable[[Message], Awaitable[None]],
+    notice: Notice,
+) -> dict[str, Any] | None:
+    """The result that ends a run of messages; None when it ends without one."""
+    async for message in messages:
+        method = message.get("method")
+        if not isinstance(method, str):
+            return outcome(message, upstream)
+        params = _mapping(message.get("params"))
+        if "id" in message:
+            await reply(await answer(message, hooks.elicit))
+        elif method == "notifications/progress":
+            await _tell_progress(params, hooks.progress)
+        else:
+            notice(method, params)
+    return None
+
+
+def outcome(message: Message, upstream: str) -> dict[str, Any]:
+    """The result that a response holds; its error is raised."""
+    if "error" in message:
+        raise RpcFailed(upstream, message["error"])
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise broken(upstream, "sent an answer without a result")
+    return result
+
+
+def passed_on(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without what belongs to this hop only."""
+    if result.get("resultType") == "complete":
+        del result["resultType"]
+    meta = result.get("_meta")
+    if isinstance(meta, dict) and meta.pop(_META + "serverInfo", None) and not meta:
+        del result["_meta"]
+    return result
+
+
+def pausing(elicit: Elicit | None, limit: asyncio.Timeout) -> Elicit | None:
+    """While a person thinks, the upstream's time does not run out."""
+    if elicit is None:
+        return None
+
+    async def ask(params: Mapping[str, Any]) -> Mapping[str, Any]:
+        ends, started = limit.when(), asyncio.get_running_loop().time()
+        limit.reschedule(None)
+        try:
+            return await elicit(params)
+        finally:
+            waited = asyncio.get_running_loop().time() - started
+            limit.reschedule(None if ends is None else ends + waited)
+
+    return ask
+
+
+async def _tell_progress(params: Mapping[str, Any], progress: Progress | None) -> None:
+    done, total, text = params.get("progress"), params.get("total"), params.get("message")
+    if progress is None or not isinstance(done, int | float):
+        return
+    await progress(
+        done,
+        total if isinstance(total, int | float) else None,
+        visible(text)[:MAX_MESSAGE_CHARS] if isinstance(text, str) else None,
+    )
+
+
+async def answer(message: Message, elicit: Elicit | None) -> Message:
+    """Our response to a request of the upstream: a question, a ping, or what we don't offer."""
+    head = {"jsonrpc": "2.0", "id": message["id"]}
+    method = message["method"]
+    if method == "ping":
+        return {**head, "result": {}}
+    if method == "elicitation/create":
+        return {**head, "result": await _elicited(_mapping(message.get("params")), elicit)}
+    error = {"code": METHOD_NOT_FOUND, "message": "The gateway does not offer this to upstreams"}
+    return {**head, "error": error}
+
+
+async def _elicited(params: Mapping[str, Any], elicit: Elicit | None) -> Mapping[str, Any]:
+    if elicit is None:
+        return {"action": "decline"}
+    try:
+        async with asyncio.timeout(ELICIT_SECONDS):
+            return await elicit(params)
+    except (
+        Exception
+    ) as error:  # the client's side: whatever fails there, the upstream gets an answer
+        log.info("elicitation_failed", error=type(error).__name__)
+        return {"action": "cancel"}
+
+
+async def completed(
+    send: Send, params: Mapping[str, Any], elicit: Elicit | None, upstream: str
+) -> dict[str, Any]:
+    """Sends a request again with the answers it asks for, until its result is complete."""
+    asked: dict[str, Any] = {}
+    for turn in range(MAX_ROUNDS):
+        result = await send({**params, **asked})
+        if result.get("resultType") != "input_required":
+            return result
+        asked = {}
+        questions = _mapping(result.get("inputRequests"))
+        if questions:
+            asked["inputResponses"] = {
+                key: await _input(_mapping(question), elicit, upstream)
+                for key, question in questions.items()
+            }
+        else:
+            await asyncio.sleep(_ROUND_PAUSES[min(turn, len(_ROUND_PAUSES) - 1)])
+        if isinstance(state := result.get("requestState"), str):
+            asked["requestState"] = state
+    raise broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
+
+
+async def _input(
+    question: Mapping[str, Any], elicit: Elicit | None, upstream: str
+) -> Mapping[str, Any]:
+    if question.get("method") != "elicitation/create":
+        raise broken(upstream, "asks for something the gateway does not offer to upstreams")
+    return await _elicited(_mapping(question.get("params")), elicit)

@@ -1,0 +1,316 @@
+"""One upstream over the standard streams of a child: a message a line, in both directions.
+
+All requests share one pipe, so the reader never waits for anybody: it puts each message into the
+bounded queue of the request it belongs to, and the caller works through its own queue. The end of
+the child's output is the end of the session; every request under way fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import structlog
+
+from gateway.connectors.upstream_answers import too_large
+from gateway.connectors.upstream_child import READ_BYTES, Child, start_child
+from gateway.connectors.upstream_headers import HeaderMarks
+from gateway.connectors.upstream_rpc import (
+    GREETING,
+    INTERACTIVE,
+    LISTEN_FILTER,
+    METHOD_NOT_FOUND,
+    NO_HOOKS,
+    Elicit,
+    Era,
+    Hooks,
+    Message,
+    Notice,
+    NotOffered,
+    Peer,
+    RpcFailed,
+    answer,
+    negotiate,
+    passed_on,
+    pausing,
+    request_message,
+    settle,
+    timed_out,
+    unreachable,
+)
+from gateway.errors import GatewayError, UpstreamFailed
+
+MAX_QUEUED = 64  # messages of one request that its caller has not seen yet
+MAX_UNSENT_BYTES = 16 * 1024 * 1024
+MAX_BACKGROUND = 64
+LISTEN_SECONDS = 600.0
+ENDS_OF_LINE = 256
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One request under way: what came for it, and who may be asked on its behalf."""
+
+    elicit: Elicit | None
+    interactive: bool
+    inbox: asyncio.Queue[Message | GatewayError] = field(
+        default_factory=lambda: asyncio.Queue(MAX_QUEUED + 1)
+    )
+
+    def put(self, item: Message | GatewayError, *, must: bool) -> None:
+        """Progress that its caller is too slow for is dropped; an answer always has room."""
+        if self.inbox.qsize() < MAX_QUEUED or (must and not self.inbox.full()):
+            self.inbox.put_nowait(item)
+
+
+class StdioSession:
+    """A conversation with one child."""
+
+    def __init__(
+        self,
+        name: str,
+        command: str,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        *,
+        notice: Notice,
+        max_bytes: int,
+    ) -> None:
+        self.name = name
+        self.peer = GREETING
+        self.lost = asyncio.Event()
+        self.marks: Mapping[str, HeaderMarks] = {}
+        self._start = (name, command, tuple(args), dict(env), cwd)
+        self._notice = notice
+        self._max_bytes = max_bytes
+        self._child: Child | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def connect(self, remembered: Era | None, seconds: float) -> None:
+        """Starts the child and meets it; afterwards requests can be made."""
+        self._child = await start_child(*self._start)
+        self._reader = asyncio.create_task(self._read(self._child.output))
+        self.peer = await negotiate(self._exchange, remembered, seconds)
+        if self.peer.era == "handshake":
+            await self.notify("notifications/initialized", {})
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
+    ) -> dict[str, Any]:
+        """The result of one request."""
+        return passed_on(await self._exchange(method, params, self.peer, seconds, hooks))
+
+    async def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        """Tells the upstream something that has no answer."""
+        await self._write({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def listen(self, opened: Callable[[], None]) -> None:
+        """Asks a modern upstream for its notices; an older one sends them without being asked."""
+        if self.peer.era != "modern":
+            raise NotOffered
+        params = {"notifications": LISTEN_FILTER}
+        try:
+            await self._exchange("subscriptions/listen", params, self.peer, LISTEN_SECONDS)
+        except RpcFailed as error:
+            if error.rpc_code == METHOD_NOT_FOUND:
+                raise NotOffered from error
+            raise
+        except UpstreamFailed as error:
+            if error.code != "upstream_timeout":
+                raise
+
+    async def close(self) -> None:
+        """Ends the child, everything it started, and every request under way."""
+        self.lost.set()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._child is not None:
+            await self._child.end()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _exchange(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        seconds: float,
+        hooks: Hooks = NO_HOOKS,
+    ) -> dict[str, Any]:
+        request_id = next(self._ids)
+        asks_progress = hooks.progress is not None
+        message = request_message(request_id, method, params, peer, progress=asks_progress)
+        pending = self._pending[request_id] = _Pending(None, method in INTERACTIVE)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                pending.elicit = pausing(hooks.elicit, limit)
+                await self._write(message)
+                async with aclosing(_inbox(pending)) as messages:
+                    found = await settle(
+                        messages, self.name, hooks, reply=self._write, notice=self._notice
+                    )
+            assert found is not None  # an inbox only ends with an answer or an error
+            return found
+        except TimeoutError:
+            self._cancelled(request_id, method)
+            raise timed_out(self.name, seconds, sent=True) from None
+        except asyncio.CancelledError:
+            self._cancelled(request_id, method)
+            raise
+        finally:
+            del self._pending[request_id]
+
+    async def _write(self, message: Message) -> None:
+        if self._child is None or self.lost.is_set():
+            raise unreachable(self.name, "is not running", sent=False)
+        pipe = self._child.input
+        if pipe.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise unreachable(self.name, "does not read its input", sent=False)
+        try:
+            pipe.write(orjson.dumps(message) + b"\n")
+            await pipe.drain()
+        except OSError as error:
+            raise unreachable(self.name, "closed its input", sent=True) from error
+
+    def _cancelled(self, request_id: int, method: str) -> None:
+        if method in ("initialize", "server/discover") or self.lost.is_set():
+            return
+        params = {"requestId": request_id, "reason": "The caller no longer waits"}
+        self._soon({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        lines = _Lines(self._max_bytes)
+        try:
+            while chunk := await output.read(READ_BYTES):
+                for line in lines.feed(chunk):
+                    self._take(line)
+        finally:
+            self.lost.set()
+            for pending in self._pending.values():
+                pending.put(
+                    unreachable(self.name, "ended before it answered", sent=True), must=True
+                )
+
+    def _take(self, line: bytes | _Oversized) -> None:
+        if isinstance(line, _Oversized):
+            pending = self._pending.get(line.request_id)
+            if pending is not None:
+                pending.put(too_large(self.name, self._max_bytes), must=True)
+            log.warning("upstream_line_too_long", upstream=self.name)
+            return
+        try:
+            message = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            message = None
+        if isinstance(message, dict):
+            self._dispatch(message)
+        elif line.strip():
+            log.info("upstream_line_ignored", upstream=self.name, bytes=len(line))
+
+    def _dispatch(self, message: Message) -> None:
+        method, params = message.get("method"), message.get("params")
+        if not isinstance(method, str):
+            self._deliver(message.get("id"), message, must=True)
+        elif "id" in message:
+            self._soon(message)
+        elif method == "notifications/progress":
+            token = params.get("progressToken") if isinstance(params, dict) else None
+            self._deliver(token, message, must=False)
+        elif method != "notifications/subscriptions/acknowledged":
+            self._notice(method, params if isinstance(params, dict) else {})
+
+    def _deliver(self, request_id: Any, message: Message, *, must: bool) -> None:
+        pending = self._pending.get(request_id) if isinstance(request_id, int) else None
+        if pending is not None:
+            pending.put(message, must=must)
+
+    def _soon(self, message: Message) -> None:
+        """Answers a question of the child, or tells it something, without holding up the reader."""
+        if len(self._background) >= MAX_BACKGROUND:
+            log.warning("upstream_message_dropped", upstream=self.name)
+            return
+        task = asyncio.create_task(self._respond(message))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _respond(self, message: Message) -> None:
+        """A question names no request, so it is only put to a caller who is surely meant."""
+        if "id" in message:
+            asking = [item.elicit for item in self._pending.values() if item.interactive]
+            message = await answer(message, asking[0] if len(asking) == 1 else None)
+        try:
+            await self._write(message)
+        except GatewayError as error:
+            log.info("upstream_not_told", upstream=self.name, error=error.message)
+
+
+async def _inbox(pending: _Pending) -> AsyncGenerator[Message, None]:
+    while True:
+        item = await pending.inbox.get()
+        if isinstance(item, GatewayError):
+            raise item
+        yield item
+
+
+@dataclass(frozen=True, slots=True)
+class _Oversized:
+    """A line that was too long to keep, and the request it seems to answer."""
+
+    request_id: int
+
+
+class _Lines:
+    """Turns chunks into lines; of one that is too long only its ends are kept."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes | _Oversized]:
+        """The lines that this chunk completes."""
+        *ended, rest = chunk.split(b"\n")
+        lines = []
+        for piece in ended:
+            self._keep(piece)
+            lines.append(self._line())
+        self._keep(rest)
+        return lines
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        self._parts.append(piece)
+        if self._size > self._max_bytes:
+            whole = b"".join(self._parts)
+            self._parts = [whole[:ENDS_OF_LINE], whole[ENDS_OF_LINE:][-ENDS_OF_LINE:]]
+
+    def _line(self) -> bytes | _Oversized:
+        parts, size = self._parts, self._size
+        self._parts, self._size = [], 0
+        if size <= self._max_bytes:
+            return b"".join(parts)
+        return _Oversized(_request_id(parts[0], parts[-1]))
+
+
+_ID_FIRST = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,15})\s*,')
+_ID_LAST = re.compile(rb'\}\s*,(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,15})\s*\}\s*$')
+
+
+def _request_id(head: bytes, tail: bytes) -> int:
+    """SDKs write the id before or after the result; -1 where it is at neither end."""
+    found = _ID_FIRST.match(head) or _ID_LAST.search(tail)
+    return int(found[1]) if found else -1
