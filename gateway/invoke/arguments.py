@@ -1,0 +1,187 @@
+"""Arguments are checked strictly before anything is sent, and every problem is named at once.
+
+The check itself is one call of a compiled validator, kept by the tool's fingerprint. Only arguments
+that fail it are looked at again, for the words: each problem with its place, the value shortened,
+an unknown name with the nearest known one. References are never fetched, formats are not asserted
+and patterns run in linear time, since schemas are somebody else's text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import orjson
+from cachetools import LRUCache
+from jsonschema_rs import (
+    Draft202012Validator,
+    FancyRegexOptions,
+    RegexOptions,
+    ValidationError,
+    ValidationErrorKind,
+)
+
+from gateway.errors import Fixable
+from gateway.invoke.redact import names_a_secret
+
+MAX_PROBLEMS = 20
+MAX_QUOTED = 80
+MAX_WORDS = 300
+MAX_VALIDATORS = 4096
+MAX_BACKTRACKS = 10_000
+
+_validators: LRUCache[str, Draft202012Validator] = LRUCache(MAX_VALIDATORS)
+
+
+def check_arguments(schema_key: str, schema: bytes, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not fit the schema; another schema has another `schema_key`."""
+    given = arguments if isinstance(arguments, dict) else dict(arguments)
+    _check_is_json(given)
+    if not _validator(schema_key, schema).is_valid(given):
+        raise _refusal(list(islice(_problems(orjson.loads(schema), given), MAX_PROBLEMS + 1)))
+
+
+def problem(argument: str, message: str) -> Fixable:
+    """The refusal for one argument that fits its schema and still can't be used."""
+    return _refusal([{"path": _pointer([argument]), "message": message}])
+
+
+def _check_is_json(arguments: dict[str, Any]) -> None:
+    """JSON has no NaN, no infinity and no half characters, though our parsers may let them in."""
+    try:
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _refusal([{"path": "", "message": "holds text that is not valid Unicode"}]) from None
+    except RecursionError:
+        raise _refusal([{"path": "", "message": "is nested too deeply"}]) from None
+    except (ValueError, TypeError):
+        raise _refusal([{"path": "", "message": "holds a number that JSON can't"}]) from None
+
+
+def _validator(key: str, schema: bytes) -> Draft202012Validator:
+    validator = _validators.get(key)
+    if validator is None:
+        validator = _validators[key] = _compiled(orjson.loads(schema))
+    return validator
+
+
+def _compiled(schema: Any, mask: str | None = None) -> Draft202012Validator:
+    # Most patterns fit the linear engine; the few that look around get a bound instead.
+    for engine in (RegexOptions(), FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS)):
+        try:
+            return Draft202012Validator(
+                schema, validate_formats=False, offline=True, pattern_options=engine, mask=mask
+            )
+        except (ValidationError, ValueError) as error:
+            unusable = error
+    raise Fixable(
+        "connection_invalid",
+        "The input schema of this tool can't be used.",
+        "Refresh the connection, or report it to an operator.",
+    ) from unusable
+
+
+def _refusal(problems: list[dict[str, str]]) -> Fixable:
+    shown = problems[:MAX_PROBLEMS]
+    words = "; ".join(f"{p['path'] or 'arguments'}: {p['message']}" for p in shown)
+    more = "; and more" if len(problems) > len(shown) else ""
+    return Fixable(
+        "invalid_arguments",
+        f"Invalid arguments: {words}{more}",
+        "Correct the arguments named and call again.",
+        problems=shown,
+    )
+
+
+# --- the words ------------------------------------------------------------------------------------
+
+_MASK = "\x00"
+
+
+def _problems(schema: Any, arguments: dict[str, Any]) -> Iterator[dict[str, str]]:
+    for error in _compiled(schema, _MASK).iter_errors(arguments):
+        yield from _worded(error, schema)
+
+
+def _worded(error: ValidationError, schema: Any) -> Iterator[dict[str, str]]:
+    kind, path = error.kind, error.instance_path
+    if isinstance(kind, ValidationErrorKind.AdditionalProperties):
+        known = _properties(schema, error.schema_path)
+        for name in kind.unexpected:
+            yield {"path": _pointer([*path, name]), "message": _unknown(name, known)}
+    elif isinstance(kind, ValidationErrorKind.Required):
+        yield {"path": _pointer([*path, str(kind.property)]), "message": "is required"}
+    elif isinstance(kind, (ValidationErrorKind.AnyOf, ValidationErrorKind.OneOfNotValid)):
+        yield from _closest(error, kind.context, schema)
+    else:
+        yield {"path": _pointer(path), "message": _quoted(error)}
+
+
+def _closest(
+    error: ValidationError, branches: Sequence[Sequence[ValidationError]], schema: Any
+) -> Iterator[dict[str, str]]:
+    """The problems of the alternative that comes nearest: one whose own type at least fits."""
+    depth = len(error.instance_path)
+    fitting = [
+        branch
+        for branch in branches
+        if not any(_is_mismatch(each) and len(each.instance_path) == depth for each in branch)
+    ]
+    if fitting:
+        for each in min(fitting, key=len):
+            yield from _worded(each, schema)
+        return
+    types = [t for b in branches for e in b if _is_mismatch(e) for t in e.kind.as_dict()["types"]]
+    words = " or ".join(dict.fromkeys(types)) or "any of the forms allowed here"
+    yield {"path": _pointer(error.instance_path), "message": f"{_value(error)} is not {words}"}
+
+
+def _is_mismatch(error: ValidationError) -> bool:
+    return isinstance(error.kind, ValidationErrorKind.Type)
+
+
+def _quoted(error: ValidationError) -> str:
+    words = error.message.replace(_MASK, _value(error), 1)
+    return words if len(words) <= MAX_WORDS else words[: MAX_WORDS - 1] + "…"
+
+
+def _value(error: ValidationError) -> str:
+    """The value in question, shortened, unless its name says that it is nobody's business."""
+    if any(isinstance(part, str) and names_a_secret(part) for part in error.instance_path):
+        return "the value"
+    text = json.dumps(error.instance, ensure_ascii=False)
+    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    lowered = {each.lower(): each for each in reversed(known)}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return "is not known" + (f"; did you mean {lowered[near[0]]!r}?" if near else "")
+
+
+def _properties(schema: Any, schema_path: Sequence[str | int]) -> list[str]:
+    """The property names that stand beside the keyword at this path."""
+    node = schema
+    for step in schema_path[:-1]:
+        if step == "$ref":
+            node = _resolved(schema, str(node.get("$ref", "")))
+        elif isinstance(node, list) and isinstance(step, int):
+            node = node[step] if step < len(node) else {}
+        else:
+            node = node.get(str(step), {}) if isinstance(node, dict) else {}
+    return list(node.get("properties", ())) if isinstance(node, dict) else []
+
+
+def _resolved(schema: Any, reference: str) -> Any:
+    node = schema
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        node = node.get(name, {}) if isinstance(node, dict) else {}
+    return node
+
+
+def _pointer(path: Sequence[str | int]) -> str:
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)

@@ -1,0 +1,169 @@
+"""A request body, put together from arguments in the media type that the operation wants.
+
+An object's properties are arguments of their own (`fields`) or the body is one argument (`whole`);
+hidden constants are merged in last, so a caller can't override them. Files come as base64 and leave
+as bytes. A multipart boundary is made from a hash of the parts: the same arguments give the same
+bytes, and no part can hold the boundary.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.errors import Fixable
+from gateway.invoke.arguments import problem
+from gateway.invoke.styles import pairs, parameter_name, percent, scalar, to_json
+from gateway.model import Body, Field
+
+_ABSENT = object()
+
+
+def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] | None:
+    """The `Content-Type` and the bytes, or None if nothing is to be sent."""
+    value = _content(body, arguments)
+    if value is _ABSENT:
+        return None
+    media_type = body.media_type.partition(";")[0].strip().lower()
+    if media_type == "application/x-www-form-urlencoded":
+        return body.media_type, _form(body, value)
+    if media_type.startswith("multipart/"):
+        return _multipart(body, value, arguments)
+    if body.wrap:
+        value = {body.wrap: value if isinstance(value, list) else [value]}
+    if body.binary:
+        return body.media_type, _decoded(body.whole or "body", value)
+    if media_type == "application/json" or media_type.endswith("+json"):
+        return body.media_type, to_json(value)
+    return _text(body.media_type, media_type, value)
+
+
+def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
+    """The body as a JSON value with its constants, or _ABSENT."""
+    if body.whole is not None:
+        value = arguments.get(body.whole, _ABSENT)
+        if value is None and not body.required:
+            value = _ABSENT
+    else:
+        value = {f.name: arguments[f.argument] for f in body.fields if f.argument in arguments}
+        if not value and not body.required:
+            value = _ABSENT
+    if body.constants and (value is _ABSENT or isinstance(value, Mapping)):
+        return _merged({} if value is _ABSENT else value, body.constants)
+    if value is _ABSENT and body.required:
+        raise problem(body.whole or "body", "is required")
+    return value
+
+
+def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(value)
+    for key, constant in constants.items():
+        inner = merged.get(key)
+        both = isinstance(constant, Mapping) and isinstance(inner, Mapping)
+        merged[key] = _merged(inner, constant) if both else constant
+    return merged
+
+
+def _text(content_type: str, media_type: str, value: Any) -> tuple[str, bytes]:
+    if "charset" not in content_type.lower() and media_type.startswith("text/"):
+        content_type += "; charset=utf-8"
+    return content_type, scalar(value).encode()
+
+
+def _decoded(argument: str, value: Any) -> bytes:
+    """The bytes of a file given in base64, read strictly."""
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise problem(argument, "must be the file's content in base64 (RFC 4648, with padding)")
+
+
+def _parts(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
+    """The properties of a form, each with what is known of it; null ones are left out."""
+    if not isinstance(value, Mapping):
+        raise problem(body.whole or "body", "must be an object: it is sent as a form")
+    known = {f.name: f for f in body.fields}
+    for name, item in value.items():
+        if item is not None:
+            yield known.get(name) or Field(name, str(name)), item
+
+
+# --- application/x-www-form-urlencoded ------------------------------------------------------------
+
+
+def _form(body: Body, value: Any) -> bytes:
+    texts = []
+    for field, item in _parts(body, value):
+        if _as_json(field, item):
+            texts.append((field.name, percent(to_json(item).decode())))
+        else:
+            texts += pairs(field.style, field.explode, field.name, item, percent)
+    return "&".join(f"{parameter_name(name)}={text}" for name, text in texts).encode()
+
+
+def _as_json(field: Field, item: Any) -> bool:
+    """Objects are JSON unless a style is asked for: their keys must not become fields."""
+    if field.media_type and field.media_type.endswith("json"):
+        return True
+    return isinstance(item, Mapping) and field.style == "form"
+
+
+# --- multipart ------------------------------------------------------------------------------------
+
+
+def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[str, bytes]:
+    parts = [
+        _part(field, item, arguments)
+        for field, whole in _parts(body, value)
+        for item in (whole if isinstance(whole, list) and not _as_json(field, whole) else [whole])
+    ]
+    boundary = _boundary(parts)
+    line = b"--" + boundary.encode()
+    content = b"".join(line + b"\r\n" + part + b"\r\n" for part in parts) + line + b"--\r\n"
+    return f"{body.media_type}; boundary={boundary}", content
+
+
+def _part(field: Field, item: Any, arguments: Mapping[str, Any]) -> bytes:
+    disposition = f'Content-Disposition: form-data; name="{_quoted(field.name)}"'
+    media_type = field.media_type
+    if field.file:
+        content = _decoded(field.argument, item)
+        name = arguments.get(field.file_name_argument or "") or field.name
+        disposition += f'; filename="{_quoted(str(name))}"'
+        media_type = media_type or "application/octet-stream"
+    elif isinstance(item, (Mapping, list)) or _as_json(field, item):
+        content = to_json(item)
+        media_type = media_type or "application/json"
+    else:
+        content = scalar(item).encode()
+    kind = f"\r\nContent-Type: {_one_line(media_type)}" if media_type else ""
+    return f"{disposition}{kind}\r\n\r\n".encode() + content
+
+
+def _quoted(name: str) -> str:
+    """A name inside quotation marks, escaped as browsers do."""
+    return "".join(_ESCAPES.get(c, c) for c in name if c >= " " or c in "\r\n")
+
+
+_ESCAPES = {'"': "%22", "\r": "%0D", "\n": "%0A"}
+
+
+def _one_line(media_type: str) -> str:
+    if not media_type.isprintable():
+        raise Fixable("connection_invalid", "A media type of this operation can't be sent.")
+    return media_type
+
+
+def _boundary(parts: list[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    boundary = digest.hexdigest()[:32]
+    while any(boundary.encode() in part for part in parts):
+        boundary = hashlib.sha256(boundary.encode()).hexdigest()[:32]
+    return boundary

@@ -1,0 +1,209 @@
+"""Arguments that were checked become the one request that will be sent.
+
+Pure, and written so that a value can't reach out of its place: not out of its path segment, not
+into another parameter, header or cookie, and never to another host, because the base URL is put in
+front of a path that is known to begin with a slash. The template's own text is sent as the
+definition spells it. What comes out is the very text that goes on the wire.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from gateway.blocklist import blocked_by, decodings
+from gateway.egress import Request
+from gateway.errors import Refused
+from gateway.invoke.arguments import problem
+from gateway.invoke.body import encode_body
+from gateway.invoke.styles import (
+    joined,
+    pairs,
+    parameter_name,
+    percent,
+    percent_but_reserved,
+    scalar,
+    to_json,
+)
+from gateway.model import HttpOperation, Parameter
+
+
+def build_request(
+    operation: HttpOperation, arguments: Mapping[str, Any], blocklist: Sequence[str] = ()
+) -> Request:
+    """The request that this operation makes of these arguments."""
+    path = _path(operation, arguments)
+    check_not_blocked(blocklist, operation.base_url, path)
+    query = _query(operation.parameters, arguments)
+    headers = [("Accept", operation.accept), *_headers(operation.parameters, arguments)]
+    body = encode_body(operation.body, arguments) if operation.body else None
+    if body:
+        headers.append(("Content-Type", body[0]))
+    return Request(
+        operation.method.upper(),
+        with_query(join(operation.base_url, path), query),
+        tuple(headers),
+        body[1] if body else None,
+    )
+
+
+def check_not_blocked(blocklist: Sequence[str], base_url: str, path: str) -> None:
+    """Refuse a path that the connection's blocklist forbids."""
+    if blocked_by(blocklist, base_url, path):
+        raise Refused(
+            "blocked_path",
+            "Access to this endpoint is not allowed",
+            "The operator of the gateway has blocked this path; use another tool.",
+        )
+
+
+def join(base_url: str, path: str) -> str:
+    """Base URL and path, with no slash invented or lost but the one that must stand between."""
+    base = base_url[:-1] if base_url.endswith("/") else base_url
+    return base + (path if path.startswith("/") else f"/{path}")
+
+
+def with_query(url: str, query: Sequence[str]) -> str:
+    """The URL with these `name=value` texts, which are already encoded."""
+    if not query:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{'&'.join(query)}"
+
+
+def _value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
+    given = arguments.get(parameter.argument) if parameter.argument is not None else None
+    return parameter.constant if given is None else given
+
+
+def _argument(parameter: Parameter) -> str:
+    return parameter.argument or parameter.name
+
+
+# --- path -----------------------------------------------------------------------------------------
+
+_VARIABLE = re.compile(r"\{([^{}/]*)\}")
+_TEMPLATE_SAFE = "/%!$&'()*+,;=:@?[]~"
+
+
+def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
+    known = {p.name: p for p in operation.parameters if p.place == "path"}
+    return "/".join(_segment(template, known, arguments) for template in operation.path.split("/"))
+
+
+def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[str, Any]) -> str:
+    """One segment of the path; most have no variable, a few have several."""
+    texts = _VARIABLE.split(template)
+    variables = [known.get(name) or Parameter(name, "path", name) for name in texts[1::2]]
+    plain, sent = texts.copy(), [quote(text, safe=_TEMPLATE_SAFE) for text in texts]
+    for index, variable in enumerate(variables):
+        value = _path_value(variable, arguments)
+        encode = _percent_twice if variable.double_encoded else percent
+        plain[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, str)
+        sent[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, encode)
+    if variables:
+        _check_segment(", ".join(map(_argument, variables)), "".join(plain))
+    return "".join(sent)
+
+
+def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
+    value, name = _value(parameter, arguments), _argument(parameter)
+    if value is None:
+        raise problem(name, "is required: it is part of the path")
+    if parameter.media_type:
+        return to_json(value).decode()
+    if not joined("simple", False, "", value, str).strip(" ,"):
+        raise problem(name, "can't be empty: it is part of the path")
+    return value
+
+
+def _percent_twice(text: str) -> str:
+    return percent(percent(text))
+
+
+def _check_segment(name: str, text: str) -> None:
+    """Refuse a value that some server on the way could take for more than part of a segment."""
+    for decoded in decodings(text):
+        plain = unicodedata.normalize("NFKC", decoded).replace("\\", "/")
+        if any(unicodedata.category(c) == "Cc" for c in plain):
+            raise problem(name, "can't hold control characters: it is part of the path")
+        segments = [part.partition(";")[0].strip() for part in plain.split("/")]
+        if "." in segments or ".." in segments:
+            raise problem(name, "can't be or hold '.' or '..' as a path segment")
+        if decoded is not text and len(segments) > 1 + text.count("/") + text.count("\\"):
+            raise problem(name, "can't hold an encoded slash; give the plain text")
+
+
+# --- query ----------------------------------------------------------------------------------------
+
+
+def _query(parameters: Sequence[Parameter], arguments: Mapping[str, Any]) -> list[str]:
+    declared = [p for p in parameters if p.place == "query"]
+    names = {p.name for p in declared}
+    return [
+        f"{parameter_name(name)}={text}"
+        for parameter in declared
+        for name, text in _query_pairs(parameter, _value(parameter, arguments), names)
+    ]
+
+
+def _query_pairs(parameter: Parameter, value: Any, names: set[str]) -> Iterator[tuple[str, str]]:
+    if value is None:
+        return
+    encode = percent_but_reserved if parameter.reserved else percent
+    if parameter.media_type:
+        yield parameter.name, encode(to_json(value).decode())
+        return
+    style = "form" if parameter.style == "simple" else parameter.style
+    for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
+        # The keys of an exploded object are the caller's: they may not pass for another parameter.
+        if name != parameter.name and name in names:
+            raise problem(_argument(parameter), f"can't hold the key {name!r} here")
+        yield name, text
+
+
+# --- headers and cookies --------------------------------------------------------------------------
+
+
+def _headers(
+    parameters: Sequence[Parameter], arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    cookies: list[str] = []
+    for parameter in parameters:
+        value = _value(parameter, arguments)
+        if value is None:
+            continue
+        if parameter.place == "header":
+            yield parameter.name, _header_text(parameter, value)
+        elif parameter.place == "cookie":
+            cookies += _cookie_texts(parameter, value)
+    if cookies:
+        yield "Cookie", "; ".join(cookies)
+
+
+_HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")
+
+
+def _header_text(parameter: Parameter, value: Any) -> str:
+    if parameter.media_type:
+        value = to_json(value).decode()
+    text = joined("simple", parameter.explode, parameter.name, value, str).strip(" \t")
+    if not _HEADER_TEXT.fullmatch(text):
+        raise problem(
+            _argument(parameter), "must be plain ASCII on one line: it is sent as a header"
+        )
+    return text
+
+
+def _cookie_texts(parameter: Parameter, value: Any) -> Iterator[str]:
+    if parameter.media_type:
+        value = to_json(value).decode()
+    for name, text in pairs("form", parameter.explode, parameter.name, value, _cookie_value):
+        yield f"{percent(name)}={text}"
+
+
+def _cookie_value(text: str) -> str:
+    """Percent-encoded where a cookie has no other way; `%` stays, values often are encoded."""
+    return quote(scalar(text), safe="!#$%&'()*+-./:<=>?@[]^_`{|}~")
