@@ -2,7 +2,7 @@
 
 One flat object takes them all, so names that clients can't spell are mended and names that would
 meet are told apart: `name` stays where it is first needed (path, query, header, cookie, body in
-this order), a later one says where it goes: `query_name`, `body_name`. The wire keeps its own names.
+this order), a later one says where it goes: `query_name`, `body_name`. The wire keeps its own.
 """
 
 from __future__ import annotations

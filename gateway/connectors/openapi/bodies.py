@@ -130,10 +130,10 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
     return Shape(properties, frozenset(required)) if properties else None
 
 
-def _parts(document: Document, schema: Any) -> Iterator[Mapping[str, Any]]:
+def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
     """The schema and what its allOf adds, base first."""
     waiting, total, seen = [schema], 0, set[int]()
-    found = []
+    found: list[Mapping[str, Any]] = []
     while waiting:
         part = resolved(document, waiting.pop())
         total += 1
@@ -143,7 +143,7 @@ def _parts(document: Document, schema: Any) -> Iterator[Mapping[str, Any]]:
             seen.add(id(part))
             found.append(part)
             waiting.extend(sequence(part.get("allOf")))
-    return reversed(found)
+    return found[::-1]
 
 
 def _is_object(part: Mapping[str, Any]) -> bool:

@@ -16,7 +16,8 @@ import jsonschema_rs
 import orjson
 
 from gateway.connectors.openapi.document import Unusable
-from gateway.connectors.openapi.schema import PATTERN_OPTIONS, Schema, Schemas
+from gateway.connectors.openapi.keywords import PATTERN_OPTIONS
+from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.text import cut
 
 INPUT_BUDGET = 16 * 1024

@@ -2,8 +2,8 @@
 
 The template's own text stays as it is: slashes are not tidied, some APIs tell operations apart by
 them. Three things are not part of a path: a fixed query (kept, as constants), a fragment (AWS files
-several operations under one path so; there is no telling how to call them), and the `{connectionId}`
-that Microsoft's connectors begin with, which their gateway fills in.
+several operations under one path so; there is no telling how to call them), and `{connectionId}`
+in front, where Microsoft's connectors have it and their gateway fills it in.
 """
 
 from __future__ import annotations

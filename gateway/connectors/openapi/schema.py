@@ -13,10 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal
 
-import jsonschema_rs
 import orjson
 
 from gateway.connectors.openapi.document import (
@@ -27,6 +25,17 @@ from gateway.connectors.openapi.document import (
     mapping,
     target_of,
 )
+from gateway.connectors.openapi.keywords import (
+    MANY_SCHEMAS,
+    NAMED_SCHEMAS,
+    ONE_SCHEMA,
+    PLAIN,
+    SAME_VALUE,
+    allow_null,
+    is_linear_pattern,
+    mend_enum,
+    mend_limits,
+)
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
 from gateway.connectors.text import cut
 
@@ -35,12 +44,8 @@ Schema = dict[str, Any] | bool
 
 MAX_WEIGHT = 1_000  # schemas that one value is checked against on one level
 _MAX_CHAIN = 60
-_MAX_PATTERN = 1_000
 _STUB_DESCRIPTION = 120
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
-_PATTERN_BYTES = 1024 * 1024  # of one compiled pattern
-PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Schemas:
         self._hidden = "readOnly" if direction == "input" else "writeOnly"
         self._report = report
         self._siblings_count = document.format == "openapi-3.1"
+        self._fragments: dict[int, tuple[Any, Fragment]] = {}
         self._names: dict[str, str | None] = {}  # by reference, None where it is broken
         self._names_of_targets: dict[int, str] = {}
         self._targets: dict[str, Any] = {}
@@ -84,10 +90,15 @@ class Schemas:
         self._weights: dict[str, int] = {}
 
     def translate(self, raw: Any) -> Fragment:
-        """The schema in 2020-12."""
+        """The schema in 2020-12. The same object is translated once; nobody may change it."""
+        known = self._fragments.get(id(raw))
+        if known is not None:
+            return known[1]
         trace = _Trace()
         schema = self._schema(raw, trace, in_place=True)
-        return Fragment(schema, tuple(trace.refs))
+        fragment = Fragment(schema, tuple(trace.refs))
+        self._fragments[id(raw)] = (raw, fragment)  # held, so that no other object has its id
+        return fragment
 
     def definition(self, name: str) -> Definition:
         """The definition that `#/$defs/NAME` stands for, safe to validate with."""
@@ -211,17 +222,17 @@ class Schemas:
             return self._reference(raw, trace, in_place)
         result: dict[str, Any] = {}
         for key, value in raw.items():
-            if key in _PLAIN:
-                if (checked := _PLAIN[key](value)) is not None:
+            if key in PLAIN:
+                if (checked := PLAIN[key](value)) is not None:
                     result[key] = checked
-            elif key in _ONE_SCHEMA:
+            elif key in ONE_SCHEMA:
                 if isinstance(value, (Mapping, bool)):
-                    result[key] = self._schema(value, trace, in_place and key in _SAME_VALUE)
-            elif key in _MANY_SCHEMAS:
+                    result[key] = self._schema(value, trace, in_place and key in SAME_VALUE)
+            elif key in MANY_SCHEMAS:
                 if isinstance(value, list) and value:
                     below = in_place and key != "prefixItems"
                     result[key] = [self._schema(part, trace, below) for part in value]
-            elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            elif key in NAMED_SCHEMAS and isinstance(value, Mapping):
                 self._named(key, value, raw, trace, result)
         self._finish(raw, trace, result)
         return result
@@ -264,10 +275,10 @@ class Schemas:
             self._report("info", f"pattern left out, not linear: {str(raw['pattern'])[:100]}")
         if raw.get("type") == "file":
             result["contentEncoding"] = "base64"
-        _mend_limits(raw, result)
-        _mend_enum(result)
+        mend_limits(raw, result)
+        mend_enum(result)
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
-            _allow_null(result)
+            allow_null(result)
 
     def _set_required(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
         if not isinstance(raw["required"], list):
@@ -281,18 +292,6 @@ class Schemas:
         )
         if names:
             result["required"] = list(names)
-
-
-@lru_cache(maxsize=8192)
-def is_linear_pattern(pattern: str) -> bool:
-    """Whether an engine that never backtracks understands the pattern."""
-    if len(pattern) > _MAX_PATTERN:
-        return False
-    try:
-        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=PATTERN_OPTIONS)
-    except (jsonschema_rs.ValidationError, ValueError):
-        return False
-    return True
 
 
 def _title(raw: Mapping[str, Any]) -> str:
@@ -314,123 +313,3 @@ def _stub(schema: Schema) -> bytes:
     if "description" in kept:
         kept["description"] = cut(kept["description"], _STUB_DESCRIPTION)
     return orjson.dumps(kept)
-
-
-def _mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
-    """`exclusiveMinimum: true` beside `minimum` is how it was written before 2020-12."""
-    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if raw.get(exclusive) is True and limit in result:
-            result[exclusive] = result.pop(limit)
-
-
-def _mend_enum(result: dict[str, Any]) -> None:
-    """Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts."""
-    if result.get("type") == "string" and "enum" in result:
-        result["enum"] = [
-            str(value) if type(value) in (int, float) else value for value in result["enum"]
-        ]
-
-
-def _allow_null(result: dict[str, Any]) -> None:
-    if "enum" in result and None not in result["enum"]:
-        result["enum"] = [*result["enum"], None]
-    kind = result.get("type")
-    if isinstance(kind, str):
-        result["type"] = [kind, "null"] if kind != "null" else kind
-    elif isinstance(kind, list):
-        result["type"] = list(dict.fromkeys([*kind, "null"]))
-    elif kind is None and any(key in result for key in ("allOf", "anyOf", "oneOf", "properties")):
-        words = {key: result.pop(key) for key in ("title", "description") if key in result}
-        inner = dict(result)
-        result.clear()
-        result.update({"anyOf": [inner, {"type": "null"}], **words})
-
-
-def _type(value: Any) -> Any:
-    if value == "file":
-        return "string"
-    if isinstance(value, str):
-        return value if value in _TYPES else None
-    if isinstance(value, list):
-        known = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
-        return known if known and len(known) == len(value) else None
-    return None
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _positive(value: Any) -> Any:
-    number = _number(value)
-    return number if number is not None and number > 0 else None
-
-
-def _count(value: Any) -> Any:
-    number = _number(value)
-    return int(number) if number is not None and number >= 0 and number == int(number) else None
-
-
-def _text(value: Any) -> Any:
-    return value if isinstance(value, str) and value else None
-
-
-def _pattern(value: Any) -> Any:
-    return value if isinstance(value, str) and is_linear_pattern(value) else None
-
-
-def _true(value: Any) -> Any:
-    return True if value is True else None
-
-
-def _some(value: Any) -> Any:
-    return list(value) if isinstance(value, list) and value else None
-
-
-def _names_by_name(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return None
-    return {key: names for key, names in value.items() if _is_names(names)} or None
-
-
-def _is_names(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(isinstance(name, str) for name in value)
-        and len(set(value)) == len(value)
-    )
-
-
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {
-    "type": _type,
-    "enum": _some,
-    "const": lambda value: value,
-    "default": lambda value: value,
-    "format": _text,
-    "multipleOf": _positive,
-    "maximum": _number,
-    "exclusiveMaximum": _number,
-    "minimum": _number,
-    "exclusiveMinimum": _number,
-    "maxLength": _count,
-    "minLength": _count,
-    "pattern": _pattern,
-    "maxItems": _count,
-    "minItems": _count,
-    "uniqueItems": _true,
-    "maxContains": _count,
-    "minContains": _count,
-    "maxProperties": _count,
-    "minProperties": _count,
-    "dependentRequired": _names_by_name,
-    "contentEncoding": _text,
-    "contentMediaType": _text,
-    "deprecated": _true,
-}
-_ONE_SCHEMA = frozenset(
-    """items additionalProperties not contains propertyNames if then else
-    unevaluatedItems unevaluatedProperties""".split()
-)
-_SAME_VALUE = frozenset({"not", "if", "then", "else"})
-_MANY_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})

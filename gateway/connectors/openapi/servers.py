@@ -1,4 +1,8 @@
-"""Where an operation is to be found: one base URL out of servers, hosts and where we got it from."""
+"""Where an operation is to be found: one base URL out of servers, hosts, and where we got it.
+
+Configuration wins over everything, an operation's own server over its path's, that one over the
+document's. Relative ones count from where the definition was fetched.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.connectors.openapi.document import sequence, text_of
+from gateway.connectors.openapi.document import sequence
 from gateway.connectors.text import cut, visible
 from gateway.connectors.tools import description_of
 from gateway.model import Source
@@ -19,7 +19,11 @@ _SPACES = re.compile(r"\s+")
 
 def phrase(value: Any, length: int) -> str:
     """Text on one line, visible and cut."""
-    text = text_of(value)
+    if not isinstance(value, str) or not value:
+        return ""
+    text = value
+    if len(text) <= length and text.isascii() and text.isprintable() and "  " not in text:
+        return text.strip()
     if len(text) > 4 * length:
         text = text[: 4 * length]  # nothing below needs more, and some descriptions are books
     return cut(_SPACES.sub(" ", visible(text)).strip(), length)

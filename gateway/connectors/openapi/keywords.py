@@ -1,0 +1,149 @@
+"""JSON Schema keywords one by one: which are kept, and what each may hold.
+
+OpenAPI's dialects differ from 2020-12 in a few keywords, and writers get many values wrong. A
+keyword with a value it may not have is left out: the schema then accepts more, never less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+
+_MAX_PATTERN = 1_000
+_PATTERN_BYTES = 1024 * 1024  # of one compiled pattern
+PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_WORDS = ("title", "description")
+
+
+@lru_cache(maxsize=8192)
+def is_linear_pattern(pattern: str) -> bool:
+    """Whether an engine that never backtracks understands the pattern."""
+    if len(pattern) > _MAX_PATTERN:
+        return False
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=PATTERN_OPTIONS)
+    except (jsonschema_rs.ValidationError, ValueError):
+        return False
+    return True
+
+
+def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
+    """`exclusiveMinimum: true` beside `minimum` is how it was written before 2020-12."""
+    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if raw.get(exclusive) is True and limit in result:
+            result[exclusive] = result.pop(limit)
+
+
+def mend_enum(result: dict[str, Any]) -> None:
+    """Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts."""
+    if result.get("type") == "string" and "enum" in result:
+        result["enum"] = [
+            str(value) if type(value) in (int, float) else value for value in result["enum"]
+        ]
+
+
+def allow_null(result: dict[str, Any]) -> None:
+    if "enum" in result and None not in result["enum"]:
+        result["enum"] = [*result["enum"], None]
+    kind = result.get("type")
+    if isinstance(kind, str):
+        result["type"] = [kind, "null"] if kind != "null" else kind
+    elif isinstance(kind, list):
+        result["type"] = list(dict.fromkeys([*kind, "null"]))
+    elif kind is None and any(key in result for key in ("allOf", "anyOf", "oneOf", "properties")):
+        inner = {key: result.pop(key) for key in list(result) if key not in _WORDS}
+        result["anyOf"] = [inner, {"type": "null"}]
+
+
+def _type(value: Any) -> Any:
+    if value == "file":
+        return "string"
+    if isinstance(value, str):
+        return value if value in _TYPES else None
+    if isinstance(value, list):
+        known = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
+        return known if known and len(known) == len(value) else None
+    return None
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _positive(value: Any) -> Any:
+    number = _number(value)
+    return number if number is not None and number > 0 else None
+
+
+def _count(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) and value else None
+
+
+def _pattern(value: Any) -> Any:
+    return value if isinstance(value, str) and is_linear_pattern(value) else None
+
+
+def _true(value: Any) -> Any:
+    return True if value is True else None
+
+
+def _some(value: Any) -> Any:
+    return list(value) if isinstance(value, list) and value else None
+
+
+def _names_by_name(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return None
+    return {key: names for key, names in value.items() if _is_names(names)} or None
+
+
+def _is_names(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) for name in value)
+        and len(set(value)) == len(value)
+    )
+
+
+PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "type": _type,
+    "enum": _some,
+    "const": lambda value: value,
+    "default": lambda value: value,
+    "format": _text,
+    "multipleOf": _positive,
+    "maximum": _number,
+    "exclusiveMaximum": _number,
+    "minimum": _number,
+    "exclusiveMinimum": _number,
+    "maxLength": _count,
+    "minLength": _count,
+    "pattern": _pattern,
+    "maxItems": _count,
+    "minItems": _count,
+    "uniqueItems": _true,
+    "maxContains": _count,
+    "minContains": _count,
+    "maxProperties": _count,
+    "minProperties": _count,
+    "dependentRequired": _names_by_name,
+    "contentEncoding": _text,
+    "contentMediaType": _text,
+    "deprecated": _true,
+}
+ONE_SCHEMA = frozenset(
+    ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
+    + ("unevaluatedItems", "unevaluatedProperties")
+)
+SAME_VALUE = frozenset({"not", "if", "then", "else"})
+MANY_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})

@@ -1,0 +1,158 @@
+"""The child process that reads definitions: `python -m gateway.connectors.worker_main ROLE`.
+
+Definitions are hostile input, so they are read where a crash, an endless loop or a memory bomb
+costs one child: the address space is bounded, every job has a budget of CPU, the environment holds
+no secrets, and an audit hook refuses the network. The child ends when its stdin does, so no
+gateway leaves one behind. Imports are kept few: a cold start is part of a connection's first build.
+
+On the wire, both ways: the lengths of head and data, the head as MessagePack, the data.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import struct
+import sys
+from importlib import import_module
+from typing import Any, BinaryIO
+
+import msgspec
+
+from gateway.errors import ConfigInvalid, DefinitionUnreadable
+from gateway.model import Problem, Source, encode_build
+
+LENGTHS = struct.Struct("!II")
+MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
+MAX_STACK = 64 * 1024 * 1024
+RETIRE_ABOVE = 160 * 1024 * 1024  # a child that grew this large is replaced after its job
+BUILD_CPU_SECONDS = 20
+ADVICE_CPU_SECONDS = 20
+_RECURSION = 2_000
+_NICENESS = 15
+
+# A kind of connection and what builds its tools, imported when it is first needed.
+BUILDERS = {
+    "openapi": "gateway.connectors.openapi:build_openapi",
+    "arm": "gateway.connectors.openapi:build_openapi",
+    "manifest": "gateway.connectors.manifest:build_manifest",
+}
+_NETWORK = frozenset(
+    {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "os.exec"}
+    | {"socket.sendto", "os.system", "os.posix_spawn", "subprocess.Popen", "os.fork"}
+)
+
+
+class Request(msgspec.Struct):
+    """What is asked of a child: tools, with a source, or else advice."""
+
+    source: Source | None = None
+
+
+class Answer(msgspec.Struct):
+    """What comes of it: the data is a build or a list of problems, unless there is an error."""
+
+    error: dict[str, Any] | None = None
+    retires: bool = False
+
+
+def main() -> None:
+    """Serve one job after the other until stdin ends."""
+    role = sys.argv[1]
+    # Whatever a library prints must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "wb", closefd=True)
+    os.dup2(2, 1)
+    _confine(role)
+    gc.disable()  # a job's garbage goes in one piece, after its answer
+    while (job := _read(sys.stdin.buffer)) is not None:
+        answer, data = _done(*job, role)
+        answer.retires = answer.retires or _peak_memory() > RETIRE_ABOVE
+        head = msgspec.msgpack.encode(answer)
+        answers.write(LENGTHS.pack(len(head), len(data)) + head)
+        answers.write(data)
+        answers.flush()
+        if answer.retires:
+            return
+        del job, answer, data
+        gc.collect()
+
+
+def _confine(role: str) -> None:
+    _limit(resource.RLIMIT_AS, MAX_ADDRESS_SPACE)
+    _limit(resource.RLIMIT_CORE, 0)
+    sys.setrecursionlimit(_RECURSION)
+    if role == "advise":
+        os.nice(_NICENESS)
+    sys.addaudithook(_refuse_network)
+
+
+def _limit(kind: int, wanted: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(
+        kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
+
+
+def _refuse_network(event: str, arguments: object) -> None:
+    if event in _NETWORK:
+        raise PermissionError(f"{event} is not for readers of definitions")
+
+
+def _read(stream: BinaryIO) -> tuple[Request, bytes] | None:
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        return None
+    head_size, data_size = LENGTHS.unpack(lengths)
+    head, data = stream.read(head_size), stream.read(data_size)
+    if len(data) < data_size:
+        return None
+    return msgspec.msgpack.decode(head, type=Request), data
+
+
+def _done(request: Request, raw: bytes, role: str) -> tuple[Answer, bytes]:
+    _grant_cpu(BUILD_CPU_SECONDS if role == "build" else ADVICE_CPU_SECONDS)
+    try:
+        if request.source is None:
+            return Answer(), msgspec.msgpack.encode(_advice(raw))
+        return Answer(), encode_build(_builder(request.source.kind)(raw, request.source))
+    except DefinitionUnreadable as error:
+        return Answer(error.as_dict()), b""
+    except RecursionError:
+        return _refused("The definition is nested too deeply to be read.")
+    except MemoryError:
+        return _refused("The definition needs more memory than a reader may have.", retires=True)
+    except ConfigInvalid as error:
+        return _refused("; ".join(error.problems))
+    except Exception as error:
+        # The boundary between a document and the gateway: our own fault must not look like a crash.
+        return _refused(f"The definition could not be read ({type(error).__name__}).")
+
+
+def _grant_cpu(seconds: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds)
+
+
+def _refused(message: str, *, retires: bool = False) -> tuple[Answer, bytes]:
+    error = DefinitionUnreadable(message, "Use a smaller or simpler definition.")
+    return Answer(error.as_dict(), retires=retires), b""
+
+
+def _builder(kind: str) -> Any:
+    module, _, function = BUILDERS[kind].partition(":")
+    return getattr(import_module(module), function)
+
+
+def _advice(raw: bytes) -> tuple[Problem, ...]:
+    from gateway.connectors.openapi.advice import advise  # half a second of imports
+
+    return advise(raw)
+
+
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Definitions are read in child processes, so that no document can hold up or kill the gateway.
+
+A few children are kept warm and take one job at a time. One that is not done by its deadline, that
+crashes or that grew large is replaced; its document is refused in words. Validation for advice has
+a child of its own, niced, so that it never stands in a build's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from gateway.connectors.worker_main import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
+from gateway.errors import Broken, DefinitionUnreadable, Overloaded
+from gateway.model import Build, Problem, Source, decode_build
+
+BUILD_SECONDS = 30.0
+ADVICE_SECONDS = 90.0
+IDLE_SECONDS = 60.0
+QUEUE_SECONDS = 120.0
+MAX_WAITING = 512
+MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
+MAX_ANSWER = 512 * 1024 * 1024
+_CHUNK = 256 * 1024
+_STREAM_LIMIT = 1024 * 1024
+_CLOSE_SECONDS = 5.0
+# Nothing else of our environment is a reader's business, secrets least of all.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TMPDIR")
+
+
+class Workers:
+    """Children that read definitions; open as long as the context it manages."""
+
+    def __init__(self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._places = asyncio.Semaphore(count)
+        self._advice_place = asyncio.Semaphore(1)
+        self._idle_seconds = idle_seconds
+        self._waiting = 0
+        self._closed = False
+        self._children: set[_Child] = set()
+        self._idle: list[_Child] = []
+        self._farewells: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self._idle.clear()
+        await asyncio.gather(*(child.end() for child in list(self._children)), *self._farewells)
+
+    async def build(self, raw: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
+        """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
+        async with self._place(self._places):
+            answer = await self._answered(Request(source), raw, deadline)
+        return decode_build(answer)
+
+    async def advise(self, raw: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
+        """What a validator says of the definition; a note where it can't be asked."""
+        if len(raw) > MAX_ADVISED_BYTES:
+            return _not_advised(f"larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB")
+        async with self._place(self._advice_place):
+            child = await self._spawned("advise")
+            try:
+                async with asyncio.timeout(deadline):
+                    answer, data = await child.ask(Request(), raw)
+            except TimeoutError:
+                return _not_advised(f"took longer than {deadline:g} s")
+            except (OSError, EOFError):
+                return _not_advised(f"took more than {ADVICE_CPU_SECONDS} s or too much memory")
+            finally:
+                await self._end(child)
+        if answer.error is not None:
+            return _not_advised(str(answer.error["message"]))
+        return msgspec.msgpack.decode(data, type=tuple[Problem, ...])
+
+    async def _answered(self, request: Request, raw: bytes, deadline: float) -> bytes:
+        child = self._warm() or await self._spawned("build")
+        try:
+            return await self._asked(child, request, raw, deadline)
+        except _Crashed as crash:
+            if not child.was_warm:
+                raise _crash_error(crash) from crash
+        # A warm child may have been ended from outside while it was idle: that says nothing
+        # about this document.
+        child = await self._spawned("build")
+        try:
+            return await self._asked(child, request, raw, deadline)
+        except _Crashed as crash:
+            raise _crash_error(crash) from crash
+
+    async def _asked(self, child: _Child, request: Request, raw: bytes, deadline: float) -> bytes:
+        keep = False
+        try:
+            async with asyncio.timeout(deadline):
+                answer, data = await child.ask(request, raw)
+            keep = not answer.retires
+        except TimeoutError as error:
+            raise DefinitionUnreadable(
+                f"Reading the definition took longer than {deadline:g} s.",
+                "Use a smaller or simpler definition.",
+            ) from error
+        except (OSError, EOFError) as error:
+            raise _Crashed(await self._end(child)) from error
+        finally:
+            if keep and not self._closed:
+                self._rest(child)
+            else:
+                await self._end(child)
+        if answer.error is not None:
+            raise DefinitionUnreadable(str(answer.error["message"]), str(answer.error["hint"]))
+        return data
+
+    @asynccontextmanager
+    async def _place(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+        """A turn among those who wait, who are not too many and don't wait for ever."""
+        if self._closed:
+            raise Broken("internal", "The readers of definitions are closed.")
+        if self._waiting >= MAX_WAITING:
+            raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(QUEUE_SECONDS):
+                await places.acquire()
+        except TimeoutError as error:
+            raise Overloaded(
+                "busy", "Too many definitions are being read.", "Try again later."
+            ) from error
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            places.release()
+
+    async def _spawned(self, role: str) -> _Child:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gateway.connectors.worker_main",
+            role,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
+            start_new_session=True,  # Ctrl-C is for us to hear; children end with their stdin
+            limit=_STREAM_LIMIT,
+        )
+        child = _Child(process)
+        self._children.add(child)
+        return child
+
+    def _warm(self) -> _Child | None:
+        while self._idle:
+            child = self._idle.pop()
+            child.stay()
+            if child.is_alive():
+                return child
+            self._farewell(child)
+        return None
+
+    def _rest(self, child: _Child) -> None:
+        loop = asyncio.get_running_loop()
+        child.was_warm = True
+        child.leaves = loop.call_later(self._idle_seconds, self._retire, child)
+        self._idle.append(child)
+
+    def _retire(self, child: _Child) -> None:
+        if child in self._idle:
+            self._idle.remove(child)
+            self._farewell(child)
+
+    def _farewell(self, child: _Child) -> None:
+        task = asyncio.get_running_loop().create_task(self._end_quietly(child))
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    async def _end_quietly(self, child: _Child) -> None:
+        await self._end(child)
+
+    async def _end(self, child: _Child) -> int:
+        """End the child, also when whoever waits for this is being cancelled."""
+        self._children.discard(child)
+        return await asyncio.shield(child.end())
+
+
+class _Crashed(Exception):
+    """The child ended without an answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Child:
+    """One child process, its streams, and when it leaves if nobody needs it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self.was_warm = False
+        self.leaves: asyncio.TimerHandle | None = None
+
+    async def ask(self, request: Request, raw: bytes) -> tuple[Answer, bytes]:
+        """One job. In chunks: a whole document at once would be copied into a buffer."""
+        head = msgspec.msgpack.encode(request)
+        self._stdin.write(LENGTHS.pack(len(head), len(raw)) + head)
+        view = memoryview(raw)
+        for start in range(0, len(raw), _CHUNK):
+            self._stdin.write(view[start : start + _CHUNK])
+            await self._stdin.drain()
+        await self._stdin.drain()
+        head_size, size = LENGTHS.unpack(await self._stdout.readexactly(LENGTHS.size))
+        if size > MAX_ANSWER:
+            raise EOFError("answer out of bounds")
+        answer = msgspec.msgpack.decode(await self._stdout.readexactly(head_size), type=Answer)
+        return answer, await self._stdout.readexactly(size)
+
+    def is_alive(self) -> bool:
+        return self._process.returncode is None and not self._stdout.at_eof()
+
+    def stay(self) -> None:
+        if self.leaves is not None:
+            self.leaves.cancel()
+            self.leaves = None
+
+    async def end(self) -> int:
+        """Gone when this returns; the exit status, negative for a signal."""
+        self.stay()
+        self._stdin.close()
+        if self._process.returncode is None:
+            self._process.kill()
+        while await self._stdout.read(_CHUNK):
+            pass  # what it had still to say; the pipe closes when all of it is read
+        return await self._process.wait()
+
+
+def _crash_error(crash: _Crashed) -> DefinitionUnreadable:
+    if crash.status == -signal.SIGXCPU:
+        what = "needs more processor time than a reader may have"
+    elif crash.status in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
+        what = "made its reader run out of memory or crash"
+    else:
+        what = "made its reader fail"
+    return DefinitionUnreadable(f"The definition {what}.", "Use a smaller or simpler definition.")
+
+
+def _not_advised(why: str) -> tuple[Problem, ...]:
+    return (Problem("info", "", f"validation skipped: {why}"),)
