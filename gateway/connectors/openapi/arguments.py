@@ -12,21 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from gateway.connectors.openapi.document import (
-    MAX_INPUTS,
     Document,
-    Input,
     Unusable,
     is_internal,
     mapping,
     resolved,
+    spend,
     text_of,
 )
+from gateway.connectors.openapi.inputs import MAX_INPUTS, Input
 from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
 from gateway.model import Parameter, Source
 
 MAX_ARGUMENT = 64
+MAX_CONSTANT = 16 * 1024
 _OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
 _PLACES = ("path", "query", "header", "cookie")
 _RANKS = {"important": 0, "advanced": 2}
@@ -78,7 +81,7 @@ def parameter_slots(
         default = _default_of(document, given)
         internal = is_internal(given.raw)
         if internal and default is not None:
-            sent.append(_parameter(given, None, default))
+            sent.append(_parameter(given, None, constant(document, default)))
             continue
         if internal and not given.required:
             continue
@@ -92,6 +95,15 @@ def parameter_slots(
 def is_injected(source: Source, wire_name: str, argument: str) -> bool:
     """Whether the connection fills this in itself, so that nobody is asked for it."""
     return wire_name in source.inject or argument in source.inject
+
+
+def constant(document: Document, value: Any) -> Any:
+    """A value that is sent without being asked for; one that is too large to keep is refused."""
+    size = len(orjson.dumps(value)) if isinstance(value, (str, dict, list)) else 1
+    if size > MAX_CONSTANT:
+        raise Unusable("it has a default that is too large to be filled in")
+    spend(document, size // 50)
+    return value
 
 
 def rank_of(raw: Any) -> int:

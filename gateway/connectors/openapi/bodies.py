@@ -13,21 +13,22 @@ from typing import Any
 from gateway.connectors.openapi.arguments import (
     ArgumentNames,
     Slot,
+    constant,
     described,
     is_injected,
     rank_of,
 )
 from gateway.connectors.openapi.document import (
-    Content,
     Document,
-    RequestBody,
     Unusable,
     is_internal,
     mapping,
     resolved,
     sequence,
+    spend,
     text_of,
 )
+from gateway.connectors.openapi.inputs import Content, RequestBody
 from gateway.connectors.openapi.schema import Schemas
 from gateway.model import Body, Field, Source, Style
 
@@ -75,7 +76,8 @@ def body_slots(
         hidden := _defaults(around.document, content.schema, 0), Mapping
     ):
         media_type = sendable(content.media_type)
-        return Body(media_type, required=bool(hidden), constants=dict(hidden)), []
+        constants = constant(around.document, dict(hidden))
+        return Body(media_type, required=bool(hidden), constants=constants), []
     if kind in ("text", "octets"):
         return _opaque(around, content, body, names, kind)
     shape = shape_of(around.document, content.schema)
@@ -122,11 +124,13 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
     try:
         for part in _parts(document, schema):
             properties.update(mapping(part.get("properties")))
+            spend(document, len(properties) // 10)
             required.update(name for name in sequence(part.get("required")) if type(name) is str)
             if any(key in part for key in _DYNAMIC):
                 properties.pop("dynamicProperties", None)  # the designer's placeholder
     except Unusable:
         return None
+    spend(document, len(properties))
     return Shape(properties, frozenset(required)) if properties else None
 
 
@@ -167,7 +171,7 @@ def _taken_apart(
         if isinstance(raw, Mapping) and is_internal(raw):
             default = _defaults(around.document, raw, 0)
             if default is not None:
-                constants[name] = default
+                constants[name] = constant(around.document, default)
                 continue
             if not needed:
                 continue
@@ -304,9 +308,11 @@ def _defaults(document: Document, schema: Any, level: int) -> Any:
         return found["default"]
     if level >= _MAX_LEVELS:
         return None
+    properties = mapping(found.get("properties"))
+    spend(document, len(properties))
     parts = {
         name: value
-        for name, raw in mapping(found.get("properties")).items()
+        for name, raw in properties.items()
         if (value := _defaults(document, raw, level + 1)) is not None
     }
     return parts or None

@@ -6,7 +6,7 @@ skipped with its reason and never fails the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,23 +15,30 @@ import orjson
 from gateway.connectors.naming import Nameable, local_name, tool_names
 from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
 from gateway.connectors.openapi.bodies import Surroundings, body_slots, media_kind
-from gateway.connectors.openapi.bundle import input_schema, output_schema
+from gateway.connectors.openapi.bundle import (
+    INPUT_BUDGET,
+    input_budget,
+    input_schema,
+    output_schema,
+)
 from gateway.connectors.openapi.document import (
-    Content,
     Document,
-    Input,
     Operation,
     Unusable,
-    answers,
-    inputs,
     mapping,
     open_document,
     operations,
-    parameters,
-    request_body,
     resolved,
     sequence,
     text_of,
+)
+from gateway.connectors.openapi.inputs import (
+    Content,
+    Input,
+    answers,
+    inputs,
+    parameters,
+    request_body,
 )
 from gateway.connectors.openapi.paths import called_path, path_inputs
 from gateway.connectors.openapi.reading import read_definition
@@ -47,6 +54,7 @@ from gateway.connectors.openapi.selection import (
 from gateway.connectors.openapi.servers import base_url_of, operation_base_url
 from gateway.connectors.openapi.wording import phrase, tool_description, tool_title
 from gateway.connectors.tools import fingerprint, token_cost, tool_annotations
+from gateway.errors import DefinitionUnreadable
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -60,6 +68,8 @@ from gateway.model import (
 )
 
 MAX_PROBLEMS = 200
+MAX_LISTED = 24 * 1024 * 1024
+MAX_ANSWERS = 12 * 1024 * 1024  # bytes of answers' schemas that are kept
 MAX_KEYWORDS = 1_000  # characters
 _MAX_ACCEPTED = 5
 _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
@@ -71,8 +81,10 @@ def build_openapi(raw: bytes, source: Source) -> Build:
     work = _Work(document, source, marks_of(document, raw), base_url_of(document, source))
     if not work.base_url:
         work.report("warning", "servers", "no base URL; give base_url in the configuration")
-    for found in operations(document):
-        work.take(found)
+    found = list(operations(document))
+    work.budget = input_budget(len(found))
+    for each in found:
+        work.take(each)
     return work.finish()
 
 
@@ -100,6 +112,9 @@ class _Work:
     skipped: list[Skipped] = field(default_factory=list)
     problems: dict[Problem, None] = field(default_factory=dict)
     place: str = ""
+    budget: int = INPUT_BUDGET
+    listed_bytes: int = 0
+    answer_bytes: int = 0
     taken: Schemas = field(init=False)
     given: Schemas = field(init=False)
     provided: frozenset[tuple[str, str]] = field(init=False)
@@ -221,7 +236,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
         accept=_accept(contents),
         idempotency_header=source.idempotency_header,
     )
-    schema = _input_schema(slots, work.taken, work.report_here)
+    schema = _input_schema(work, slots)
     return _Plan(operation, http, schema, _answer(work, contents), _keywords(operation, slots))
 
 
@@ -252,9 +267,7 @@ def _header_folded(place: str, name: str) -> str:
     return name.lower() if place == "header" else name
 
 
-def _input_schema(
-    slots: Sequence[Slot], schemas: Schemas, report: Callable[[str, str], None]
-) -> bytes:
+def _input_schema(work: _Work, slots: Sequence[Slot]) -> bytes:
     ordered = sorted(slots, key=lambda slot: slot.rank)
     root: dict[str, Any] = {
         "type": "object",
@@ -264,7 +277,14 @@ def _input_schema(
         root["required"] = required
     root["additionalProperties"] = False
     refs = dict.fromkeys(ref for slot in ordered for ref in slot.refs)
-    return input_schema(root, refs, schemas, report)
+    schema = input_schema(root, refs, work.taken, work.report_here, work.budget)
+    work.listed_bytes += len(schema)
+    if work.listed_bytes > MAX_LISTED:
+        raise DefinitionUnreadable(
+            f"The definition's tools would take more than {MAX_LISTED // 1024 // 1024} MB to list.",
+            "Split the definition, or serve only the part that is needed.",
+        )
+    return schema
 
 
 def _accept(contents: Sequence[Content]) -> str:
@@ -274,15 +294,19 @@ def _accept(contents: Sequence[Content]) -> str:
 
 
 def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
+    if work.answer_bytes > MAX_ANSWERS:
+        return None  # a comfort that is not worth more
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":
             fragment = work.given.translate(content.schema)
-            return output_schema(fragment.schema, fragment.refs, work.given)
+            schema = output_schema(fragment.schema, fragment.refs, work.given)
+            work.answer_bytes += len(schema or b"")
+            return schema
     return None
 
 
 def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:
-    tags = [tag for tag in sequence(operation.raw.get("tags")) if isinstance(tag, str)]
+    tags = [tag[:50] for tag in sequence(operation.raw.get("tags"))[:20] if isinstance(tag, str)]
     return " ".join([*tags, *(slot.argument for slot in slots)])[:MAX_KEYWORDS]
 
 

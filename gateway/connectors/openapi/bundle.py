@@ -21,6 +21,8 @@ from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.text import cut
 
 INPUT_BUDGET = 16 * 1024
+_SMALLEST_BUDGET = 1024
+LISTED_BUDGET = 16 * 1024 * 1024  # for the inputs of all tools together
 MAX_INPUT = 256 * 1024  # what no pruning brings below this is not a tool
 MAX_OUTPUT = 64 * 1024
 _SMALL = 300  # a leaf this small costs no more than a stub would
@@ -34,18 +36,24 @@ def input_schema(
     refs: Iterable[str],
     schemas: Schemas,
     report: Callable[[str, str], None],
+    budget: int = INPUT_BUDGET,
 ) -> bytes:
     """The JSON text of a tool's input schema, within its budget and sure to compile."""
     text = orjson.dumps(root)
-    if len(text) > INPUT_BUDGET:
-        root = _pruned_root(root)
+    if len(text) > budget:
+        root = _pruned_root(root, budget)
         text, refs = orjson.dumps(root), refs_in(root)
         report("info", "its inputs are too large to list whole; the deepest levels are left open")
     if len(text) > MAX_INPUT:
         raise Unusable(f"its inputs take {len(text):,} bytes, at most {MAX_INPUT:,} are listed")
-    definitions = _within(refs, schemas, INPUT_BUDGET - len(text))
+    definitions = _within(refs, schemas, budget - len(text))
     joined = _joined(text, definitions)
     return joined if compiles(joined) else _loosened(root, definitions, report)
+
+
+def input_budget(operations: int) -> int:
+    """The room for one tool's input where there are so many."""
+    return max(_SMALLEST_BUDGET, min(INPUT_BUDGET, LISTED_BUDGET // max(operations, 1)))
 
 
 def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> bytes | None:
@@ -120,11 +128,11 @@ def _joined(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
     return b'%b%b"$defs":{%b}}' % (text[:-1], comma, listed)
 
 
-def _pruned_root(root: dict[str, Any]) -> dict[str, Any]:
+def _pruned_root(root: dict[str, Any], budget: int) -> dict[str, Any]:
     for levels in _LEVELS:
         properties = {name: _pruned(part, levels) for name, part in root["properties"].items()}
         pruned = {**root, "properties": properties}
-        if len(orjson.dumps(pruned)) <= INPUT_BUDGET:
+        if len(orjson.dumps(pruned)) <= budget:
             break
     return pruned
 

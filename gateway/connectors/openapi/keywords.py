@@ -11,8 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 import jsonschema_rs
+import orjson
 
 _MAX_PATTERN = 1_000
+_MAX_VALUE = 8 * 1024  # bytes of an enum, a constant or a default
 _PATTERN_BYTES = 1024 * 1024  # of one compiled pattern
 PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -97,7 +99,15 @@ def _true(value: Any) -> Any:
 
 
 def _some(value: Any) -> Any:
-    return list(value) if isinstance(value, list) and value else None
+    return list(value) if isinstance(value, list) and value and _is_small(value) else None
+
+
+def _datum(value: Any) -> Any:
+    return value if not isinstance(value, (str, list, dict)) or _is_small(value) else None
+
+
+def _is_small(value: Any) -> bool:
+    return len(orjson.dumps(value)) <= _MAX_VALUE
 
 
 def _names_by_name(value: Any) -> Any:
@@ -117,8 +127,8 @@ def _is_names(value: Any) -> bool:
 PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "type": _type,
     "enum": _some,
-    "const": lambda value: value,
-    "default": lambda value: value,
+    "const": _datum,
+    "default": _datum,
     "format": _text,
     "multipleOf": _positive,
     "maximum": _number,

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl
 
-from gateway.connectors.openapi.document import Input, Operation, Unusable, is_internal
+from gateway.connectors.openapi.document import Operation, Unusable, is_internal
+from gateway.connectors.openapi.inputs import Input
 from gateway.model import Parameter
 
 _VARIABLE = re.compile(r"\{([^{}]*)\}")

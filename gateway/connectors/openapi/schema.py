@@ -43,6 +43,7 @@ Direction = Literal["input", "output"]
 Schema = dict[str, Any] | bool
 
 MAX_WEIGHT = 1_000  # schemas that one value is checked against on one level
+MAX_NODES = 20_000  # of one schema between references
 _MAX_CHAIN = 60
 _STUB_DESCRIPTION = 120
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -70,6 +71,7 @@ class Definition:
 class _Trace:
     refs: dict[str, None] = field(default_factory=dict)
     in_place: list[str] = field(default_factory=list)
+    nodes: int = 0
 
 
 class Schemas:
@@ -217,6 +219,11 @@ class Schemas:
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, Mapping):
+            return {}
+        trace.nodes += 1
+        if trace.nodes > MAX_NODES:
+            if trace.nodes == MAX_NODES + 1:
+                self._report("warning", "a schema is too large; the rest of it is left open")
             return {}
         if isinstance(raw.get("$ref"), str):
             return self._reference(raw, trace, in_place)

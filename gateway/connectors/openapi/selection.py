@@ -20,12 +20,12 @@ from gateway.connectors.openapi.document import (
     Unusable,
     is_internal,
     mapping,
-    parameters,
-    request_body,
     resolved,
     sequence,
+    spend,
     text_of,
 )
+from gateway.connectors.openapi.inputs import parameters, request_body
 from gateway.model import Override, Source
 
 MAX_LEVELS = 6  # how deep a body is searched for a callback address
@@ -179,6 +179,7 @@ def _has_callback(document: Document, schema: Any) -> bool:
     level, seen = [schema], set[int]()
     for _ in range(MAX_LEVELS):
         below: list[Any] = []
+        spend(document, len(level) // 10)
         for part in level:
             try:
                 found = resolved(document, part)

@@ -14,6 +14,8 @@ from urllib.parse import urljoin, urlsplit
 from gateway.connectors.openapi.document import Document, Operation, mapping, sequence, text_of
 from gateway.model import Source
 
+MAX_URL = 2_000
+_ODD = re.compile(r"[\s{}]")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
@@ -82,6 +84,12 @@ def _absolute(url: str, location: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         return ""
-    if not usable or "@" in parts.netloc or "{" in joined or any(c.isspace() for c in joined):
+    if (
+        not usable
+        or len(joined) > MAX_URL
+        or "@" in parts.netloc
+        or "{" in joined
+        or any(c.isspace() for c in joined)
+    ):
         return ""
     return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")

@@ -40,7 +40,7 @@ def property_description(raw: Mapping[str, Any]) -> str:
 def _enum_words(raw: Mapping[str, Any]) -> str:
     pairs = [
         f"{entry.get('value')} = {entry['displayName']}"
-        for entry in sequence(raw.get("x-ms-enum-values"))
+        for entry in sequence(raw.get("x-ms-enum-values"))[:_MAX_ENUM_WORDS]
         if isinstance(entry, dict) and isinstance(entry.get("displayName"), str)
     ]
     return phrase(f"Values: {', '.join(pairs)}.", _MAX_ENUM_WORDS) if pairs else ""
