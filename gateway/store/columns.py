@@ -1,7 +1,7 @@
 """Column types that take what callers have and both databases keep.
 
 JSON is bytes: `orjson` where it can, the standard library for what it refuses (huge integers, lone
-surrogates). Text never fails on the two things PostgreSQL and UTF-8 can't hold: they are replaced,
+surrogates), marked by a blank in front so that it is read back the same way. Text never fails on the two things PostgreSQL and UTF-8 can't hold: they are replaced,
 not removed, so that two different names stay different from a name we trust.
 """
 
@@ -20,15 +20,12 @@ def json_bytes(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode("ascii")
+        return b" " + json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def json_value(data: bytes) -> Any:
     """The value `json_bytes` wrote."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return json.loads(data)
+    return json.loads(data) if data.startswith(b" ") else orjson.loads(data)
 
 
 class Json(TypeDecorator[Any]):

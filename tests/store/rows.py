@@ -1,0 +1,74 @@
+"""Rows for tests: every field has a value, and a test names the ones it is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gateway.store.approvals import Approval
+from gateway.store.changes import Change
+from gateway.store.executions import Execution
+
+_EXECUTION = Execution(
+    id="e1",
+    tool="demo_add_book",
+    connection="demo",
+    principal="ann",
+    status="executing",
+    access="write",
+    risk="medium",
+    arguments={"title": "Emma"},
+    args_digest="d1",
+    created_at=1000.0,
+    revision=7,
+    bundle_ids=("one", "two"),
+    reason="allowed by level",
+    session="s1",
+    client="tests/1",
+    era="2025",
+    replica="r1",
+)
+_APPROVAL = Approval(
+    id="a1",
+    execution_id="e1",
+    principal="ann",
+    tool="demo_add_book",
+    connection="demo",
+    fingerprint="f1",
+    args_digest="d1",
+    arguments={"title": "Emma"},
+    sealed_arguments=b"sealed",
+    risk="medium",
+    created_at=1000.0,
+    expires_at=1120.0,
+    session="s1",
+    client="tests/1",
+    method="POST",
+    url="http://127.0.0.1/books",
+    warnings=("first write",),
+)
+_CHANGE = Change(
+    id="c1",
+    connection="demo",
+    operation="addBook",
+    tool="demo_add_book",
+    kind="changed",
+    change_class="risky",
+    reason="the host changed",
+    status="held",
+    at=1000.0,
+    before=b"old",
+    after=b"new",
+)
+
+
+def execution(**changed: Any) -> Execution:
+    return replace(_EXECUTION, **changed)
+
+
+def approval(**changed: Any) -> Approval:
+    return replace(_APPROVAL, **changed)
+
+
+def change(**changed: Any) -> Change:
+    return replace(_CHANGE, **changed)

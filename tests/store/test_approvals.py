@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import Refused
+from gateway.store.approvals import (
+    Approval,
+    Grant,
+    create_approval,
+    decide_approval,
+    expire_approvals,
+    find_open,
+    get_approval,
+    is_granted,
+    list_open,
+    revoke_grants,
+    use_approval,
+    void_approvals,
+)
+from gateway.store.database import Database
+from gateway.store.executions import Begun, begin, get_execution
+from tests.store.rows import approval, execution
+
+WAITING = execution(status="pending_confirmation")
+APPROVED = approval(status="approved", decided_by="eve", decided_at=1010.0, expires_at=1300.0)
+CALL = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "args_digest": "d1"}
+GRANT = Grant("ann", "demo_add_book", "f1", "s1", 5000.0, "eve")
+
+
+async def approve(db: Database, id: str = "a1", grant: Grant | None = None) -> Approval | None:
+    return await decide_approval(
+        db, id, "approved", by="eve", now=1010.0, usable_until=1300.0, grant=grant
+    )
+
+
+async def deny(db: Database) -> Approval | None:
+    return await decide_approval(db, "a1", "denied", by="bob", now=1011.0, usable_until=1300.0)
+
+
+async def test_asking_makes_approval_and_execution_together(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+
+    assert await list_open(db, 1001.0) == [approval()]
+    assert await list_open(db, 1120.0) == []
+    assert await get_execution(db, "e1") == WAITING
+
+
+async def test_approved_call_is_begun_once(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+
+    assert await approve(db) == APPROVED
+    assert await use_approval(db, APPROVED, execution(), 1020.0) == Begun("new")
+    assert await get_execution(db, "e1") == execution()
+    assert await get_approval(db, "a1") == replace(APPROVED, status="used")
+    with pytest.raises(Refused):
+        await use_approval(db, APPROVED, execution(id="e2"), 1020.0)
+    assert await get_execution(db, "e2") is None
+
+
+async def test_denied_call_ends_its_execution(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+
+    denied = await deny(db)
+
+    assert denied == approval(status="denied", decided_by="bob", decided_at=1011.0)
+    assert await get_execution(db, "e1") == replace(
+        WAITING, status="denied", error_code="approval_denied", finished_at=1011.0
+    )
+    with pytest.raises(Refused):
+        await use_approval(db, approval(), execution(id="e2"), 1020.0)
+
+
+async def test_first_decision_stays(db: Database, other_db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+
+    outcomes = await asyncio.gather(
+        *(decide(s) for s in (db, other_db) for decide in (approve, deny))
+    )
+
+    winners = [outcome for outcome in outcomes if outcome is not None]
+    assert [await get_approval(db, "a1")] == winners
+
+
+async def test_late_decision_is_none(db: Database) -> None:
+    await create_approval(db, approval(expires_at=1010.0), WAITING)
+
+    assert await approve(db) is None
+    assert await approve(db, "no such") is None
+
+
+async def test_of_fifty_uses_in_two_processes_one_wins(db: Database, other_db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db)
+
+    uses = [
+        use_approval((db, other_db)[n % 2], APPROVED, execution(id=f"x{n}"), 1020.0)
+        for n in range(50)
+    ]
+    outcomes = await asyncio.gather(*uses, return_exceptions=True)
+
+    winners = [n for n, outcome in enumerate(outcomes) if outcome == Begun("new")]
+    begun = [n for n in range(50) if await get_execution(db, f"x{n}")]
+    assert begun == winners and len(winners) == 1
+    assert sum(isinstance(outcome, Refused) for outcome in outcomes) == 49
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"principal": "bob"},
+        {"tool": "demo_delete_book"},
+        {"fingerprint": "f2"},
+        {"args_digest": "d2"},
+        {"id": "a2"},
+    ],
+)
+async def test_approval_is_bound_to_its_call(db: Database, other: dict[str, str]) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db)
+
+    with pytest.raises(Refused):
+        await use_approval(db, replace(APPROVED, **other), execution(), 1020.0)
+    assert await get_execution(db, "e1") == WAITING
+    assert await get_approval(db, "a1") == APPROVED
+
+
+async def test_approval_cannot_be_used_too_late(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db)
+
+    with pytest.raises(Refused):
+        await use_approval(db, APPROVED, execution(), 1300.0)
+
+
+async def test_replayed_call_does_not_use_the_approval_up(db: Database) -> None:
+    first = execution(id="e0", idempotency_token="t1")
+    await begin(db, first)
+    await create_approval(db, approval(), WAITING)
+    await approve(db)
+
+    begun = await use_approval(db, APPROVED, execution(idempotency_token="t1"), 1020.0)
+
+    assert begun == Begun("running", first)
+    assert await get_approval(db, "a1") == APPROVED
+
+
+async def test_refused_use_leaves_the_token_free(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    with pytest.raises(Refused):
+        await use_approval(db, approval(), execution(idempotency_token="t1"), 1020.0)
+
+    assert await begin(db, execution(id="e2", idempotency_token="t1")) == Begun("new")
+
+
+async def test_repeated_call_finds_what_was_approved_meanwhile(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await create_approval(db, approval(id="a2", execution_id="e2"), execution(id="e2"))
+    assert await find_open(db, **CALL, now=1001.0) == approval(id="a2", execution_id="e2")
+
+    await approve(db)
+
+    assert await find_open(db, **CALL, now=1200.0) == APPROVED
+    assert await find_open(db, **CALL, now=1300.0) is None
+    assert await find_open(db, **{**CALL, "args_digest": "d2"}, now=1001.0) is None
+
+
+async def test_undecided_and_unused_approvals_expire_with_their_executions(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await create_approval(
+        db, approval(id="a2", execution_id="e2"), execution(id="e2", status="pending_confirmation")
+    )
+    await approve(db)
+
+    expired = await expire_approvals(db, 1120.0)
+    late = await expire_approvals(db, 1300.0)
+
+    assert [each.id for each in expired] == ["a2"]
+    assert late == [replace(APPROVED, status="expired")]
+    assert await get_execution(db, "e1") == replace(
+        WAITING, status="expired", error_code="approval_expired", finished_at=1300.0
+    )
+
+
+async def test_voided_approval_cannot_be_used(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db)
+
+    assert await void_approvals(db, ["a1", "a9"], 1012.0) == [replace(APPROVED, status="void")]
+
+    ended = replace(WAITING, status="denied", error_code="approval_expired", finished_at=1012.0)
+    assert await use_approval(db, APPROVED, execution(), 1020.0) == Begun("ended", ended)
+    with pytest.raises(Refused):
+        await use_approval(db, APPROVED, execution(id="e2"), 1020.0)
+
+
+async def test_always_allow_holds_for_principal_tool_and_session(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db, grant=GRANT)
+    asked = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "session": "s1"}
+
+    rows: list[tuple[dict[str, str], float]] = [
+        ({}, 4999.0),
+        ({}, 5000.0),
+        ({"session": "s2"}, 2000.0),
+        ({"principal": "bob"}, 2000.0),
+        ({"tool": "demo_delete_book"}, 2000.0),
+        ({"fingerprint": "f2"}, 2000.0),
+    ]
+    granted = [await is_granted(db, **{**asked, **other}, now=now) for other, now in rows]
+
+    assert granted == [True, False, False, False, False, False]
+    assert await revoke_grants(db, "ann", "demo_add_book") == 1
+    assert not await is_granted(db, **asked, now=2000.0)
+
+
+async def test_denial_grants_nothing(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await decide_approval(
+        db, "a1", "denied", by="eve", now=1010.0, usable_until=1300.0, grant=GRANT
+    )
+
+    assert await revoke_grants(db, "ann") == 0
