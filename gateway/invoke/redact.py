@@ -106,7 +106,7 @@ _PERCENT = re.compile(r"%[0-9A-F]{2}")
 
 def _base64_forms(secret: bytes) -> set[str]:
     """What every base64 text that holds these bytes must contain, wherever in it they begin."""
-    forms = set()
+    forms = {base64.b64encode(secret).decode(), base64.urlsafe_b64encode(secret).decode()}
     for lead in range(3):
         first = -(-lead * 8 // 6)  # characters that also carry bits of what stands before
         whole = (lead + len(secret)) * 8 // 6  # the last ones may carry bits of what follows

@@ -1,0 +1,282 @@
+"""What an API answered becomes what a model reads.
+
+JSON is both text and structure, images and audio are themselves, other files are embedded, and an
+answer over the bound is a preview and the promise of the rest. A status of 300 or more is an error
+with the words the API itself found for it. An answer that strays from its own content type is
+shown as what it turns out to be; nothing here fails.
+
+Pure. `shape` parses and decodes the whole body: hand answers over `HEAVY_BYTES` to a thread.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from gateway.egress import Answer
+
+HEAVY_BYTES = 65_536
+PREVIEW_CHARS = 2_000
+MAX_ERROR_CHARS = 500
+MAX_DEPTH = 200  # deeper, and what we parsed could not be written again
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """The content of a tool result, and the whole body where it was too large to be in it."""
+
+    content: list[dict[str, Any]]
+    structured: dict[str, Any] | None
+    is_error: bool
+    status: int
+    media_type: str = ""  # as the answer's Content-Type says, parameters included
+    oversized: bytes | None = None  # to be kept under the result id
+
+
+def shape(answer: Answer, *, max_output_bytes: int, result_id: str = "") -> Shaped:
+    """The answer as MCP content; `result_id` is where the caller keeps it if it is too large."""
+    media_type = answer.header("content-type") or ""
+    if answer.status >= 300:
+        return _error(answer, media_type)
+    if not answer.body:
+        said = f"{answer.status} {_phrase(answer.status)}: done, without content."
+        return Shaped([_text(said)], None, False, answer.status, media_type)
+    if answer.truncated or len(answer.body) > max_output_bytes:
+        return _oversized(answer, media_type, result_id)
+    content, structured = _content(answer.body, media_type)
+    return Shaped(content, structured, False, answer.status, media_type)
+
+
+def _content(body: bytes, media_type: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    kind = essence(media_type)
+    if kind.startswith(("image/", "audio/")) and not kind.endswith("+xml"):
+        data = base64.b64encode(body).decode()
+        return [{"type": kind.partition("/")[0], "data": data, "mimeType": kind}], None
+    text = as_text(body, media_type)
+    if text is None:
+        blob = base64.b64encode(body).decode()
+        mime_type = kind or "application/octet-stream"
+        resource = {"uri": "gateway://answer", "mimeType": mime_type, "blob": blob}
+        said = f"A file of {len(body)} bytes, {mime_type}."
+        return [_text(said), {"type": "resource", "resource": resource}], None
+    value = as_json(body, media_type)
+    if value is NOT_JSON:
+        return [_text(text)], None
+    return [_text(text)], value if isinstance(value, dict) else {"result": value}
+
+
+def _oversized(answer: Answer, media_type: str, result_id: str) -> Shaped:
+    preview = _preview(answer.body, media_type)
+    size, kind = len(answer.body), essence(media_type) or "unknown type"
+    structured: dict[str, Any] = {
+        "truncated": True,
+        "bytes": size,
+        "result_id": result_id,
+        "preview": preview,
+    }
+    if answer.truncated:
+        structured["incomplete"] = True
+    cut = " There was more, which the gateway did not read." if answer.truncated else ""
+    said = (
+        f"The answer is too large to show: {size} bytes, {kind}.{cut} Read it in parts with "
+        f"read_result and result_id {result_id!r}."
+    )
+    shown = f"{said} It begins:\n\n{preview}" if preview else said
+    content = [_text(shown)]
+    return Shaped(content, structured, False, answer.status, media_type, answer.body)
+
+
+def _preview(body: bytes, media_type: str) -> str:
+    head = body[: 4 * PREVIEW_CHARS]
+    for cut in range(4):  # the last character may have been cut apart
+        text = as_text(head[: len(head) - cut], media_type)
+        if text is not None:
+            return text[:PREVIEW_CHARS]
+    return ""
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+_HINTS = {
+    400: "Check the arguments against what the API says.",
+    401: "The API does not accept the connection's credentials; an operator must renew them.",
+    403: "The connection's credentials do not permit this; use another tool or ask an operator.",
+    404: "Check the identifiers; list or search to find the right ones.",
+    409: "Read the current state first, then decide.",
+    422: "Check the arguments against what the API says.",
+    429: "Wait before calling again.",
+}
+
+
+def _error(answer: Answer, media_type: str) -> Shaped:
+    text = as_text(answer.body, media_type) or ""
+    said = _said(as_json(answer.body, media_type), text)
+    redirected = answer.status < 400
+    message = f"The API answered {answer.status} {_phrase(answer.status)}".rstrip()
+    if redirected:
+        message += " and points elsewhere, which is not followed"
+    error: dict[str, Any] = {
+        "code": "upstream_error",
+        "message": f"{message}: {said}" if said else f"{message}.",
+        "hint": _hint(answer.status),
+        "status": answer.status,
+    }
+    if text:
+        error["body"] = text[:PREVIEW_CHARS]
+    for name, key in (("retry-after", "retry_after"), ("location", "location")):
+        value = answer.header(name)
+        if value and (name == "retry-after" or redirected):
+            error[key] = value[:PREVIEW_CHARS]
+    shown = f"{error['message']}\n{error['hint']}"
+    if text and said not in (text, text[:MAX_ERROR_CHARS]):
+        shown += f"\n\n{error['body']}"
+    return Shaped([_text(shown)], {"error": error}, True, answer.status, media_type)
+
+
+def _hint(status: int) -> str:
+    if status < 400:
+        return "Call the tool for the place it points to, if there is one."
+    if status >= 500:
+        return "The fault is on the API's side; try again later."
+    return _HINTS.get(status, "Check the arguments, or try another tool.")
+
+
+# Where APIs put their words, the most telling first.
+_WORD_FIELDS = (
+    "message",
+    "error",
+    "errors",
+    "error_description",
+    "detail",
+    "details",
+    "title",
+    "description",
+    "reason",
+    "fault",
+    "faultstring",
+    "error_message",
+    "errormessage",
+    "msg",
+)
+
+
+def _said(value: Any, text: str) -> str:
+    """The API's own words for what went wrong, as short as they come."""
+    words = _words(value) if value is not NOT_JSON else None
+    if words is None and value is NOT_JSON and not text.lstrip().startswith("<"):
+        words = text
+    return " ".join((words or "").split())[:MAX_ERROR_CHARS]
+
+
+def _words(value: Any, depth: int = 0) -> str | None:
+    """The first text under a usual name; `error` and `errors` may hold objects with more."""
+    if depth > 4:
+        return None
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, list):
+        found = [w for item in value[:5] if (w := _words(item, depth + 1))]
+        return "; ".join(found) or None
+    if isinstance(value, Mapping):
+        folded = {str(key).lower(): item for key, item in value.items()}
+        # `{"error": "invalid_grant", "error_description": "…"}`: the sentence says more.
+        if isinstance(folded.get("error"), str) and folded.get("error_description"):
+            return f"{folded['error']}: {_words(folded['error_description'], depth + 1)}"
+        if isinstance(folded.get("msg"), str) and isinstance(folded.get("loc"), list):
+            return ".".join(map(str, folded["loc"])) + f": {folded['msg']}"
+        ordered = [folded[name] for name in _WORD_FIELDS if name in folded]
+        return next((w for item in ordered if (w := _words(item, depth + 1))), None)
+    return None
+
+
+# --- what a body is -------------------------------------------------------------------------------
+
+NOT_JSON = object()
+_TEXT_TYPES = (
+    "json",
+    "xml",
+    "javascript",
+    "yaml",
+    "x-www-form-urlencoded",
+    "graphql",
+    "csv",
+    "sql",
+)
+
+
+def essence(media_type: str) -> str:
+    """`application/json` of `Application/JSON; charset=utf-8`."""
+    return media_type.partition(";")[0].strip().lower()
+
+
+def as_text(body: bytes, media_type: str) -> str | None:
+    """The body as text in the charset it names, or None if it is no text."""
+    kind = essence(media_type)
+    if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
+        return _decoded(body, media_type)
+    if kind.startswith(("image/", "audio/", "video/", "font/")) or b"\0" in body[:HEAVY_BYTES]:
+        return None
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+def _decoded(body: bytes, media_type: str) -> str:
+    charset = "utf-8-sig"
+    for part in media_type.split(";")[1:]:
+        name, _, value = part.partition("=")
+        if name.strip().lower() == "charset" and value.strip().strip("\"'").lower() != "utf-8":
+            charset = value.strip().strip("\"'")
+    try:
+        return body.decode(charset, "replace")
+    except (LookupError, ValueError):
+        return body.decode("utf-8-sig", "replace")
+
+
+def as_json(body: bytes, media_type: str) -> Any:
+    """The body as a JSON value, or NOT_JSON. A type that says little is tried for what it is."""
+    kind = essence(media_type)
+    if not kind.endswith("json"):
+        vague = kind in ("", "text/plain", "application/octet-stream", "text/html", "text/json")
+        if not vague or body.lstrip()[:1] not in (b"{", b"["):
+            return NOT_JSON
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        text = _decoded(body, media_type)
+        try:
+            value = orjson.loads(text)
+        except (orjson.JSONDecodeError, UnicodeEncodeError):
+            return NOT_JSON
+    brackets = body.count(b"[") + body.count(b"{")
+    return NOT_JSON if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH) else value
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        inner = (
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        )
+        level = [item for item in inner if isinstance(item, (dict, list))]
+    return bool(level)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
