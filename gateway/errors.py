@@ -1,8 +1,9 @@
 """What can go wrong, and who can do something about it.
 
     GatewayError                 code, a message that is safe to show, a hint for what to do
-    ├── Refused                  a rule said no: read_only, access_denied, blocked_path, not_connected,
-    │                            unsupported_provider, approval_denied, approval_expired
+    ├── Refused                  a rule said no: read_only, access_denied, blocked_path,
+    │                            not_connected, unsupported_provider, approval_denied,
+    │                            approval_expired
     ├── Fixable                  the caller can mend it: invalid_arguments, connection_invalid,
     │   │                        idempotency_conflict
     │   ├── DefinitionUnreadable a definition that can't be read or is out of bounds

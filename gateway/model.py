@@ -23,7 +23,14 @@ Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending
 Severity = Literal["error", "warning", "info"]
 Place = Literal["path", "query", "header", "cookie"]
 Style = Literal[
-    "form", "simple", "label", "matrix", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject"
+    "form",
+    "simple",
+    "label",
+    "matrix",
+    "spaceDelimited",
+    "pipeDelimited",
+    "tabDelimited",
+    "deepObject",
 ]
 
 RISK_OF_ACCESS: Mapping[Access, Risk] = {
@@ -39,7 +46,7 @@ RISK_OF_ACCESS: Mapping[Access, Risk] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One value outside the body: which argument it comes from and how it is written on the wire."""
+    """One value outside the body: which argument it comes from and how it is written."""
 
     name: str
     place: Place

@@ -50,6 +50,7 @@ class Adoption:
     found: Found  # with the tools that are served, held ones as they were
     changes: tuple[Change, ...]
     waiting: tuple[Change, ...]
+    first: bool  # there was nothing to compare with
     at: float
 
 
@@ -61,8 +62,8 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
             "The tools served so far are kept; `gateway inspect` says why each was skipped.",
         )
     first = state.build is None
-    changes = [] if first else compare(state.build.tools if state.build else (), found.build.tools)
-    waiting = held(changes, state.settings.held)
+    changes = compare(state.build.tools if state.build else (), found.build.tools)
+    waiting = [] if first else held(changes, state.settings.held)
     build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
     after = replace(state, build=build, status="connected", problems=build.problems)
     if not state.settings.enabled or state.settings.access == "disabled":
@@ -70,15 +71,11 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
     return Adoption(
         with_tools(after, build.tools),
         replace(found, build=build),
-        tuple(changes) if not first else compare_first(found),
+        tuple(changes),
         tuple(waiting),
+        first,
         now,
     )
-
-
-def compare_first(found: Found) -> tuple[Change, ...]:
-    """The changes of a connection that was not there before: everything is added."""
-    return tuple(compare((), found.build.tools))
 
 
 def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:

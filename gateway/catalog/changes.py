@@ -1,8 +1,8 @@
 """What a refresh changed, operation by operation, and how much care it asks for.
 
 `safe` needs nobody; `breaking` may fail callers that worked before (an input got stricter, a tool
-is gone); `risky` may do something other than what people approved (another host, method, path, access
-or credential, a new write, new words from a source that is not trusted). Pure.
+is gone); `risky` may do something other than what people approved (another host, method, path,
+access or credential, a new write, new words from a source that is not trusted). Pure.
 """
 
 from __future__ import annotations

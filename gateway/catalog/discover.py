@@ -1,8 +1,8 @@
 """From a connection's settings to its tools: the slow part, with all the waiting in it.
 
 One function a kind. Each gives a `Found`: the definition's bytes, and the tools that were built
-from them, off the event loop. Where neither the bytes nor anything that shapes the tools has changed,
-what was built before is used again.
+from them, off the event loop. Where neither the bytes nor anything that shapes the tools has
+changed, what was built before is used again.
 """
 
 from __future__ import annotations

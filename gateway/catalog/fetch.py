@@ -105,7 +105,8 @@ class Fetcher:
                 f"the definition can't be fetched: the server answered {answer.status}",
                 "Open the address in a browser: it must answer 200 with the definition itself.",
             )
-        found = dict(answer.headers)
+        if answer.truncated:
+            raise _too_large(max_bytes)
         definition = _definition(location, answer.body, max_bytes)
         if known is not None and known.sha256 == definition.sha256:
             return known
@@ -113,8 +114,8 @@ class Fetcher:
             location,
             definition.raw,
             definition.sha256,
-            found.get("etag"),
-            found.get("last-modified"),
+            answer.header("etag"),
+            answer.header("last-modified"),
         )
 
 
@@ -144,7 +145,11 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
     if len(raw) > max_bytes:
-        raise DefinitionUnreadable(
-            f"the definition is larger than {max_bytes} bytes", "Raise limits.max_spec_bytes."
-        )
+        raise _too_large(max_bytes)
     return Definition(location, raw, digest(raw))
+
+
+def _too_large(max_bytes: int) -> DefinitionUnreadable:
+    return DefinitionUnreadable(
+        f"the definition is larger than {max_bytes} bytes", "Raise limits.max_spec_bytes."
+    )

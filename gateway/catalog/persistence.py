@@ -1,24 +1,44 @@
-"""What the catalog keeps in the store: put connections, definitions with their builds, choices.
+"""What the catalog keeps in the store: put connections, definitions with their builds, changes.
 
-The settings of a put connection are sealed: they may hold credentials. The bytes of a definition
-are only read when a build has to be made again, so that idle definitions cost no memory.
+The settings of a put connection are sealed: they may hold credentials. A put is one transaction
+with its definition and its changes, so that after a crash all of it is there or nothing. The bytes
+of a definition are only read when a build has to be made again: idle ones cost no memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
+
+import msgspec
+from pydantic import SecretStr
+from sqlalchemy import Connection as Transaction
 
 from gateway.catalog.adopt import Adoption
 from gateway.catalog.discover import Found
+from gateway.catalog.fetch import Definition
 from gateway.config.connection import Connection
+from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
-from gateway.model import Level, Problem
+from gateway.errors import NotFound
+from gateway.model import Level, Problem, Tool, decode_build, encode_build
+from gateway.store import changes, choices, connections, definitions
+from gateway.store.database import Database
+from gateway.store.ids import new_id
+from gateway.store.secrets import Seal
+from gateway.store.signals import REVISION_LOCK, bump_revision, current_revision, lock_revision
+
+_encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode
+_decode_tool = msgspec.msgpack.Decoder(Tool).decode
 
 
 @dataclass(frozen=True, slots=True)
 class StoredConnection:
+    """A connection as it was put."""
+
     name: str
     settings: Connection
     revision: int
@@ -26,7 +46,7 @@ class StoredConnection:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Everything the first snapshot needs."""
+    """Everything a snapshot needs that is not in config.toml."""
 
     revision: int
     connections: Sequence[StoredConnection]
@@ -35,21 +55,146 @@ class Stored:
     permissions: Permissions | None
 
 
-class Persistence(Protocol):
-    """The store, as far as the catalog needs it."""
+class StoredCatalog:
+    """The store, as the catalog needs it."""
 
-    async def load(self) -> Stored: ...
+    def __init__(self, db: Database, seal: Seal) -> None:
+        self._db = db
+        self._seal = seal
 
-    async def raw(self, connection: str) -> bytes: ...
+    async def load(self) -> Stored:
+        """All of it, as of now."""
+        db = self._db
+        revision = await current_revision(db)
+        rows = await connections.load_connections(db, self._seal)
+        kept = await definitions.load_definitions(db)
+        chosen = await choices.load_choices(db)
+        permissions = await choices.load_permissions(db)
+        return Stored(
+            revision,
+            [
+                StoredConnection(r.name, parse_connection(r.name, r.settings), r.revision)
+                for r in rows
+            ],
+            {row.connection: _found(row) for row in kept},
+            {(who, what): level for who, by in chosen.items() for what, level in by.items()},
+            Permissions.model_validate(permissions.settings) if permissions else None,
+        )
+
+    async def raw(self, connection: str, location: str) -> bytes:
+        """The bytes of a connection's definition."""
+        raw = await definitions.load_raw(self._db, connection, location)
+        if raw is None:
+            raise NotFound("connection_invalid", f"no definition of {connection!r} is stored")
+        return raw
 
     async def put(
         self, name: str, settings: Connection, new: Adoption, expected: int | None, by: str
-    ) -> int: ...
+    ) -> int:
+        """Keeps a connection with its definition; the revision it has now."""
+        sealed = self._seal.encrypt_json(plain_settings(settings))
+        packed = await definitions.pack(new.found.definition.raw)
+        row, rows = await asyncio.to_thread(_encoded, name, new, by)
 
-    async def delete(self, name: str, expected: int | None) -> int: ...
+        def unit(tx: Transaction) -> int:
+            revision = connections.put_in(tx, name, sealed, by=by, now=new.at, expected=expected)
+            definitions.save_in(tx, row, packed)
+            changes.record_in(tx, name, rows)
+            return revision
 
-    async def save(self, name: str, new: Adoption, by: str) -> int: ...
+        return await self._db.write(unit, REVISION_LOCK)
 
-    async def advice(self, sha256: str) -> tuple[Problem, ...] | None: ...
+    async def delete(self, name: str, expected: int | None) -> int:
+        """Forgets a connection; the revision at which it went."""
+        revision = await connections.delete_connection(self._db, name, expected=expected)
+        if revision is None:
+            raise NotFound("connection_invalid", f"there is no connection {name!r}")
+        return revision
 
-    async def keep_advice(self, sha256: str, problems: Sequence[Problem]) -> None: ...
+    async def save(self, name: str, new: Adoption, by: str) -> int:
+        """Keeps what a refresh found; the revision at which replicas see it."""
+        packed = await definitions.pack(new.found.definition.raw)
+        row, rows = await asyncio.to_thread(_encoded, name, new, by)
+
+        def unit(tx: Transaction) -> int:
+            lock_revision(tx)
+            definitions.save_in(tx, row, packed)
+            changes.record_in(tx, name, rows)
+            return bump_revision(tx)
+
+        return await self._db.write(unit, REVISION_LOCK)
+
+    async def choose(self, principal: str, connection: str, access: Level) -> int:
+        """Keeps a principal's own choice; the revision at which it holds."""
+        return await choices.choose_access(self._db, principal, connection, access)
+
+    async def advice(self, sha256: str) -> tuple[Problem, ...] | None:
+        """What the validator said of a document; None if it was never asked."""
+        return await definitions.load_validation(self._db, sha256)
+
+    async def keep_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
+        """Keeps what the validator said."""
+        await definitions.save_validation(self._db, sha256, problems, time.time())
+
+
+def plain_settings(settings: Connection) -> dict[str, Any]:
+    """The settings with their secrets, as they were put: to be sealed, never to be shown."""
+    shown: dict[str, Any] = _plain(settings.model_dump(by_alias=True, exclude_unset=True))
+    return shown
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _encoded(
+    name: str, new: Adoption, by: str
+) -> tuple[definitions.Definition, list[changes.Change]]:
+    return _row(name, new), _rows(new, by)
+
+
+def _row(name: str, new: Adoption) -> definitions.Definition:
+    definition = new.found.definition
+    return definitions.Definition(
+        connection=name,
+        location=definition.location,
+        sha256=definition.sha256,
+        build_key=new.found.build_key,
+        build=encode_build(new.found.build),
+        fetched_at=new.at,
+        etag=definition.etag,
+        last_modified=definition.last_modified,
+    )
+
+
+def _found(row: definitions.Definition) -> Found:
+    definition = Definition(row.location, b"", row.sha256, row.etag, row.last_modified)
+    return Found(definition, decode_build(row.build), row.build_key)
+
+
+def _rows(new: Adoption, by: str) -> list[changes.Change]:
+    waiting = {change.operation for change in new.waiting}
+    found = () if new.first else new.changes
+    return [
+        changes.Change(
+            id=new_id(new.at),
+            connection=new.state.name,
+            operation=change.operation,
+            tool=change.tool,
+            kind=change.kind,
+            change_class=change.change_class,
+            reason=change.reason,
+            status="held" if change.operation in waiting else "applied",
+            at=new.at,
+            by=by,
+            before=_encode_tool(change.before) if change.before else None,
+            after=_encode_tool(change.after) if change.after else None,
+        )
+        for change in found
+    ]

@@ -20,7 +20,7 @@ import structlog
 
 from gateway.catalog.adopt import Adoption, Report, adopt, failed, light, report_of
 from gateway.catalog.discover import Discoverer, Found, previewed
-from gateway.catalog.persistence import Persistence, Stored
+from gateway.catalog.persistence import Stored, StoredCatalog
 from gateway.catalog.snapshot import (
     ConnectionState,
     Origin,
@@ -49,7 +49,7 @@ class Catalog:
         self,
         settings: Settings,
         discoverer: Discoverer,
-        persistence: Persistence,
+        persistence: StoredCatalog,
         *,
         reserved: Collection[str] = (),
         portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
@@ -107,7 +107,7 @@ class Catalog:
             old = self._states.get(name)
             found = await self._discover_new(name, settings)
             base = ConnectionState(name, settings, "stored", status=_resting(settings))
-            new = adopt(_with_last_good(base, old), found, time.time())
+            new = await asyncio.to_thread(adopt, _with_last_good(base, old), found, time.time())
             revision = await self._persistence.put(name, settings, new, expected, by)
             state = replace(new.state, revision=revision)
             self._install(state, new)
@@ -126,6 +126,12 @@ class Catalog:
             self._swap(revision)
         log.info("connection deleted", connection=name, by=by)
         return self.current.revision
+
+    async def choose(self, principal: str, connection: str, access: Level) -> None:
+        """Keeps a principal's own choice of access; it holds from the next request on."""
+        revision = await self._persistence.choose(principal, connection, access)
+        self._choices = {**self._choices, (principal, connection): access}
+        self._swap(revision)
 
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a put would expose, with nothing stored."""
@@ -171,7 +177,7 @@ class Catalog:
             limits = self.current.settings.limits
             try:
                 found = await self._discoverer.discover(name, state.settings, limits, known)
-                new = adopt(state, found, time.time())
+                new = await asyncio.to_thread(adopt, state, found, time.time())
             except GatewayError as error:
                 return self._failing(name, state, error)
             self.refreshed_at[name] = time.time()
@@ -284,7 +290,7 @@ class Catalog:
         name, limits, definition = base.name, settings.limits, cached.definition
         if self._discoverer.key_of(name, base.settings, limits, definition) == cached.build_key:
             return cached
-        raw = await self._persistence.raw(name)
+        raw = await self._persistence.raw(name, definition.location)
         definition = replace(definition, raw=raw)
         return await self._discoverer.rebuild(name, base.settings, limits, definition, None)
 

@@ -1,0 +1,220 @@
+"""The only place where the parts are put together.
+
+`running` starts them in order and ends them in the reverse one: store, egress, workers, the catalog
+from what is cached (no network), then the edges; the first refresh runs behind, so that a dead
+upstream delays nobody. What it gives is one ASGI application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import __version__
+from gateway.catalog.discover import Discoverer
+from gateway.catalog.fetch import Fetcher
+from gateway.catalog.persistence import StoredCatalog
+from gateway.catalog.refresh import Catalog
+from gateway.config.connection import OpenApiConnection
+from gateway.config.settings import Settings
+from gateway.connectors.portable import portable_tools
+from gateway.connectors.workers import Workers
+from gateway.demo.bookshop import bookshop, definition
+from gateway.edge import rest_catalog
+from gateway.edge.gateway import Gateway
+from gateway.edge.health import Health
+from gateway.edge.http_guard import HostRules, Refusal, check_host, fold, host_rules, respond
+from gateway.edge.identity import Identity, auth_settings
+from gateway.edge.mcp_server import EdgeSettings, McpEndpoint, resource_metadata
+from gateway.edge.own_tools import RESERVED_NAMES
+from gateway.edge.rest import RestApi
+from gateway.egress import Egress, Request
+from gateway.errors import UpstreamFailed
+from gateway.invoke.call import Invoker, Senders
+from gateway.invoke.http import HttpSender
+from gateway.invoke.prepared import PreparedConnections
+from gateway.store.database import Database
+from gateway.store.ids import new_id
+from gateway.store.secrets import check_seal, load_seal
+
+log = structlog.get_logger("gateway")
+
+JWKS_SECONDS = 5.0
+JWKS_BYTES = 1024 * 1024
+OPERATIONS = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
+INSTRUCTIONS = (
+    "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
+    "appear and change while you work."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process runs: its configuration, and the address it was given."""
+
+    config: Path
+    host: str
+    port: int
+
+    @property
+    def own_url(self) -> str:
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def public_url(self, settings: Settings) -> str:
+        return (settings.server.public_url or self.own_url).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """The gateway as one ASGI application, with what the server around it needs."""
+
+    gateway: Gateway
+    mcp: McpEndpoint
+    health: Health
+    identity: Identity
+    rules: HostRules
+    demo: ASGIApp
+    rest: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        if path == "/mcp" or path.startswith("/mcp/"):
+            await self.mcp(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(path, scope, receive, send)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if path in OPERATIONS:
+            await self.health(scope, receive, send)
+            return
+        try:
+            check_host(self.rules, scope, fold(scope["headers"]))
+        except Refusal as refusal:
+            await respond(
+                send, refusal.status, refusal.message.encode(), content_type=b"text/plain"
+            )
+            return
+        if path.startswith("/api/"):
+            await self.rest(scope, receive, send)
+        elif path.startswith("/.well-known/"):
+            document = resource_metadata(self.identity, path)
+            await respond(send, 200 if document else 404, document or b"")
+        elif path.startswith("/demo/") and self.gateway.snapshot.settings.demo.enabled:
+            inner = {**scope, "path": path.removeprefix("/demo"), "root_path": ""}
+            await self.demo(inner, receive, send)
+        else:
+            await respond(send, 404, b"")
+
+
+@asynccontextmanager
+async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
+    """The gateway, started; it is ready as soon as what is cached has been read."""
+    folder = place.config.parent
+    async with AsyncExitStack() as stack:
+        key_file = folder / settings.store.secret_key_file
+        seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
+        db = await stack.enter_async_context(Database(store_url(settings, folder)))
+        await check_seal(db, seal)
+        egress = await stack.enter_async_context(Egress(settings.network.allow))
+        own_egress = await stack.enter_async_context(Egress([place.host]))
+        workers = await stack.enter_async_context(Workers())
+        discoverer = Discoverer(
+            Fetcher(egress, folder, ttl_seconds=settings.cache.schema_ttl_seconds),
+            workers,
+            _no_upstream,
+            egress.check,
+        )
+        demo = OpenApiConnection(
+            kind="openapi",
+            display_name="Book shop",
+            spec=definition().decode(),
+            base_url=f"{place.own_url}/demo",
+        )
+        catalog = Catalog(
+            settings,
+            discoverer,
+            StoredCatalog(db, seal),
+            reserved=RESERVED_NAMES,
+            portable=portable_tools,
+            demo={"demo": demo},
+        )
+        await catalog.load()
+        senders = Senders(HttpSender(egress, own_egress, db), _no_upstream_call)
+        invoker = Invoker(db, PreparedConnections(), senders, replica=new_id(time.time()))
+        gateway = Gateway(catalog, invoker, db)
+        app = _assembled(settings, place, gateway, seal, egress)
+        for work in (_first_refresh(catalog), catalog.poll()):
+            stack.push_async_callback(_ended, asyncio.create_task(work))
+        yield app
+
+
+def store_url(settings: Settings, folder: Path) -> str:
+    """The store's address; a relative SQLite path counts from the folder of config.toml."""
+    url = settings.store.url
+    if not url.startswith("sqlite:///"):
+        return url
+    return f"sqlite:///{(folder / url.removeprefix('sqlite:///')).resolve()}"
+
+
+def _assembled(
+    settings: Settings, place: Place, gateway: Gateway, seal: Any, egress: Egress
+) -> App:
+    public_url = place.public_url(settings)
+    server = settings.server
+
+    async def fetch_keys(url: str) -> bytes:
+        answer = await egress.send(Request("GET", url), deadline=JWKS_SECONDS, max_bytes=JWKS_BYTES)
+        if answer.status != 200 or answer.truncated:
+            raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")
+        return answer.body
+
+    identity = Identity(auth_settings(settings, public_url), fetch_keys)
+    mcp = McpEndpoint(
+        gateway,
+        identity,
+        seal,
+        EdgeSettings(
+            public_url=public_url,
+            allowed_hosts=server.allowed_hosts,
+            allowed_origins=server.allowed_origins,
+            version=__version__,
+            instructions=INSTRUCTIONS,
+            request_seconds=settings.limits.request_seconds,
+        ),
+    )
+    health = Health(
+        gateway,
+        CollectorRegistry(),
+        lambda: {"streams": mcp.open_streams, "calls_in_flight": mcp.running_calls},
+    )
+    rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
+    rest = RestApi(gateway, identity, rest_catalog.ROUTES)
+    return App(gateway, mcp, health, identity, rules, bookshop(), rest)
+
+
+async def _first_refresh(catalog: Catalog) -> None:
+    await catalog.refresh(by="start")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _no_upstream(name: str) -> list[dict[str, Any]]:
+    raise UpstreamFailed("upstream_unreachable", f"the MCP server of {name} is not connected")
+
+
+async def _no_upstream_call(attempt: Any, prepared: Any) -> dict[str, Any]:
+    raise UpstreamFailed("upstream_unreachable", "the MCP server is not connected")

@@ -1,0 +1,77 @@
+"""`gateway check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.serve import ConfigOption
+from gateway.config.connection import ManifestConnection
+from gateway.config.reading import read_settings
+from gateway.config.settings import Settings
+from gateway.errors import ConfigInvalid, DefinitionUnreadable
+
+
+def check(
+    config: ConfigOption = Path("config.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Validate the configuration and its manifests without starting.
+
+    Exit 0, or 2 with file, key, what is wrong and what is allowed.
+
+    Example: `gateway check --config config.toml`
+    """
+    try:
+        settings = read_settings(config)
+        _check_manifests(settings, config)
+    except ConfigInvalid as error:
+        if as_json:
+            import orjson
+
+            print(orjson.dumps({"valid": False, "problems": list(error.problems)}).decode())
+            raise typer.Exit(2) from error
+        raise
+    _report(settings, config, as_json)
+
+
+def _check_manifests(settings: Settings, config: Path) -> None:
+    from gateway.connectors.manifest import load_builtin, parse_manifest, region_problem
+
+    problems: list[str] = []
+    for name, connection in settings.connections.items():
+        if not isinstance(connection, ManifestConnection):
+            continue
+        where = f"{config}: connections.{name}.manifest"
+        try:
+            if "/" in connection.manifest or connection.manifest.endswith(".toml"):
+                raw = (config.parent / connection.manifest).read_bytes()
+            else:
+                raw = load_builtin(connection.manifest)
+            manifest = parse_manifest(raw, connection.manifest)
+            if problem := region_problem(manifest, connection.region):
+                problems.append(f"{config}: connections.{name}.region: {problem}")
+        except DefinitionUnreadable as error:
+            problems.append(f"{config}: connections.{name}.{error.message} {error.hint}")
+        except OSError as error:
+            problems.append(f"{where}: {connection.manifest} can't be read: {error.strerror}")
+        except ConfigInvalid as error:
+            problems += error.problems
+    if problems:
+        raise ConfigInvalid(problems)
+
+
+def _report(settings: Settings, config: Path, as_json: bool) -> None:
+    counts = {
+        "connections": len(settings.connections) + settings.demo.enabled,
+        "principals": len(settings.principals),
+        "bundles": len(settings.bundles),
+    }
+    if as_json:
+        import orjson
+
+        print(orjson.dumps({"valid": True, **counts}).decode())
+    else:
+        print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in counts.items())})")

@@ -1,0 +1,125 @@
+"""`gateway inspect`: what a definition would become, with nothing stored and nothing started."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gateway.cli.serve import ConfigOption
+from gateway.config.connection import Connection
+from gateway.config.settings import Settings
+from gateway.errors import ConfigInvalid, GatewayError
+from gateway.model import Problem
+
+KindOption = Literal["openapi", "arm", "manifest"]
+AccessOption = Literal["read-write", "read-only"]
+
+
+def inspect(
+    what: Annotated[str, typer.Argument(help="A definition (URL, path) or a connection's name.")],
+    kind: Annotated[KindOption | None, typer.Option(help="What it is, if not obvious.")] = None,
+    access: Annotated[AccessOption, typer.Option(help="As someone with this access.")] = (
+        "read-write"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    config: ConfigOption = Path("config.toml"),
+) -> None:
+    """Preview the tools of a definition or a connection.
+
+    Shows the tools, the operations that are skipped with the reason, problems, and what it costs in
+    tokens. Nothing is stored.
+
+    Examples: `gateway inspect openapi.yaml`, `gateway inspect greenhouse --kind manifest --json`
+    """
+    import orjson
+
+    settings = _settings(config)
+    try:
+        preview = asyncio.run(_preview(what, kind, settings, config.resolve().parent))
+    except GatewayError as error:
+        if as_json:
+            print(orjson.dumps({"error": error.as_dict()}).decode())
+            raise typer.Exit(1) from error
+        raise
+    if access == "read-only":
+        preview["tools"] = [tool for tool in preview["tools"] if tool["access"] == "read"]
+        preview["tokens"] = sum(tool["tokens"] for tool in preview["tools"])
+    if as_json:
+        print(orjson.dumps(preview, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _show(preview)
+
+
+def _settings(config: Path) -> Settings:
+    """The configuration where there is one: it says where we may go and names connections."""
+    if config.exists():
+        from gateway.config.reading import read_settings
+
+        return read_settings(config)
+    return Settings()
+
+
+async def _preview(
+    what: str, kind: KindOption | None, settings: Settings, folder: Path
+) -> dict[str, Any]:
+    from gateway.catalog.discover import Discoverer, previewed
+    from gateway.catalog.fetch import Fetcher
+    from gateway.catalog.sources import kind_of
+    from gateway.config.reading import parse_connection
+    from gateway.connectors.workers import Workers
+    from gateway.egress import Egress
+
+    connection: Connection | None = settings.connections.get(what)
+    name = what if connection else "preview"
+    if connection is None:
+        folder = Path()
+        connection = parse_connection(name, _values(what, kind))
+    async with Egress(settings.network.allow) as egress, Workers(count=1) as workers:
+        discoverer = Discoverer(Fetcher(egress, folder), workers, _no_upstream, egress.check)
+        found = await discoverer.discover(name, connection, settings.limits, None)
+        advice: tuple[Problem, ...] = ()
+        if kind_of(connection) == "openapi":
+            advice = await workers.advise(found.definition.raw)
+    return previewed(name, kind_of(connection), found, advice)
+
+
+def _values(what: str, kind: KindOption | None) -> dict[str, Any]:
+    from gateway.connectors.manifest import BUILTIN
+
+    if kind == "manifest" or (kind is None and what in BUILTIN):
+        return {"kind": "manifest", "manifest": what, "prefix": ""}
+    return {"kind": "openapi", "spec": what, "prefix": ""}
+
+
+async def _no_upstream(name: str) -> list[dict[str, Any]]:
+    raise ConfigInvalid([f"{name} is an MCP server: use `gateway discover {name}`"])
+
+
+def _show(preview: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    title = (
+        f"{preview['connection']} · {preview['format']} · {preview['base_url'] or 'no base URL'}"
+    )
+    table = Table("Tool", "Access", "Risk", "Method", "Path", "≈ Tokens", title=Text(title))
+    for tool in preview["tools"]:
+        cells = (tool["name"], tool["access"], tool["risk"], tool["method"], tool["path"])
+        table.add_row(*(Text(cell) for cell in cells), f"{tool['tokens']:,}")
+    console.print(table)
+    for skipped in preview["skipped"]:
+        operation = skipped["operation"] or f"{skipped['method']} {skipped['path']}"
+        console.print(Text(f"skipped  {operation}: {skipped['reason']}"))
+    for problem in preview["problems"]:
+        console.print(Text(f"{problem['severity']:8} {problem['where']}: {problem['message']}"))
+    console.print(
+        Text(
+            f"{len(preview['tools'])} tools, {len(preview['skipped'])} skipped, "
+            f"{len(preview['problems'])} problems, ≈ {preview['tokens']:,} tokens"
+        )
+    )

@@ -1,0 +1,42 @@
+"""`gateway serve`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.config.reading import read_settings
+from gateway.config.settings import Settings, check_whole
+from gateway.errors import ConfigInvalid
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
+
+
+def serve(
+    config: ConfigOption = Path("config.toml"),
+    host: Annotated[str | None, typer.Option(help="Over server.host.")] = None,
+    port: Annotated[int | None, typer.Option(help="Over server.port; 0: a free one.")] = None,
+) -> None:
+    """Run the gateway.
+
+    Prints `Gateway ready: http://HOST:PORT/mcp` when it accepts requests. Ctrl-C and SIGTERM let
+    calls in flight finish; a second one ends at once.
+
+    Example: `gateway serve --config config.toml --port 0`
+    """
+    settings = _with_address(read_settings(config), host, port)
+    if problems := check_whole(settings):
+        raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
+    from gateway.logs import set_up
+    from gateway.serve import serve as run
+
+    set_up()
+    sys.exit(run(settings, config.resolve()))
+
+
+def _with_address(settings: Settings, host: str | None, port: int | None) -> Settings:
+    over = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    return settings.model_copy(update={"server": settings.server.model_copy(update=over)})

@@ -1,0 +1,116 @@
+"""The one door: every call of every tool comes in here, whatever edge it came through.
+
+A request reads the current snapshot once, here, and everything after works on that value. A name is
+looked up in the caller's view; what is not there does not exist. Views are remembered by revision
+and principal, so that the many requests between two changes find theirs ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+from cachetools import LRUCache
+
+from gateway.catalog.refresh import Catalog
+from gateway.catalog.search import ToolIndex
+from gateway.catalog.snapshot import Snapshot
+from gateway.edge.meta_tools import HANDLERS, Asked, reached_tool
+from gateway.edge.own_tools import OWN_TOOLS, SCHEMAS
+from gateway.edge.results import error_result, value_result
+from gateway.edge.surface import CallContext
+from gateway.errors import Broken, GatewayError, UnknownTool
+from gateway.invoke.arguments import check_arguments
+from gateway.invoke.call import Invoker
+from gateway.model import Principal
+from gateway.policy.view import Scope, View, view
+from gateway.store.database import Database
+
+log = structlog.get_logger("gateway.edge")
+
+MAX_VIEWS = 2048
+
+
+class Gateway:
+    """What the gateway serves over MCP, REST and the console."""
+
+    def __init__(self, catalog: Catalog, invoker: Invoker, db: Database) -> None:
+        self.catalog = catalog
+        self.invoker = invoker
+        self.db = db
+        self._views: LRUCache[tuple[Any, ...], View] = LRUCache(MAX_VIEWS)
+        self._index: tuple[int, ToolIndex] | None = None
+        self._indexing = asyncio.Lock()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.catalog.current
+
+    def view(self, principal: Principal, scope: Scope) -> View:
+        """What the principal sees at this address now."""
+        return self.view_of(self.catalog.current, principal, scope)
+
+    def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> View:
+        """What the principal sees at this address, in this snapshot."""
+        who = (principal.name, principal.role, principal.organization, principal.admin)
+        key = (snapshot.revision, who, scope)
+        found = self._views.get(key)
+        if found is None:
+            found = self._views[key] = view(snapshot, principal, scope, OWN_TOOLS)
+        return found
+
+    def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
+        """The input schema of a tool in the caller's view, as JSON."""
+        seen = self.view(principal, scope)
+        if name in seen.own:
+            return SCHEMAS[name]
+        tool = seen.direct.get(name)
+        return tool.input_schema if tool else None
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has `listener` called after each change of what is served."""
+        return self.catalog.on_change(listener)
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        """The wire dict of a tool's result. Raises UnknownTool for what is not in the view."""
+        snapshot = self.catalog.current
+        seen = self.view_of(snapshot, context.principal, context.scope)
+        tool = seen.direct.get(name)
+        if tool is not None:
+            return await self.invoker.call(snapshot, tool, arguments, context, seen.bundle_ids)
+        if name in seen.own:
+            return await self._call_own(name, arguments, Asked(self, context, snapshot, seen))
+        raise UnknownTool(name)
+
+    async def _call_own(self, name: str, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
+        try:
+            check_arguments(name, SCHEMAS[name], arguments)
+            if name == "mcp_call_tool":
+                return await self._call_reached(arguments, asked)
+            return value_result(await HANDLERS[name](asked, arguments))
+        except GatewayError as error:
+            return error_result(error)
+        except Exception:  # the boundary: nothing of ours may reach a model as a stack
+            log.exception("own tool failed", tool=name)
+            return error_result(Broken("internal", "the gateway failed on this call"))
+
+    async def _call_reached(self, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
+        tool = reached_tool(asked.view, arguments["server_id"], arguments["tool_name"])
+        return await self.invoker.call(
+            asked.snapshot, tool, arguments.get("args", {}), asked.context, asked.view.bundle_ids
+        )
+
+    async def search(
+        self, snapshot: Snapshot, query: str, names: Sequence[str], limit: int
+    ) -> list[str]:
+        """The names, of these, that fit the words best; the index is made off the event loop."""
+        async with self._indexing:
+            if self._index is None or self._index[0] != snapshot.revision:
+                index = await asyncio.to_thread(ToolIndex, list(snapshot.tools.values()))
+                self._index = (snapshot.revision, index)
+            index = self._index[1]
+            return await asyncio.to_thread(index.search, query, allowed=names, limit=limit)

@@ -1,0 +1,251 @@
+"""What the gateway's own tools do. Each is a few lines around the function REST calls as well.
+
+A tool gets an `Asked`: who asks, the snapshot the request began on, and the view it may see. It
+answers with an object; errors are raised and become results at the one door they all come through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.edge.shown import connection_detail, connection_row, tool_row
+from gateway.edge.surface import CallContext
+from gateway.errors import Fixable, NotFound, Refused
+from gateway.invoke.results import read_slice
+from gateway.model import Tool
+from gateway.policy.access import may_know
+from gateway.policy.view import View
+from gateway.store.results import get_result
+
+if TYPE_CHECKING:
+    from gateway.edge.gateway import Gateway
+
+DEFAULT_LIMIT = 100
+SEARCH_LIMIT = 10
+SUMMARY_CHARS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call of one of the gateway's own tools."""
+
+    gateway: Gateway
+    context: CallContext
+    snapshot: Snapshot
+    view: View
+
+
+Arguments = Mapping[str, Any]
+Handler = Callable[[Asked, Arguments], Awaitable[dict[str, Any]]]
+
+
+async def list_dynamic_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    tools = asked.view.tools
+    names = list(tools)
+    if connection := arguments.get("connection"):
+        names = [name for name in names if tools[name].connection == connection]
+    if search := arguments.get("search"):
+        names = await asked.gateway.search(asked.snapshot, search, names, len(names))
+    page = _page(names, arguments)
+    permissions = asked.snapshot.permissions
+    return {
+        "tools": [tool_row(tools[name], permissions) for name in page],
+        "total": len(names),
+        "revision": asked.snapshot.revision,
+    }
+
+
+async def list_connections(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    return {"connections": connection_rows(asked)}
+
+
+def connection_rows(asked: Asked) -> list[dict[str, Any]]:
+    """Every connection that exists for the caller."""
+    principal, snapshot = asked.context.principal, asked.snapshot
+    refreshed = asked.gateway.catalog.refreshed_at
+    return [
+        connection_row(snapshot, principal, state, refreshed.get(name))
+        for name, state in snapshot.connections.items()
+        if may_know(principal, state)
+    ]
+
+
+async def get_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    state = known_connection(asked, arguments["name"])
+    refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
+    return connection_detail(asked.snapshot, asked.context.principal, state, refreshed)
+
+
+def known_connection(asked: Asked, name: str) -> ConnectionState:
+    """The connection of this name, if it exists for the caller."""
+    state = asked.snapshot.connections.get(name)
+    if state is None or not may_know(asked.context.principal, state):
+        raise NotFound(
+            "connection_invalid",
+            f"there is no connection {name!r}",
+            "list_connections names those you can use.",
+        )
+    return state
+
+
+async def refresh_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    _need_admin(asked)
+    names = None
+    if name := arguments.get("connection"):
+        names = [known_connection(asked, name).name]
+    reports = await asked.gateway.catalog.refresh(names, by=asked.context.principal.name)
+    return {
+        "revision": asked.gateway.catalog.current.revision,
+        "connections": [report.as_dict() for report in reports],
+    }
+
+
+async def put_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    _need_admin(asked)
+    values = dict(arguments)
+    name, dry_run = values.pop("name"), values.pop("dry_run", False)
+    if dry_run:
+        return await asked.gateway.catalog.preview(name, values)
+    report = await asked.gateway.catalog.put(name, values, by=asked.context.principal.name)
+    return report.as_dict() | {"revision": report.revision}
+
+
+async def delete_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    _need_admin(asked)
+    name = known_connection(asked, arguments["name"]).name
+    revision = await asked.gateway.catalog.delete(name, by=asked.context.principal.name)
+    return {"name": name, "deleted": True, "revision": revision}
+
+
+async def mcp_list_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    tools = _reachable(asked, arguments["server_id"])
+    page = _page(tools, arguments)
+    return {"tools": [_brief(tool) for tool in page], "total": len(tools)}
+
+
+async def mcp_search_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    tools = asked.view.tools
+    limit = arguments.get("limit", SEARCH_LIMIT)
+    names = await asked.gateway.search(asked.snapshot, arguments["query"], list(tools), limit)
+    return {"tools": [_brief(tools[name]) for name in names]}
+
+
+async def mcp_get_tool_schema(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    tool = _reached(asked, arguments)
+    bound = asked.snapshot.settings.limits.max_schema_bytes
+    if len(tool.input_schema) > bound:
+        raise Fixable(
+            "invalid_arguments",
+            f"the schema of {tool.name} has {len(tool.input_schema)} bytes, more than {bound}",
+            "Raise limits.max_schema_bytes to read it.",
+        )
+    output = tool.output_schema
+    return {
+        **_brief(tool),
+        "description": tool.description,
+        "access": tool.access,
+        "risk": tool.risk,
+        "input_schema": orjson.loads(tool.input_schema),
+        "output_schema": orjson.loads(output) if output and len(output) <= bound else None,
+    }
+
+
+async def read_result(asked: Asked, arguments: Arguments) -> dict[str, Any]:
+    principal = asked.context.principal.name
+    kept = await get_result(asked.gateway.db, arguments["result_id"], principal, time.time())
+    if kept is None:
+        raise NotFound(
+            "invalid_arguments",
+            "there is no such result, or it has expired",
+            "Make the call again; results are kept for an hour.",
+        )
+    part = await asyncio.to_thread(
+        read_slice,
+        kept.body,
+        kept.media_type,
+        pointer=arguments.get("pointer", ""),
+        offset=arguments.get("offset", 0),
+        limit=arguments.get("limit"),
+    )
+    return {"result_id": kept.id, **part}
+
+
+def _need_admin(asked: Asked) -> None:
+    if not asked.context.principal.admin:
+        raise Refused("access_denied", "only an admin may do this", "Ask an admin of the gateway.")
+
+
+def _page(items: list[Any], arguments: Arguments) -> list[Any]:
+    offset, limit = arguments.get("offset", 0), arguments.get("limit", DEFAULT_LIMIT)
+    return items[offset : offset + limit]
+
+
+def _reachable(asked: Asked, server_id: str) -> list[Tool]:
+    tools = [tool for tool in asked.view.tools.values() if tool.connection == server_id]
+    if not tools:
+        raise NotFound(
+            "invalid_arguments",
+            f"there is no server {server_id!r}",
+            "mcp_search_tools gives the server_id of each tool.",
+        )
+    return tools
+
+
+def _reached(asked: Asked, arguments: Arguments) -> Tool:
+    return reached_tool(asked.view, arguments["server_id"], arguments["tool_name"])
+
+
+def reached_tool(view: View, server_id: str, name: str) -> Tool:
+    """The tool a meta call names, by its full or its local name, within the caller's view."""
+    tools = view.tools
+    tool = tools.get(name)
+    if tool is None or tool.connection != server_id:
+        tool = next(
+            (t for t in tools.values() if t.connection == server_id and t.local_name == name), None
+        )
+    if tool is None:
+        raise NotFound(
+            "invalid_arguments",
+            f"there is no tool {name!r} on {server_id!r}",
+            "mcp_list_tools names those you can call.",
+        )
+    return tool
+
+
+def _brief(tool: Tool) -> dict[str, Any]:
+    summary = tool.description
+    if len(summary) > SUMMARY_CHARS:
+        summary = summary[: SUMMARY_CHARS - 1] + "…"
+    return {
+        "server_id": tool.connection,
+        "tool_name": tool.local_name,
+        "name": tool.name,
+        "title": tool.title,
+        "summary": summary,
+        "access": tool.access,
+        "tokens": tool.tokens,
+    }
+
+
+HANDLERS: dict[str, Handler] = {
+    handler.__name__: handler
+    for handler in (
+        list_dynamic_tools,
+        list_connections,
+        get_connection,
+        refresh_tools,
+        put_connection,
+        delete_connection,
+        mcp_list_tools,
+        mcp_search_tools,
+        mcp_get_tool_schema,
+        read_result,
+    )
+}

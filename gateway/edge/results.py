@@ -1,0 +1,30 @@
+"""The wire dicts of tool results that are ours: a value, or an error the model should read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.errors import GatewayError
+
+
+def value_result(value: dict[str, Any]) -> dict[str, Any]:
+    """A result with this object as text and as structured content."""
+    text = orjson.dumps(value).decode()
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": value,
+        "isError": False,
+    }
+
+
+def error_result(error: GatewayError, meta: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A failed result: the sentence as text, code and hint as structured content."""
+    text = f"{error.message}. {error.hint}" if error.hint else error.message
+    result = {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": {"error": error.as_dict()},
+        "isError": True,
+    }
+    return result | ({"_meta": meta} if meta else {})

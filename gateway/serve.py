@@ -1,0 +1,127 @@
+"""Runs the application: a bound socket, uvicorn around it, and an orderly end.
+
+The socket is bound first, so that the parts know their own address even for port 0. The ready line
+is printed once requests are accepted. The first SIGTERM or Ctrl-C makes /readyz say 503, stops
+listening shortly after, lets calls in flight finish and closes the streams; a second one ends at
+once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import structlog
+import uvicorn
+import uvloop
+
+from gateway.app import App, Place, running
+from gateway.config.settings import Settings
+from gateway.errors import ConfigInvalid
+
+log = structlog.get_logger("gateway")
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+# How long new requests are still taken after readiness went 503, so that balancers can turn away.
+TURN_AWAY_SECONDS = 0.5
+
+
+def serve(settings: Settings, config: Path) -> int:
+    """Runs until a signal ends it; the exit code."""
+    bound = bind(settings.server.host, settings.server.port)
+    host, port = bound.getsockname()[:2]
+    place = Place(config, host, port)
+    with bound:
+        return uvloop.run(_serve(settings, place, bound))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; ConfigInvalid where the address can't be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigInvalid(
+            [f"server: can't listen on {host}:{port}: {error.strerror or error}"]
+        ) from error
+    bound.set_inheritable(True)
+    return bound
+
+
+async def _serve(settings: Settings, place: Place, bound: socket.socket) -> int:
+    async with running(settings, place) as app:
+        server = Server(app, place, settings.server.shutdown_seconds)
+        await server.serve(sockets=[bound])
+    return 0
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our ready line and our way to end."""
+
+    def __init__(self, app: App, place: Place, grace: float, announce: bool = True) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=max(1, round(grace)),
+            )
+        )
+        self._app = app
+        self._place = place
+        self._grace = grace
+        self._announce = announce
+        self._ending: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._announce:
+            print(f"Gateway ready: {self._place.own_url}/mcp", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if not self._announce:  # inside someone else's process: its signals are not ours
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._ending is not None:
+            self.force_exit = self.should_exit = True
+            return
+        print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends in order: not ready, no new connections, calls finish, streams close."""
+        self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        self._app.health.draining = True
+        await asyncio.sleep(TURN_AWAY_SECONDS)
+        self.should_exit = True
+        await self._app.mcp.drain(self._grace)
