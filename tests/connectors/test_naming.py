@@ -1,0 +1,102 @@
+"""Names are stable, distinct, and within what every client accepts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.connectors.naming import Nameable, local_name, snake_case, tool_names
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("SendEmailV2", "send_email_v2"),
+        ("users/list-repos", "users_list_repos"),
+        ("CreateTask_V4", "create_task_v4"),
+        ("HTTPRequest", "http_request"),
+        ("listAPIKeys", "list_api_keys"),
+        ("getV2Users", "get_v2_users"),
+        ("__Grüße.an--alle__", "grue_an_alle"),
+        ("ünïcödé", "unicode"),
+        ("数据", ""),
+    ],
+)
+def test_operation_ids_become_snake_case(text: str, name: str) -> None:
+    assert snake_case(text) == name
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/pets/{id}", "get_pets_by_id"),
+        ("GET", "/pets/{id}/toys/{toyId}", "get_pets_by_id_toys_by_toy_id"),
+        ("POST", "/", "post_root"),
+        ("GET", "/datasets('{dataset}')", "get_datasets_by_dataset"),
+    ],
+)
+def test_operations_without_an_id_are_named_by_method_and_path(
+    method: str, path: str, name: str
+) -> None:
+    assert local_name(Nameable(None, method, path)) == name
+
+
+def test_an_id_without_letters_counts_as_none() -> None:
+    assert local_name(Nameable("数据", "GET", "/pets")) == "get_pets"
+
+
+def test_long_names_are_cut_and_end_in_a_hash_of_method_and_path() -> None:
+    operation = Nameable("x" * 80, "GET", "/long")
+
+    (name,) = tool_names("shop_", [operation])
+
+    assert re.fullmatch("shop_x{50}_[0-9a-f]{8}", name)
+    assert tool_names("shop_", [operation]) == (name,)
+
+
+def test_all_members_of_a_collision_get_the_suffix_and_others_keep_their_names() -> None:
+    names = tool_names(
+        "", [Nameable("getPet", "GET", "/a"), Nameable("get_pet", "GET", "/b"), _op("other")]
+    )
+
+    assert all(re.fullmatch("get_pet_[0-9a-f]{8}", name) for name in names[:2])
+    assert names[0] != names[1]
+    assert names[2] == "other"
+
+
+def test_an_id_that_looks_like_a_suffixed_name_takes_nothing_from_another() -> None:
+    twins = [Nameable("getPet", "GET", "/a"), Nameable("get_pet", "GET", "/b")]
+    imitated = tool_names("", twins)[0]
+
+    names = tool_names("", [*twins, _op(imitated)])
+
+    assert len(set(names)) == 3
+
+
+def _op(identity: str) -> Nameable:
+    return Nameable(identity, "GET", f"/{identity}")
+
+
+_OPERATIONS = st.builds(
+    Nameable,
+    st.none() | st.text(max_size=90),
+    st.sampled_from(["GET", "POST"]),
+    st.text(max_size=90).map(lambda text: f"/{text}"),
+)
+
+
+@given(
+    st.from_regex(r"[a-z][a-z0-9_]{0,30}_|", fullmatch=True),
+    st.lists(_OPERATIONS, max_size=12, unique_by=lambda each: (each.method, each.path)),
+)
+def test_names_are_always_distinct_and_within_bounds(
+    prefix: str, operations: list[Nameable]
+) -> None:
+    names = tool_names(prefix, operations)
+
+    assert len(set(names)) == len(operations)
+    assert all(re.fullmatch("[a-z0-9_]{1,64}", name) for name in names)
+    assert tool_names(prefix, operations[::-1]) == names[::-1]

@@ -1,0 +1,180 @@
+"""Definitions for tests: small ones from a few words, large ones shaped like the real giants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+
+from gateway.connectors.openapi import build_openapi
+from gateway.model import Build, Source, Tool
+
+Json = dict[str, Any]
+
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
+SOURCE = Source(
+    connection="shop",
+    kind="openapi",
+    display_name="Shop",
+    prefix="shop_",
+    location="https://shop.example/openapi.json",
+)
+_WORDS = "the repository issue pull request user organisation team label branch commit".split()
+
+
+def swagger(paths: Json, **more: Any) -> Json:
+    """A Swagger 2.0 definition."""
+    return {
+        "swagger": "2.0",
+        "info": {"title": "Shop", "version": "1"},
+        "host": "api.shop.example",
+        "basePath": "/v1",
+        "paths": paths,
+        **more,
+    }
+
+
+def openapi(paths: Json, version: str = "3.0.3", **more: Any) -> Json:
+    """An OpenAPI 3 definition."""
+    return {
+        "openapi": version,
+        "info": {"title": "Shop", "version": "1"},
+        "servers": [{"url": "https://api.shop.example/v1"}],
+        "paths": paths,
+        **more,
+    }
+
+
+def built(definition: Json, source: Source = SOURCE, **changes: Any) -> Build:
+    """The build of a definition, for a source with some changes."""
+    return build_openapi(orjson.dumps(definition), replace(source, **changes))
+
+
+def only_tool(definition: Json, **changes: Any) -> Tool:
+    """The one tool that a definition has."""
+    build = built(definition, **changes)
+    assert [skipped.reason for skipped in build.skipped] == []
+    (tool,) = build.tools
+    return tool
+
+
+def schema_of(tool: Tool) -> Json:
+    """A tool's input schema as values."""
+    schema: Json = orjson.loads(tool.input_schema)
+    return schema
+
+
+def operation(**more: Any) -> Json:
+    """An operation with an id and nothing else but what is given."""
+    return {"operationId": "act", "responses": {"200": {"description": "ok"}}, **more}
+
+
+def skip_reasons(build: Build) -> Mapping[str, str]:
+    """Why each skipped operation is not a tool, by operation id."""
+    return {skipped.operation or skipped.path: skipped.reason for skipped in build.skipped}
+
+
+def like_github(operations: int = 1_200, schemas: int = 900, size: int = 13_000_000) -> bytes:
+    """Many operations, shared schemas, long examples: about as large as GitHub's definition."""
+    random = Random(7)
+
+    def text(words: int) -> str:
+        return " ".join(random.choice(_WORDS) for _ in range(words))
+
+    shared = {f"schema-{n}": _github_schema(n, schemas, text) for n in range(schemas)}
+    paths: Json = {}
+    for n in range(operations):
+        method = ("get", "post", "patch", "delete")[n % 4]
+        path = f"/things{n // 4}/{{owner}}/{{id}}"
+        paths.setdefault(path, {})[method] = _github_operation(n, method, schemas, text)
+    document = openapi(paths, components={"schemas": shared})
+    missing = max(size - len(orjson.dumps(document)), 0) // operations
+    for item in paths.values():
+        for each in item.values():
+            media = each["responses"]["200"]["content"]["application/json"]
+            media["examples"] = {"default": {"value": [{"text": text(12)}] * (missing // 110)}}
+    return orjson.dumps(document)
+
+
+def _github_schema(number: int, schemas: int, text: Any) -> Json:
+    properties: Json = {}
+    for n in range(30):
+        if n % 3:
+            properties[f"field_{n}"] = {"type": "string", "description": text(8), "example": "x"}
+        elif n % 2:
+            target = (number * 7 + n) % schemas
+            properties[f"field_{n}"] = {"$ref": f"#/components/schemas/schema-{target}"}
+        else:
+            properties[f"field_{n}"] = {"type": "integer", "nullable": True}
+    return {"type": "object", "properties": properties, "required": ["field_1"]}
+
+
+def _github_operation(number: int, method: str, schemas: int, text: Any) -> Json:
+    reference = {"$ref": f"#/components/schemas/schema-{number % schemas}"}
+    query = [
+        {"name": f"q{n}", "in": "query", "schema": {"type": "string"}, "description": text(10)}
+        for n in range(6)
+    ]
+    found = operation(
+        operationId=f"things/op-{number}",
+        summary=text(6),
+        description=text(60),
+        parameters=query,
+        responses={
+            "200": {"description": "ok", "content": {"application/json": {"schema": reference}}}
+        },
+    )
+    if method in ("post", "patch"):
+        inline = _github_schema(number, schemas, text)
+        found["requestBody"] = {"content": {"application/json": {"schema": inline}}}
+    return found
+
+
+def like_stripe(operations: int = 450) -> Json:
+    """Form bodies with nested inline objects, answers that all refer to each other."""
+    shared = {f"object_{n}": _stripe_schema(n) for n in range(200)}
+    paths: Json = {}
+    for n in range(operations):
+        form = {"type": "object", "properties": {} if n % 2 else _stripe_fields(3)}
+        media = {"schema": form, "encoding": {"nested": {"style": "deepObject", "explode": True}}}
+        content = {
+            "application/json": {"schema": {"$ref": f"#/components/schemas/object_{n % 200}"}}
+        }
+        paths.setdefault(f"/v1/things{n // 2}", {})["get" if n % 2 else "post"] = operation(
+            operationId=("Get" if n % 2 else "Post") + f"Things{n // 2}",
+            description="Text of some length. " * 20,
+            requestBody={"content": {"application/x-www-form-urlencoded": media}},
+            responses={"200": {"description": "ok", "content": content}},
+        )
+    return openapi(paths, components={"schemas": shared})
+
+
+def _stripe_schema(number: int) -> Json:
+    links = {
+        f"link_{n}": {
+            "anyOf": [
+                {"type": "string", "maxLength": 5000},
+                {"$ref": f"#/components/schemas/object_{(number * 3 + n) % 200}"},
+            ],
+            "nullable": True,
+        }
+        for n in range(12)
+    }
+    plain = {f"plain_{n}": {"type": "string", "description": "Words. " * 30} for n in range(12)}
+    return {"type": "object", "properties": {**links, **plain}}
+
+
+def _stripe_fields(levels: int) -> Json:
+    fields: Json = {
+        f"field_{levels}_{n}": {"type": "string", "description": "What this is. " * 20}
+        for n in range(10)
+    }
+    if levels:
+        for n in range(3):
+            inner = {"type": "object", "properties": _stripe_fields(levels - 1)}
+            fields[f"nested_{n}" if n else "nested"] = inner
+    return fields
