@@ -33,6 +33,7 @@ Era = Literal["handshake", "modern", "both"]
 Context = ServerRequestContext[dict[str, Any], Any]
 PIXEL = "iVBORw0KGgo="
 PLAIN_SCHEMA: dict[str, Any] = {"type": "object"}
+PLAIN_TOOLS = ("slow", "steps", "fail", "refuse", "picture", "link", "ask", "huge")
 TEXT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"text": {"type": "string"}},
@@ -53,9 +54,7 @@ class McpPeer:
         default_factory=lambda: {
             "echo": TEXT_SCHEMA,
             "region": REGION_SCHEMA,
-            **dict.fromkeys(
-                ("slow", "steps", "fail", "refuse", "picture", "link", "ask", "huge"), PLAIN_SCHEMA
-            ),
+            **dict.fromkeys(PLAIN_TOOLS, PLAIN_SCHEMA),
         }
     )
     calls: list[str] = field(default_factory=list)
@@ -192,7 +191,7 @@ def sdk_server(peer: McpPeer) -> Server[dict[str, Any]]:
 async def mcp_peer(
     era: Era = "both", *, port: int = 0, json_response: bool = False, peer: McpPeer | None = None
 ) -> AsyncIterator[McpPeer]:
-    """A served McpPeer; one of the handshake era knows nothing of the modern one, and vice versa."""
+    """A served McpPeer; one of the handshake era knows nothing of the modern one."""
     peer = peer or McpPeer()
     server = sdk_server(peer)
     app = server.streamable_http_app(json_response=json_response)
@@ -250,7 +249,15 @@ async def scripted_peer(answer: Scripted) -> AsyncIterator[str]:
 
 
 class _Quiet(uvicorn.Server):
-    """One that leaves the process's signals alone."""
+    """One that leaves the process's signals alone and says when it is up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -272,12 +279,11 @@ async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(5):
-            while not server.started:
-                await asyncio.sleep(0.005)
+            await server.up.wait()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
         for connection in tuple(server.server_state.connections):
-            connection.transport.close()  # type: ignore[union-attr]
+            connection.transport.close()
         async with asyncio.timeout(5):
             await asyncio.gather(task, return_exceptions=True)

@@ -121,7 +121,7 @@ def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Mapping[str, Any]]) -> Iterato
 def _unknown_overrides(
     listing: Sequence[Mapping[str, Any]], source: Source, wraps: Sequence[Wrap]
 ) -> list[Problem]:
-    known = {raw.get("name") for raw in listing} | {wrap.as_ for wrap in wraps}
+    known = {str(raw.get("name")) for raw in listing} | {wrap.as_ for wrap in wraps}
     return [
         Problem("warning", f"operations.{name}", "the upstream has no such tool")
         for name in source.operations
@@ -334,7 +334,7 @@ def _output_schema(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 def _malformed_outputs(
     listing: Iterable[Mapping[str, Any]], tools: Iterable[Tool]
 ) -> Iterator[Problem]:
-    promised = {raw.get("name") for raw in listing if raw.get("outputSchema") is not None}
+    promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
     for tool in tools:
         if tool.output_schema is None and tool.operation in promised:
             yield Problem("info", tool.name, "its output schema can't be listed and is left out")

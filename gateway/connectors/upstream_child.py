@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from typing import cast
 
 import structlog
 
@@ -34,14 +34,14 @@ log = structlog.get_logger(__name__)
 class Child:
     """A running child: its input, its output, and its end."""
 
-    def __init__(
-        self, name: str, process: asyncio.subprocess.Process, secrets: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, running: _Running, secrets: Sequence[str]) -> None:
+        process = asyncio.subprocess.Process(running.process, running, asyncio.get_running_loop())
         assert process.stdin and process.stdout and process.stderr
         self.pid = process.pid
         self.input = process.stdin
         self.output = process.stdout
-        self._process = process
+        self.exited = running.exited
+        self._transport = running.process
         self._errors = asyncio.create_task(_log_lines(name, process.stderr, secrets))
         self._ending: asyncio.Task[None] | None = None
 
@@ -52,26 +52,41 @@ class Child:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        with suppress(OSError):
-            self.input.close()
-        for how in (None, signal.SIGTERM, signal.SIGKILL):
-            if how is not None:
-                _signal_group(self.pid, how)
+        self.input.close()
+        asked_nicely = () if self.exited.is_set() else (0,)
+        for how in (*asked_nicely, signal.SIGTERM, signal.SIGKILL):
+            _signal_group(self.pid, how)
             if await self._gone(GRACE_SECONDS):
                 break
         self._errors.cancel()
         await asyncio.gather(self._errors, return_exceptions=True)
-        # Otherwise its pipes stay open as long as some stray descendant holds the other end.
-        self._process._transport.close()  # type: ignore[attr-defined]  # there is no public way
+        self._transport.close()  # else its pipes stay open as long as a stray descendant has them
 
     async def _gone(self, seconds: float) -> bool:
+        """Whether the child was reaped and its group is empty, within some seconds."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
-        while self._process.returncode is None or _signal_group(self.pid, 0):
+        while not self.exited.is_set() or _signal_group(self.pid, 0):
             if loop.time() >= ends:
                 return False
             await asyncio.sleep(GROUP_POLL_SECONDS)
         return True
+
+
+class _Running(asyncio.subprocess.SubprocessStreamProtocol):
+    """Says when the child itself exited: its output may stay open in what it has started."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=READ_BYTES, loop=asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.process = cast(asyncio.SubprocessTransport, transport)  # by its protocol's contract
+        super().connection_made(transport)
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
 
 
 async def start_child(
@@ -80,23 +95,18 @@ async def start_child(
     """Starts a command; an `upstream_unreachable` says why it can't be."""
     basics = {key: os.environ[key] for key in BASICS if key in os.environ}
     try:
-        process = await asyncio.create_subprocess_exec(
+        _, running = await asyncio.get_running_loop().subprocess_exec(
+            _Running,
             command,
             *args,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
             env={**basics, **env},
             cwd=cwd,
             start_new_session=True,
-            limit=READ_BYTES,
         )
     except (OSError, ValueError) as error:
-        reason = (
-            error.strerror if isinstance(error, OSError) and error.strerror else "not a command"
-        )
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
         raise unreachable(name, f"can't be started: {reason}", sent=False) from error
-    return Child(name, process, [v for v in env.values() if len(v) >= MIN_SECRET_CHARS])
+    return Child(name, running, [v for v in env.values() if len(v) >= MIN_SECRET_CHARS])
 
 
 def _signal_group(group: int, how: int) -> bool:

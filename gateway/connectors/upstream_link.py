@@ -202,6 +202,8 @@ class Link:
         raise unreachable(self.name, "does not keep its sessions", sent=False)
 
     async def _ready(self, ends: float) -> Session:
+        if self._session is not None and not self._session.lost.is_set():
+            return self._session
         seconds = self._left(ends)
         try:
             async with asyncio.timeout_at(ends):
@@ -211,8 +213,6 @@ class Link:
 
     async def _connected(self) -> Session:
         self._wanted.set()
-        if self._session is not None and not self._session.lost.is_set():
-            return self._session
         if self._attempt.done():
             self._check_rest()
             self._attempt = self._loop.create_future()

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ MAX_UNSENT_BYTES = 16 * 1024 * 1024
 MAX_BACKGROUND = 64
 LISTEN_SECONDS = 600.0
 ENDS_OF_LINE = 256
+LAST_WORDS_SECONDS = 0.2  # for what the child wrote before it exited
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +102,7 @@ class StdioSession:
     async def connect(self, remembered: Era | None, seconds: float) -> None:
         """Starts the child and meets it; afterwards requests can be made."""
         self._child = await start_child(*self._start)
-        self._reader = asyncio.create_task(self._read(self._child.output))
+        self._reader = asyncio.create_task(self._read(self._child))
         self.peer = await negotiate(self._exchange, remembered, seconds)
         if self.peer.era == "handshake":
             await self.notify("notifications/initialized", {})
@@ -175,6 +176,13 @@ class StdioSession:
             del self._pending[request_id]
 
     async def _write(self, message: Message) -> None:
+        pipe = self._put(message)
+        try:
+            await pipe.drain()
+        except OSError as error:
+            raise unreachable(self.name, "closed its input", sent=True) from error
+
+    def _put(self, message: Message) -> asyncio.StreamWriter:
         if self._child is None or self.lost.is_set():
             raise unreachable(self.name, "is not running", sent=False)
         pipe = self._child.input
@@ -182,28 +190,37 @@ class StdioSession:
             raise unreachable(self.name, "does not read its input", sent=False)
         try:
             pipe.write(orjson.dumps(message) + b"\n")
-            await pipe.drain()
-        except OSError as error:
-            raise unreachable(self.name, "closed its input", sent=True) from error
+        except (OSError, RuntimeError) as error:  # asyncio's and uvloop's word for a closed pipe
+            raise unreachable(self.name, "closed its input", sent=False) from error
+        return pipe
 
     def _cancelled(self, request_id: int, method: str) -> None:
-        if method in ("initialize", "server/discover") or self.lost.is_set():
-            return
-        params = {"requestId": request_id, "reason": "The caller no longer waits"}
-        self._soon({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+        if method not in ("initialize", "server/discover"):
+            params = {"requestId": request_id, "reason": "The caller no longer waits"}
+            with suppress(GatewayError):
+                self._put({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
-    async def _read(self, output: asyncio.StreamReader) -> None:
-        lines = _Lines(self._max_bytes)
+    async def _read(self, child: Child) -> None:
+        """Takes in what the child says until its output ends, or shortly after its own end."""
+        reading = asyncio.create_task(self._take_lines(child.output))
+        exited = asyncio.create_task(child.exited.wait())
         try:
-            while chunk := await output.read(READ_BYTES):
-                for line in lines.feed(chunk):
-                    self._take(line)
+            await asyncio.wait((reading, exited), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reading,), timeout=LAST_WORDS_SECONDS)
         finally:
+            reading.cancel()
+            exited.cancel()
+            await asyncio.gather(reading, exited, return_exceptions=True)
             self.lost.set()
+            ended = unreachable(self.name, "ended before it answered", sent=True)
             for pending in self._pending.values():
-                pending.put(
-                    unreachable(self.name, "ended before it answered", sent=True), must=True
-                )
+                pending.put(ended, must=True)
+
+    async def _take_lines(self, output: asyncio.StreamReader) -> None:
+        lines = _Lines(self._max_bytes)
+        while chunk := await output.read(READ_BYTES):
+            for line in lines.feed(chunk):
+                self._take(line)
 
     def _take(self, line: bytes | _Oversized) -> None:
         if isinstance(line, _Oversized):
@@ -239,7 +256,7 @@ class StdioSession:
             pending.put(message, must=must)
 
     def _soon(self, message: Message) -> None:
-        """Answers a question of the child, or tells it something, without holding up the reader."""
+        """Answers a question of the child without holding up the reader."""
         if len(self._background) >= MAX_BACKGROUND:
             log.warning("upstream_message_dropped", upstream=self.name)
             return
@@ -249,13 +266,10 @@ class StdioSession:
 
     async def _respond(self, message: Message) -> None:
         """A question names no request, so it is only put to a caller who is surely meant."""
-        if "id" in message:
-            asking = [item.elicit for item in self._pending.values() if item.interactive]
-            message = await answer(message, asking[0] if len(asking) == 1 else None)
-        try:
-            await self._write(message)
-        except GatewayError as error:
-            log.info("upstream_not_told", upstream=self.name, error=error.message)
+        asking = [item.elicit for item in self._pending.values() if item.interactive]
+        response = await answer(message, asking[0] if len(asking) == 1 else None)
+        with suppress(GatewayError):
+            await self._write(response)
 
 
 async def _inbox(pending: _Pending) -> AsyncGenerator[Message, None]:
