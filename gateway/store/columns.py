@@ -1,8 +1,9 @@
 """Column types that take what callers have and both databases keep.
 
 JSON is bytes: `orjson` where it can, the standard library for what it refuses (huge integers, lone
-surrogates), marked by a blank in front so that it is read back the same way. Text never fails on the two things PostgreSQL and UTF-8 can't hold: they are replaced,
-not removed, so that two different names stay different from a name we trust.
+surrogates), marked by a blank in front so that it is read back the same way. Text never fails on
+the two things PostgreSQL and UTF-8 can't hold: they are replaced, not removed, so that no such name
+turns into one we trust.
 """
 
 from __future__ import annotations

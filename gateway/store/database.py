@@ -16,7 +16,6 @@ from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 from gateway.store.failures import translated
-from gateway.store.migrate import migrate
 from gateway.store.postgres import Postgres
 from gateway.store.sqlite import Sqlite
 from gateway.store.writer import Figures, GroupCommit, Row, RowWriter
@@ -33,8 +32,12 @@ class Database:
 
     async def open(self) -> None:
         """Connects, brings the tables up to date and starts the writer."""
-        with translated():
-            await self.engine.prepare(migrate)
+        try:
+            with translated():
+                await self.engine.prepare()
+        except BaseException:
+            await self.engine.close()
+            raise
         self._writer.start()
 
     async def close(self) -> None:

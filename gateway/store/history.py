@@ -7,7 +7,6 @@ repeat nor skip one.
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, and_, select, true, tuple_
@@ -56,7 +55,7 @@ async def list_executions(
     )
     found = await db.read(lambda tx: many(tx, statement, Execution))
     page = found[:limit]
-    return Page(page, _cursor(page[-1]) if len(found) > limit else None)
+    return Page(page, cursor_of(page[-1].created_at, page[-1].id) if len(found) > limit else None)
 
 
 async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
@@ -79,19 +78,23 @@ def _passes(filter: Filter) -> ColumnElement[bool]:
     return and_(true(), *rules)
 
 
-def _cursor(last: Execution) -> str:
-    text = f"{last.created_at!r} {last.id}"
-    return base64.urlsafe_b64encode(text.encode()).decode()
-
-
 def _behind(cursor: str | None) -> ColumnElement[bool]:
     if cursor is None:
         return true()
+    return tuple_(_table.c.created_at, _table.c.id) < place_of(cursor)
+
+
+def cursor_of(created_at: float, id: str) -> str:
+    """The place of a row, for callers to bring back and not to look into."""
+    return base64.urlsafe_b64encode(f"{created_at!r} {id}".encode()).decode()
+
+
+def place_of(cursor: str) -> tuple[float, str]:
+    """The place a cursor names."""
     try:
-        at, _, id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(" ")
-        place = (float(at), id)
-    except (ValueError, binascii.Error, UnicodeError):
+        at, _, id = base64.urlsafe_b64decode(cursor.encode("ascii")).decode().partition(" ")
+        return float(at), id
+    except ValueError:  # not base64, not UTF-8, not a number
         raise Fixable(
             "invalid_arguments", "That cursor is none of ours.", "Take `next` of an earlier page."
         ) from None
-    return tuple_(_table.c.created_at, _table.c.id) < place

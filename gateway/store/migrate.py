@@ -16,15 +16,19 @@ SCRIPTS = Path(__file__).parent / "migrations"
 
 
 def migrate(connection: Connection) -> None:
-    """Runs what is missing up to `HEAD`; refuses a store that a newer gateway has changed."""
+    """Runs what is missing up to `HEAD`."""
+    if not is_current(connection):
+        _upgrade(connection)
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether nothing is missing; refuses a store that a newer gateway has changed."""
     found = _version(connection)
-    if found == HEAD:
-        return
     if found is not None and found > HEAD:
         raise ConfigInvalid(
             [f"store.url: the store is at version {found}, this gateway knows {HEAD}: update it"]
         )
-    _upgrade(connection)
+    return found == HEAD
 
 
 def _version(connection: Connection) -> str | None:

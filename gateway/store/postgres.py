@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gateway.store.failures import busy
+from gateway.store.migrate import is_current, migrate
 
 T = TypeVar("T")
 
@@ -39,15 +40,18 @@ class Postgres:
 
     dialect: Literal["postgresql"] = "postgresql"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float = STATEMENT_SECONDS) -> None:
         self.url = url
-        self._writer = self._engine(pool_size=1, pool_pre_ping=True)
-        self._readers = self._engine(pool_size=READERS, isolation_level="AUTOCOMMIT")
+        self._seconds = seconds
+        self._writer = self._engine(seconds, pool_size=1, pool_pre_ping=True)
+        self._readers = self._engine(seconds, pool_size=READERS, isolation_level="AUTOCOMMIT")
         self._waiting = 0
 
-    async def prepare(self, migrate: Callable[[Connection], None]) -> None:
+    async def prepare(self) -> None:
         """Makes the tables, one process at a time: the others wait, then find them made."""
-        engine = self._engine(pool_size=1, seconds=MIGRATION_SECONDS, lock_timeout="0")
+        if await self.read(is_current):
+            return
+        engine = self._engine(MIGRATION_SECONDS, lock_timeout="0")
         try:
             async with asyncio.timeout(MIGRATION_SECONDS), engine.begin() as transaction:
                 await transaction.run_sync(_lock_migrations)
@@ -60,13 +64,13 @@ class Postgres:
             raise busy("reads")
         self._waiting += 1
         try:
-            async with asyncio.timeout(STATEMENT_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 return await self._read_again_if_cut_off(query)
         finally:
             self._waiting -= 1
 
     async def transact(self, batch: Callable[[Connection], T]) -> T:
-        async with asyncio.timeout(STATEMENT_SECONDS), self._writer.begin() as transaction:
+        async with asyncio.timeout(self._seconds), self._writer.begin() as transaction:
             return await transaction.run_sync(batch)
 
     async def close(self) -> None:
@@ -94,9 +98,7 @@ class Postgres:
         async with self._readers.connect() as connection:
             return await connection.run_sync(query)
 
-    def _engine(
-        self, *, seconds: float = STATEMENT_SECONDS, lock_timeout: str = "4000", **options: Any
-    ) -> AsyncEngine:
+    def _engine(self, seconds: float, *, lock_timeout: str = "4000", **options: Any) -> AsyncEngine:
         return create_async_engine(
             "postgresql+asyncpg://",
             async_creator=lambda: self.connect(seconds, lock_timeout=lock_timeout),

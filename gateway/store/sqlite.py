@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from gateway.store.failures import busy
+from gateway.store.migrate import migrate
 
 T = TypeVar("T")
 
@@ -40,17 +41,18 @@ class Sqlite:
 
     dialect: Literal["sqlite"] = "sqlite"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seconds: float = STATEMENT_SECONDS) -> None:
         self.path = path
+        self._seconds = seconds
         self._writer = _engine(path, pool_size=1, query_only=False)
         self._readers = _engine(path, pool_size=READERS, query_only=True)
         self._write_thread = ThreadPoolExecutor(1, "store-write")
         self._read_threads = ThreadPoolExecutor(READERS, "store-read")
         self._waiting = 0
 
-    async def prepare(self, migrate: Callable[[Connection], None]) -> None:
+    async def prepare(self) -> None:
         """Makes the file and its tables, one process at a time."""
-        job = partial(_prepare, self.path, self._writer, migrate)
+        job = partial(_prepare, self.path, self._writer)
         await self._on(self._write_thread, job, MIGRATION_SECONDS)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
@@ -74,8 +76,9 @@ class Sqlite:
         self,
         threads: ThreadPoolExecutor,
         job: Callable[[float], T],
-        seconds: float = STATEMENT_SECONDS,
+        seconds: float | None = None,
     ) -> T:
+        seconds = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
         async with asyncio.timeout(seconds):
             return await asyncio.get_running_loop().run_in_executor(threads, job, deadline)
@@ -107,9 +110,7 @@ def _roll_back(connection: Connection) -> None:
         connection.exec_driver_sql("ROLLBACK")
 
 
-def _prepare(
-    path: Path, engine: Engine, migrate: Callable[[Connection], None], deadline: float
-) -> None:
+def _prepare(path: Path, engine: Engine, deadline: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path.with_name(path.name + ".lock"), deadline):
         with engine.connect() as connection:

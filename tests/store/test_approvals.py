@@ -122,7 +122,7 @@ async def test_approval_is_bound_to_its_call(db: Database, other: dict[str, str]
     await approve(db)
 
     with pytest.raises(Refused):
-        await use_approval(db, replace(APPROVED, **other), execution(), 1020.0)
+        await use_approval(db, approval(**other), execution(), 1020.0)
     assert await get_execution(db, "e1") == WAITING
     assert await get_approval(db, "a1") == APPROVED
 

@@ -37,7 +37,8 @@ async def test_put_connection_is_there_after_a_restart(store_url: str) -> None:
 async def test_credentials_are_sealed_in_the_store(db: Database) -> None:
     await put_connection(db, SEAL, "shop", SETTINGS, by="ann", now=5.0)
 
-    settings = await db.read(lambda tx: tx.execute(select(tables.connections.c.settings)).scalar())
+    column = tables.connections.c.settings
+    settings = await db.read(lambda tx: tx.execute(select(column)).scalar_one())
 
     assert b"s3cret" not in settings
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ def add_fact(tx: Connection, name: str, value: bytes = b"") -> int:
     return tx.execute(insert(FACTS), {"name": name, "value": value}).rowcount
 
 
-def add_facts(tx: Connection, rows: list[Row]) -> None:
+def add_facts(tx: Connection, rows: Sequence[Row]) -> None:
     tx.execute(insert(FACTS), rows)
 
 
@@ -65,8 +67,7 @@ async def test_waiting_units_share_one_commit(tmp_path: Path) -> None:
         gate = threading.Event()
         held = await hold_writer(db, gate)
         rest = [
-            asyncio.create_task(db.write(lambda tx, n=n: add_fact(tx, f"{n:03}")))
-            for n in range(100)
+            asyncio.create_task(db.write(partial(add_fact, name=f"{n:03}"))) for n in range(100)
         ]
         await asyncio.sleep(0)
         gate.set()

@@ -95,7 +95,9 @@ async def test_same_call_with_its_token_finds_the_first_one(db: Database) -> Non
 async def test_token_of_another_call_is_a_conflict(db: Database, other: dict[str, str]) -> None:
     await begin(db, WITH_TOKEN)
 
-    assert await begin(db, replace(WITH_TOKEN, id="e2", **other)) == Begun("conflict", WITH_TOKEN)
+    assert await begin(db, execution(id="e2", idempotency_token="t1", **other)) == Begun(
+        "conflict", WITH_TOKEN
+    )
 
 
 async def test_principals_do_not_share_tokens(db: Database) -> None:

@@ -3,11 +3,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 
 from gateway.errors import Fixable
 from gateway.store.database import Database
 from gateway.store.executions import insert_in
-from gateway.store.history import Filter, Page, find_by_token, list_executions
+from gateway.store.history import (
+    Filter,
+    Page,
+    cursor_of,
+    find_by_token,
+    list_executions,
+    place_of,
+)
 from tests.store.rows import execution
 
 ROWS = [
@@ -21,9 +29,9 @@ ROWS = [
 
 @pytest.fixture
 async def ledger(db: Database) -> Database:
-    def unit(tx: object) -> None:
+    def unit(tx: Connection) -> None:
         for row in ROWS:
-            insert_in(tx, row)  # type: ignore[arg-type]
+            insert_in(tx, row)
 
     await db.write(unit)
     return db
@@ -81,10 +89,20 @@ async def test_token_is_found_for_its_owner_and_for_admins(ledger: Database) -> 
 
 
 @given(st.text(max_size=40))
-async def test_foreign_cursors_are_refused_or_harmless(cursor: str) -> None:
-    from gateway.store.history import _behind
-
+def test_foreign_cursors_are_refused_or_harmless(cursor: str) -> None:
     try:
-        _behind(cursor)
+        place = place_of(cursor)
     except Fixable as error:
         assert error.code == "invalid_arguments"
+    else:
+        assert cursor_of(*place) is not None
+
+
+@given(st.floats(allow_nan=False), st.text(st.characters(codec="utf-8")))
+def test_cursor_leads_back_to_its_place(created_at: float, id: str) -> None:
+    assert place_of(cursor_of(created_at, id)) == (created_at, id)
+
+
+async def test_cursor_that_is_none_of_ours_is_refused(db: Database) -> None:
+    with pytest.raises(Fixable):
+        await list_executions(db, Filter(), cursor="nonsense")

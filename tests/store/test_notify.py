@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.store.approvals import create_approval, decide_approval
+from gateway.store.choices import choose_access
+from gateway.store.database import Database
+from gateway.store.notify import RECONNECTED, Notifier
+from gateway.store.sessions import end_session
+from gateway.store.signals import MAX_PAYLOAD_BYTES, current_revision
+from tests.databases import PostgresServer
+from tests.store.rows import approval, execution
+
+Heard = tuple[str, str] | int
+
+
+@asynccontextmanager
+async def listening(db: Database) -> AsyncIterator[asyncio.Queue[Heard]]:
+    heard: asyncio.Queue[Heard] = asyncio.Queue()
+    notifier = Notifier(db)
+    await notifier.start(heard.put_nowait, lambda kind, payload: heard.put_nowait((kind, payload)))
+    try:
+        yield heard
+    finally:
+        await notifier.close()
+
+
+async def next_heard(heard: asyncio.Queue[Heard], wanted: Heard) -> None:
+    """Waits for that one; others may come before it."""
+    async with asyncio.timeout(5):
+        while await heard.get() != wanted:
+            pass
+
+
+async def test_change_in_one_process_is_heard_in_all(db: Database, other_db: Database) -> None:
+    async with listening(db) as here, listening(other_db) as there:
+        assert [here.get_nowait(), there.get_nowait()] == [0, 0]
+
+        revision = await choose_access(db, "ann", "demo", "read-only")
+
+        await next_heard(here, revision)
+        await next_heard(there, revision)
+
+
+async def test_listener_begins_with_the_revision_as_it_is(db: Database) -> None:
+    await choose_access(db, "ann", "demo", "read-only")
+
+    async with listening(db) as heard:
+        assert heard.get_nowait() == await current_revision(db) == 1
+
+
+async def test_signals_arrive_in_order(db: Database, other_db: Database) -> None:
+    async with listening(other_db) as heard:
+        heard.get_nowait()
+        for n in range(20):
+            await Notifier(db).publish("cancel", f"session {n}")
+
+        async with asyncio.timeout(5):
+            signals = [await heard.get() for _ in range(20)]
+
+    assert signals == [("cancel", f"session {n}") for n in range(20)]
+
+
+async def test_signals_from_before_are_not_heard(db: Database) -> None:
+    await Notifier(db).publish("cancel", "before")
+
+    async with listening(db) as heard:
+        await Notifier(db).publish("cancel", "after")
+        assert heard.get_nowait() == 0
+        async with asyncio.timeout(5):
+            assert await heard.get() == ("cancel", "after")
+
+
+async def test_decision_made_elsewhere_is_heard(db: Database, other_db: Database) -> None:
+    await create_approval(db, approval(), execution(status="pending_confirmation"))
+
+    async with listening(db) as heard:
+        await decide_approval(other_db, "a1", "approved", by="eve", now=1001.0, usable_until=1300.0)
+        await next_heard(heard, ("approval", "a1"))
+
+
+async def test_session_ended_elsewhere_is_heard(db: Database, other_db: Database) -> None:
+    async with listening(db) as heard:
+        await end_session(other_db, "s1", 10.0)
+        await next_heard(heard, ("session_ended", "s1"))
+
+
+async def test_failed_unit_tells_nobody(db: Database) -> None:
+    async with listening(db) as heard:
+        with pytest.raises(ValueError, match="at most"):
+            await Notifier(db).publish("cancel", "x" * (MAX_PAYLOAD_BYTES + 1))
+        await Notifier(db).publish("cancel", "x" * MAX_PAYLOAD_BYTES)
+
+        assert heard.get_nowait() == 0
+        async with asyncio.timeout(5):
+            assert await heard.get() == ("cancel", "x" * MAX_PAYLOAD_BYTES)
+
+
+async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -> None:
+    heard = asyncio.Event()
+
+    def on_signal(kind: str, payload: str) -> None:
+        if payload == "first":
+            raise RuntimeError("a listener's mistake")
+        heard.set()
+
+    notifier = Notifier(db)
+    await notifier.start(lambda revision: None, on_signal)
+    await notifier.publish("cancel", "first")
+    await notifier.publish("cancel", "second")
+    async with asyncio.timeout(5):
+        await heard.wait()
+    await notifier.close()
+
+
+async def test_listener_comes_back_after_a_restart_of_postgres(postgres: PostgresServer) -> None:
+    with postgres.database() as url:
+        async with Database(url) as db, listening(db) as heard:
+            heard.get_nowait()
+            await asyncio.to_thread(postgres.stop)
+            await asyncio.to_thread(postgres.start)
+            await next_heard(heard, (RECONNECTED, ""))
+
+            revision = await choose_access(db, "ann", "demo", "read-only")
+            await next_heard(heard, revision)

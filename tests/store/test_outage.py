@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, insert, select, text
+
+from gateway.errors import Broken
+from gateway.store import tables
+from gateway.store.database import Database
+from gateway.store.failures import FAILURES
+from gateway.store.postgres import Postgres
+from gateway.store.sqlite import Sqlite
+from gateway.store.writer import Row
+from tests.databases import PostgresServer, eventually
+
+FACTS = tables.facts
+
+
+def add_facts(tx: Connection, rows: Sequence[Row]) -> None:
+    tx.execute(insert(FACTS), rows)
+
+
+def fact_names(tx: Connection) -> list[str]:
+    return list(tx.execute(select(FACTS.c.name).order_by(FACTS.c.name)).scalars())
+
+
+async def add(db: Database, name: str) -> None:
+    await db.write(lambda tx: add_facts(tx, [{"name": name, "value": b""}]))
+
+
+@pytest.fixture
+async def postgres_db(postgres: PostgresServer) -> AsyncIterator[Database]:
+    with postgres.database() as url:
+        async with Database(url) as database:
+            yield database
+
+
+async def test_idle_gateway_does_not_notice_a_restart_of_postgres(
+    postgres: PostgresServer, postgres_db: Database
+) -> None:
+    await add(postgres_db, "before")
+    await asyncio.gather(*(postgres_db.read(fact_names) for _ in range(4)))
+
+    await asyncio.to_thread(postgres.stop)
+    await asyncio.to_thread(postgres.start)
+
+    assert (
+        await asyncio.gather(*(postgres_db.read(fact_names) for _ in range(4))) == [["before"]] * 4
+    )
+    await add(postgres_db, "after")
+
+
+async def test_gateway_says_so_while_postgres_is_down_and_recovers(
+    postgres: PostgresServer, postgres_db: Database
+) -> None:
+    await asyncio.to_thread(postgres.stop)
+    try:
+        with pytest.raises(Broken) as read:
+            await postgres_db.read(fact_names)
+        with pytest.raises(Broken) as write:
+            await add(postgres_db, "lost")
+        assert postgres_db.write_soon(add_facts, {"name": "soon", "value": b""})
+    finally:
+        await asyncio.to_thread(postgres.start)
+
+    assert (read.value.code, write.value.code) == ("store_unavailable", "store_unavailable")
+    await add(postgres_db, "after")
+    await eventually(lambda: postgres_db.read(fact_names), ["after", "soon"])
+    assert postgres_db.figures().dropped == 0
+
+
+async def test_backend_that_is_killed_costs_at_most_its_own_units(postgres_db: Database) -> None:
+    await add(postgres_db, "before")
+    kill = text(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+    assert await postgres_db.read(lambda tx: tx.execute(kill).scalar_one()) >= 1
+
+    await add(postgres_db, "after")
+    assert await postgres_db.read(fact_names) == ["after", "before"]
+
+
+async def test_endless_statements_end_at_their_deadline(db: Database, store_url: str) -> None:
+    endless = text(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    )
+    path = Path(store_url.removeprefix("sqlite:///"))
+    engine = Sqlite(path, 0.2) if db.engine.dialect == "sqlite" else Postgres(store_url, 0.2)
+
+    for act in (engine.read, engine.transact):
+        with pytest.raises(FAILURES):
+            await act(lambda tx: tx.execute(endless).scalar())
+        assert await engine.read(fact_names) == []
+    await engine.close()
+
+
+async def test_file_held_by_another_program_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.db"
+    async with Database(f"sqlite:///{path}") as db:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(add(db, "a"))
+        assert await db.read(fact_names) == []
+        other.execute("COMMIT")
+        other.close()
+        async with asyncio.timeout(5):
+            await waiting
+        assert await db.read(fact_names) == ["a"]
