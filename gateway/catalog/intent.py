@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gateway.catalog import words
 from gateway.model import Tool
 
 _FITTING_ACTION = 1.15
+_POSSIBLE_ACTION = 1.1
 _CLASHING_ACTION = 0.85
 _FITTING_SHAPE = 1.06
 
@@ -29,13 +31,13 @@ _VERBS: Mapping[str, str] = {
 }
 _QUESTION = frozenset("what which who whose where when why".split())
 _DETERMINERS = frozenset("a an the my our your this that these those all every each".split())
-_METHODS: Mapping[str, frozenset[str]] = {
-    "GET": frozenset(("read",)),
-    "HEAD": frozenset(("read",)),
-    "POST": frozenset(("create", "update", "do")),
-    "PUT": frozenset(("create", "update", "do")),
-    "PATCH": frozenset(("update", "do")),
-    "DELETE": frozenset(("delete", "do")),
+_METHODS: Mapping[str, Mapping[str, float]] = {
+    "GET": {"read": _FITTING_ACTION},
+    "HEAD": {"read": _FITTING_ACTION},
+    "POST": {"create": _FITTING_ACTION, "update": _POSSIBLE_ACTION, "do": _FITTING_ACTION},
+    "PUT": {"create": _POSSIBLE_ACTION, "update": _FITTING_ACTION, "do": _FITTING_ACTION},
+    "PATCH": {"update": _FITTING_ACTION, "do": _FITTING_ACTION},
+    "DELETE": {"delete": _FITTING_ACTION, "do": _FITTING_ACTION},
 }
 _SHAPES = (False, True)
 
@@ -57,7 +59,7 @@ class Intent:
     def _fit(self, method: str, many: bool) -> float:
         if not self.action or method not in _METHODS:
             return 1.0
-        fit = _FITTING_ACTION if self.action in _METHODS[method] else _CLASHING_ACTION
+        fit = _METHODS[method].get(self.action, _CLASHING_ACTION)
         return fit * _FITTING_SHAPE if self.action == "read" and self.many == many else fit
 
 
@@ -74,7 +76,7 @@ def intent_of(asked: Sequence[str]) -> Intent:
 
 
 def _action(asked: Sequence[str]) -> str:
-    for word, following in zip(asked, (*asked[1:], ""), strict=True):
+    for word, following in pairwise((*asked, "")):
         if word in _QUESTION:
             return "read"
         if word in words.STOP:

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import mul
 
 from gateway.catalog import words
 from gateway.catalog.fields import FIELDS, fields_of
@@ -64,7 +65,7 @@ class ToolIndex:
     """
 
     def __init__(self, tools: Iterable[Tool]) -> None:
-        indexed = list(tools)
+        indexed = sorted(tools, key=lambda tool: tool.name)  # equal scores: in order of name
         self._names = [tool.name for tool in indexed]
         self._kinds = [kind_of(tool) for tool in indexed]
         self._postings = _postings([fields_of(tool) for tool in indexed])
@@ -79,27 +80,25 @@ class ToolIndex:
         asked = words.question_words(query[:MAX_QUESTION_CHARS])[:MAX_QUESTION_WORDS]
         fits = intent_of(asked).fits()
         names, kinds = self._names, self._kinds
-        ranked = (
-            (-score * fits[kinds[place]], names[place])
-            for place, score in self._scores(asked).items()
-            if names[place] in permitted
-        )
-        return [name for _, name in heapq.nsmallest(limit, ranked)]
+        ranks = {
+            place: -score * fits[kinds[place]]
+            for place, score in enumerate(self._scores(asked))
+            if score and names[place] in permitted
+        }
+        return [names[place] for place in heapq.nsmallest(limit, ranks, key=ranks.__getitem__)]
 
-    def _scores(self, asked: Sequence[str]) -> dict[int, float]:
-        """Each tool with any of the words: what they say, the more of them the better."""
+    def _scores(self, asked: Sequence[str]) -> list[float]:
+        """For each tool what the question's words say about it, the more of them the better."""
         found = [self._best(concept) for concept in self._concepts(asked)]
         total = sum(rarity for _, rarity in found)
         said = [0.0] * len(self._names)
         covered = [1 - _COVERAGE] * len(self._names)
         for best, rarity in found:
-            share = _COVERAGE * rarity / total
-            part = share / _ENOUGH
+            full = _COVERAGE * rarity / total
             for place, worth in best.items():
                 said[place] += rarity * worth
-                covered[place] += share if worth > _ENOUGH else part * worth
-        places = set().union(*(best for best, _ in found))
-        return {place: said[place] * covered[place] for place in places}
+                covered[place] += full if worth > _ENOUGH else full * worth / _ENOUGH
+        return list(map(mul, said, covered))
 
     def _best(self, concept: _Concept) -> tuple[dict[int, float], float]:
         """What the best of the concept's words says about each tool; how rare the concept is."""

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 MAX_WORD = 40
-_SPLIT_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SPLIT_CASE = re.compile(  # inside `sendEmail` and `HTTPServer`, not in `URLs`
+    r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?![a-z]))[a-z])"
+)
 _LETTERS = re.compile(r"[^\W_]+")
 
 STOP = frozenset(
@@ -23,8 +25,8 @@ STOP = frozenset(
     if in into is it its let may might must need of off on or our please shall should so some
     something than that the their them then there these they this those to via
     want was we were will with would you your us also just like about which what where when why
-    s t m re ve ll d am using use used given specific existing certain able thing way id whole entire later
-    anything give gave tell""".split()
+    s t m re ve ll d am using use used given specific existing certain able thing way id
+    whole entire later anything give gave tell""".split()
 )
 
 # Words that say little about what is asked for, though few tools have them.
@@ -216,6 +218,7 @@ _ENDINGS: tuple[tuple[str, str, int], ...] = (
     ("ified", "if", 2),
     ("ied", "y", 2),
     ("celled", "cel", 3),
+    ("celling", "cel", 3),
     ("ing", "", 3),
     ("ed", "", 3),
     ("al", "", 5),

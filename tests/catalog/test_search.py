@@ -1,0 +1,152 @@
+"""What the tool search finds, and what it never shows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.catalog.search import ToolIndex
+from gateway.model import Tool
+from tests.catalog.golden_questions import golden_questions, golden_tools, made_tool
+
+TOOLS = golden_tools()
+NAMES = frozenset(tool.name for tool in TOOLS)
+INDEX = ToolIndex(TOOLS)
+ONE, MANY = "/books/{id}", "/books"
+BOOKS = list(
+    enumerate([("DELETE", ONE), ("GET", ONE), ("GET", MANY), ("PATCH", ONE), ("POST", MANY)])
+)
+
+
+def first(query: str, tools: list[Tool], limit: int = 5) -> list[str]:
+    return ToolIndex(tools).search(query, allowed=[tool.name for tool in tools], limit=limit)
+
+
+def test_golden_set_is_large_enough_and_names_only_tools_that_exist() -> None:
+    answers = frozenset(name for _, right in golden_questions() for name in right)
+    assert answers - NAMES == frozenset()
+    assert len(NAMES) == len(TOOLS) >= 150
+    assert len(golden_questions()) == 40
+
+
+def test_right_tool_is_in_the_first_five_for_nine_golden_questions_of_ten() -> None:
+    missed = [
+        question
+        for question, right in golden_questions()
+        if right.isdisjoint(INDEX.search(question, allowed=NAMES, limit=5))
+    ]
+    assert len(missed) <= 4, missed
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        pytest.param("deployments", "cluster_list_apps_v1_namespaced_deployment", id="plural"),
+        pytest.param("readPodLog", "cluster_read_core_v1_namespaced_pod_log", id="camelCase"),
+        pytest.param("repos/create-fork", "forge_repos_create_fork", id="operation id"),
+        pytest.param("calendar_events_delete", "calendar_events_delete", id="tool name"),
+        pytest.param("inviting collaborators", "forge_repos_add_collaborator", id="endings"),
+        pytest.param("remove an email", "mail_delete_message", id="synonym of a verb"),
+        pytest.param("get rid of an email", "mail_delete_message", id="phrase"),
+        pytest.param("photo of a résumé", "recruiting_add_attachment", id="accents"),
+        pytest.param("stop starring a repository", "forge_activity_unstar_repo", id="opposite"),
+        pytest.param("merge two conta", "crm_contacts_merge", id="last word unfinished"),
+        pytest.param("tailLines", "cluster_read_core_v1_namespaced_pod_log", id="parameter"),
+        pytest.param("eviction", "cluster_create_core_v1_namespaced_pod_eviction", id="path"),
+        pytest.param("knowledge base", "tickets_search_knowledge_base", id="upstream tool"),
+    ],
+)
+def test_words_find_the_tool_however_they_are_written(query: str, name: str) -> None:
+    assert name in INDEX.search(query, allowed=NAMES, limit=3)
+
+
+@pytest.mark.parametrize(
+    ("query", "method", "path"),
+    [
+        ("list all books", "GET", MANY),
+        ("which books are there", "GET", MANY),
+        ("get the book", "GET", ONE),
+        ("add a book", "POST", MANY),
+        ("change a book", "PATCH", ONE),
+        ("delete a book", "DELETE", ONE),
+    ],
+)
+def test_method_and_shape_decide_between_tools_of_equal_words(
+    query: str, method: str, path: str
+) -> None:
+    tools = [made_tool("shop", *call, f"books{number}", "Books") for number, call in BOOKS]
+    wanted = next(tool.name for tool in tools if (tool.method, tool.path) == (method, path))
+    assert first(query, tools)[0] == wanted
+
+
+def test_equal_tools_come_in_the_order_of_their_names_whatever_the_order_they_came_in() -> None:
+    tools = [made_tool(name, "GET", "/books", "list", "List books") for name in ("b", "c", "a")]
+    assert first("books", tools) == ["a_list", "b_list", "c_list"]
+    assert first("books", tools[::-1]) == ["a_list", "b_list", "c_list"]
+
+
+def test_tool_of_a_named_connection_comes_first() -> None:
+    tools = [made_tool(name, "GET", "/books", "list", "List books") for name in ("a", "b", "shop")]
+    assert first("list books in the shop", tools)[0] == "shop_list"
+
+
+def test_few_allowed_tools_are_found_among_ten_thousand_better_ones() -> None:
+    crowd = [
+        replace(tool, name=f"{tool.name}_{number}", connection=f"{tool.connection}{number}")
+        for number in range(10_000 // len(TOOLS) + 1)
+        for tool in TOOLS
+    ]
+    poor = made_tool("archive", "GET", "/x", "x", "Something", "It can also send an email.")
+    others = {tool.name for tool in crowd[:4]}
+    index = ToolIndex([*crowd, poor])
+    started = time.thread_time()
+    found = index.search("send an email", allowed={poor.name, *others}, limit=5)
+    took = time.thread_time() - started
+    assert poor.name in found
+    assert set(found) <= {poor.name, *others}
+    assert took < 0.25  # some milliseconds; the rest is for slow machines
+
+
+@pytest.mark.parametrize(
+    "query", ["", "   ", "the of a", "???", '"', "xyzzy plugh", "* OR NEAR(", "\x00", "🦆"]
+)
+def test_question_without_known_words_finds_nothing(query: str) -> None:
+    assert INDEX.search(query, allowed=NAMES, limit=5) == []
+
+
+@pytest.mark.parametrize("allowed", [[], [next(iter(NAMES))], ["no_such_tool"]])
+def test_nothing_is_shown_that_is_not_allowed(allowed: list[str]) -> None:
+    for question, _ in golden_questions():
+        assert set(INDEX.search(question, allowed=allowed, limit=5)) <= set(allowed)
+
+
+def test_empty_index_and_no_room_are_answered_with_nothing() -> None:
+    assert ToolIndex([]).search("send an email", allowed=NAMES, limit=5) == []
+    assert INDEX.search("send an email", allowed=NAMES, limit=0) == []
+
+
+def test_very_long_question_costs_no_more_than_a_long_one() -> None:
+    question = "send an email to everybody about the invoice " * 50_000
+    started = time.thread_time()
+    found = INDEX.search(question, allowed=NAMES, limit=5)
+    assert time.thread_time() - started < 0.1
+    assert found[0] == "payments_post_invoices_invoice_send"
+
+
+@given(st.text(max_size=600), st.sets(st.sampled_from(sorted(NAMES))), st.integers(0, 30))
+def test_any_text_is_a_question_and_stays_within_what_is_allowed(
+    query: str, allowed: set[str], limit: int
+) -> None:
+    found = INDEX.search(query, allowed=allowed, limit=limit)
+    assert set(found) <= allowed
+    assert len(found) == len(set(found)) <= limit
+
+
+@given(st.sampled_from(TOOLS))
+def test_every_tool_is_found_by_its_own_name_and_title(tool: Tool) -> None:
+    assert tool.name in INDEX.search(tool.name, allowed=NAMES, limit=3)
+    assert tool.name in INDEX.search(f"{tool.connection} {tool.title}", allowed=NAMES, limit=5)
