@@ -50,15 +50,22 @@ def problem(argument: str, message: str) -> Fixable:
 
 
 def _check_is_json(arguments: dict[str, Any]) -> None:
-    """JSON has no NaN, no infinity and no half characters, though our parsers may let them in."""
+    """Refuse what our parsers may let in and JSON, or what we write it with, does not have."""
     try:
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _refusal([{"path": "", "message": "holds text that is not valid Unicode"}]) from None
-    except RecursionError:
-        raise _refusal([{"path": "", "message": "is nested too deeply"}]) from None
-    except (ValueError, TypeError):
+        orjson.dumps(arguments)  # half characters, nesting without end, numbers over 64 bits
+        json.dumps(arguments, allow_nan=False)  # NaN and infinity, which orjson takes for null
+    except TypeError as error:
+        raise _refusal([{"path": "", "message": _unwritable(str(error))}]) from None
+    except ValueError:
         raise _refusal([{"path": "", "message": "holds a number that JSON can't"}]) from None
+
+
+def _unwritable(said: str) -> str:
+    if "Recursion" in said:
+        return "is nested too deeply"
+    if "UTF-8" in said:
+        return "holds text that is not valid Unicode"
+    return "holds a number of more than 64 bits" if "64-bit" in said else "is not JSON"
 
 
 def _validator(key: str, schema: bytes) -> Draft202012Validator:

@@ -8,7 +8,6 @@ Null is RFC 6570's "undefined": it is left out, in lists and objects too.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,11 +34,8 @@ def scalar(value: Any) -> str:
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON, with numbers of any size."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    """A value as JSON."""
+    return orjson.dumps(value)
 
 
 def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:

@@ -27,7 +27,6 @@ MULTIPART = "multipart/form-data"
         (Body(JSON, whole="body"), {"body": None}, None),
         (Body(JSON, whole="body"), {}, None),
         (Body(JSON, whole="body", required=True), {"body": None}, (JSON, b"null")),
-        (Body(JSON, whole="body"), {"body": 10**30}, (JSON, b"1" + b"0" * 30)),
         (
             Body("application/vnd.x+json", (Field("body_id", "id"), Field("b", "b"))),
             {"id": 1, "body_id": 2, "other": 3},
@@ -196,7 +195,7 @@ def test_file_arrives_as_it_was(content: bytes) -> None:
 @given(
     values=st.dictionaries(
         st.text(min_size=1, max_size=5),
-        st.one_of(st.text(max_size=10), st.integers(), st.booleans()),
+        st.one_of(st.text(max_size=10), st.integers(-(2**63), 2**63), st.booleans()),
         min_size=1,
         max_size=5,
     )

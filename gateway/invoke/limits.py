@@ -1,0 +1,246 @@
+"""How much may go out, and when it is better to wait: all of it answered at once, none by queueing.
+
+    rate        so many requests in any window, per connection and principal
+    slots       so many calls at the same time, overall and per connection, with a short queue
+    circuit     a connection that keeps failing is left alone, then tried with a single call
+    pause       an API that said `Retry-After` is not asked before
+    retries     a read that never left may be repeated, while repeats stay a small part of calls
+
+State is per process and bounded. The clock is a parameter; it only has to go forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from cachetools import LRUCache
+
+from gateway.egress import NoAnswer
+from gateway.errors import Overloaded
+from gateway.model import RateLimit
+
+CALLS_PER_CONNECTION = 32
+MAX_WAITING = 256  # of calls for a slot, per connection and overall
+WAIT_SECONDS = 2.0
+FAILURES_TO_OPEN = 5
+OPEN_SECONDS = 10.0
+PROBE_SECONDS = 60.0  # after which a probe that never came back is given up
+MAX_PAUSE_SECONDS = 300.0
+MAX_WINDOWS = 10_000
+RETRY_SHARE = 0.1
+MAX_RETRIES_SAVED = 10.0
+
+Clock = Callable[[], float]
+
+
+class Limits:
+    """Every bound on calls, for all connections of this process."""
+
+    def __init__(
+        self,
+        max_concurrent_calls: int = 256,
+        *,
+        clock: Clock = time.monotonic,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._wait_seconds = wait_seconds
+        self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
+        self._connections: dict[str, _Connection] = {}
+        self._windows: LRUCache[tuple[str, str], deque[float]] = LRUCache(MAX_WINDOWS)
+
+    def resize(self, max_concurrent_calls: int) -> None:
+        """Take over a new bound; calls under way are not touched."""
+        self._overall.resize(max_concurrent_calls)
+
+    def forget(self, connection: str) -> None:
+        """Begin anew with a connection that was replaced or removed."""
+        known = self._connections.get(connection)
+        if known:
+            self._connections[connection] = _Connection(known.slots)
+
+    def take(self, connection: str, principal: str, limit: RateLimit | None) -> None:
+        """Count one request against the rate limit, or refuse it."""
+        if limit is None:
+            return
+        now = self._clock()
+        window = self._windows.setdefault((connection, principal), deque())
+        while window and window[0] <= now - limit.window_seconds:
+            window.popleft()
+        if len(window) >= limit.requests:
+            over = window[len(window) - limit.requests]
+            raise _later(
+                "rate_limited",
+                f"More than {limit.requests} requests in {limit.window_seconds:g} s.",
+                over + limit.window_seconds - now,
+            )
+        window.append(now)
+
+    @asynccontextmanager
+    async def call(self, connection: str) -> AsyncIterator[Outcome]:
+        """Room for one call. Tell the outcome what came of it; untold counts for nothing."""
+        state = self._state(connection)
+        self._check_rest(state)  # before queueing as well: a refusal need not wait
+        async with state.slots.held(), self._overall.held():
+            self._check_rest(state)
+            probe = state.failures >= FAILURES_TO_OPEN
+            if probe:
+                state.probing_until = self._clock() + PROBE_SECONDS
+            try:
+                yield Outcome(state, self._clock)
+            finally:
+                state.retries = min(MAX_RETRIES_SAVED, state.retries + RETRY_SHARE)
+                if probe:
+                    state.probing_until = 0.0
+
+    def _state(self, connection: str) -> _Connection:
+        state = self._connections.get(connection)
+        if state is None:
+            slots = Slots(CALLS_PER_CONNECTION, "The connection", self._wait_seconds)
+            state = self._connections[connection] = _Connection(slots)
+        return state
+
+    def _check_rest(self, state: _Connection) -> None:
+        """Refuse a call to an API that asked for a pause, or that has failed too often."""
+        now = self._clock()
+        if now < state.paused_until:
+            pause = state.paused_until - now
+            raise _later("rate_limited", "The API asked to be left alone for a while.", pause)
+        if state.failures < FAILURES_TO_OPEN:
+            return
+        if now < state.open_until or now < state.probing_until:
+            wait = max(state.open_until - now, 1.0)
+            raise _later("circuit_open", "The API has failed several times in a row.", wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one call, told by the one who made it."""
+
+    _state: _Connection
+    _clock: Clock
+
+    def answered(self, status: int, retry_after: str | None = None) -> None:
+        """An answer came; a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
+        seconds = retry_after_seconds(retry_after) if status in (429, 503) else None
+        if seconds is not None:
+            self._state.paused_until = max(self._state.paused_until, self._clock() + seconds)
+        if status >= 500 and status != 501:
+            self.failed()
+        else:
+            self._state.failures = 0
+
+    def failed(self) -> None:
+        """No answer came, or one that says the API is broken."""
+        self._state.failures += 1
+        self._state.open_until = self._clock() + OPEN_SECONDS
+
+    def may_retry(self, method: str, error: NoAnswer) -> bool:
+        """Whether the call may be made once more, which uses up some of what is saved for that."""
+        if error.sent or error.code != "upstream_unreachable" or method not in ("GET", "HEAD"):
+            return False
+        if self._state.retries < 1:
+            return False
+        self._state.retries -= 1
+        return True
+
+
+class Slots:
+    """So many at a time; a few more wait their turn, in order and not for long."""
+
+    def __init__(self, limit: int, who: str, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._limit = limit
+        self._wait_seconds = wait_seconds
+        self._who = who
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def resize(self, limit: int) -> None:
+        """Change how many there are; those taken stay taken."""
+        self._limit = limit
+        self._wake()
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """A slot for as long as the block lasts, or `busy`."""
+        if self._taken < self._limit and not self._waiting:
+            self._taken += 1
+        else:
+            await self._wait()
+        try:
+            yield
+        finally:
+            self._free()
+
+    async def _wait(self) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            raise self._busy()
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self._free()  # the slot came at the last moment: hand it on
+            with suppress(ValueError):
+                self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
+                raise self._busy() from None
+            raise
+
+    def _free(self) -> None:
+        self._taken -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        """Give the slots that are free to those who wait, in order."""
+        while self._waiting and self._taken < self._limit:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._taken += 1
+                turn.set_result(None)
+
+    def _busy(self) -> Overloaded:
+        return _later("busy", f"{self._who} has its hands full.", 1.0)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What is known of one connection's health."""
+
+    slots: Slots
+    failures: int = 0
+    open_until: float = 0.0
+    probing_until: float = 0.0
+    paused_until: float = 0.0
+    retries: float = MAX_RETRIES_SAVED
+
+
+def retry_after_seconds(value: str | None, now: datetime | None = None) -> float | None:
+    """The seconds that a `Retry-After` header asks for, in either of its forms, within reason."""
+    if not value:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text[:9]), MAX_PAUSE_SECONDS)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    seconds = (moment - (now or datetime.now(UTC))).total_seconds()
+    return min(max(seconds, 0.0), MAX_PAUSE_SECONDS)
+
+
+def _later(code: str, message: str, seconds: float) -> Overloaded:
+    wait = max(1, math.ceil(seconds))
+    return Overloaded(code, message, f"Try again in {wait} s.", retry_after=wait)
