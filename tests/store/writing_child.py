@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 from sqlalchemy import Connection, insert
 
@@ -24,7 +25,7 @@ def unit(tx: Connection, name: str) -> None:
 async def write_on_and_on(db: Database, task: int, start: str) -> None:
     for n in range(1_000_000):
         name = f"{start} {task} {n}"
-        await db.write(lambda tx, name=name: unit(tx, name))
+        await db.write(partial(unit, name=name))
         print(name, flush=True)
 
 
