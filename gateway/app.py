@@ -50,6 +50,7 @@ from gateway.store.secrets import check_seal, load_seal
 log = structlog.get_logger("gateway")
 
 JWKS_SECONDS = 5.0
+FIRST_LOOK_SECONDS = 2.0
 JWKS_BYTES = 1024 * 1024
 OPERATIONS = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
 INSTRUCTIONS = (
@@ -154,8 +155,9 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         invoker = Invoker(db, PreparedConnections(), senders, replica=new_id(time.time()))
         gateway = Gateway(catalog, invoker, db)
         app = _assembled(settings, place, gateway, seal, egress)
-        for work in (_first_refresh(catalog), catalog.poll()):
-            stack.push_async_callback(_ended, asyncio.create_task(work))
+        for task in await _first_look(catalog):
+            stack.push_async_callback(_ended, task)
+        stack.push_async_callback(_ended, asyncio.create_task(catalog.poll()))
         yield app
 
 
@@ -203,11 +205,25 @@ def _assembled(
     return App(gateway, mcp, health, identity, rules, bookshop(), rest)
 
 
-async def _first_refresh(catalog: Catalog) -> None:
-    await catalog.refresh(by="start")
+async def _first_look(catalog: Catalog) -> list[asyncio.Task[Any]]:
+    """Starts the first refresh, and gives what was never read before a moment.
+
+    So the first client finds tools: what lies on this machine is waited for, a network only so
+    long. What is cached is refreshed behind, without anyone waiting.
+    """
+    unread = catalog.unread()
+    local = [name for name, near in unread.items() if near]
+    far = [name for name, near in unread.items() if not near]
+    cached = [name for name in catalog.current.connections if name not in unread]
+    tasks = [
+        asyncio.create_task(catalog.refresh(names, by="start")) for names in (local, far, cached)
+    ]
+    await asyncio.wait([tasks[0]])
+    await asyncio.wait([tasks[1]], timeout=FIRST_LOOK_SECONDS)
+    return tasks
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _ended(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -29,7 +29,7 @@ from gateway.catalog.snapshot import (
     same_content,
     with_tools,
 )
-from gateway.catalog.sources import kind_of, location_of
+from gateway.catalog.sources import is_local, kind_of, location_of
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings, bundle_trust_problems
@@ -77,6 +77,14 @@ class Catalog:
     async def load(self) -> None:
         """The first snapshot, from what is configured and stored: no network."""
         await self._take(await self._persistence.load(), self.current.settings)
+
+    def unread(self) -> dict[str, bool]:
+        """The connections nothing is known of yet; whether each is read without a network."""
+        return {
+            name: is_local(state.settings)
+            for name, state in self._states.items()
+            if state.status == "pending" and state.build is None
+        }
 
     async def apply(self, settings: Settings) -> list[str]:
         """New settings, live; gives the connections that must now be discovered."""

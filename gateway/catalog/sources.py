@@ -72,6 +72,13 @@ def location_of(settings: Connection) -> str:
     return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
 
 
+def is_local(settings: Connection) -> bool:
+    """Whether a connection's definition is read without a network."""
+    if isinstance(settings, OpenApiConnection):
+        return is_inline(settings.spec) or "://" not in settings.spec
+    return isinstance(settings, ManifestConnection)
+
+
 def prefix_of(name: str, settings: Connection) -> str:
     """The prefix of a connection's tool names: its own name unless another was chosen."""
     return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"

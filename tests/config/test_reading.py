@@ -1,0 +1,81 @@
+"""config.toml: what is accepted, and the words for what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.connection import ApiKeyAuth, McpConnection
+from gateway.config.reading import parse_connection, parse_settings, read_settings
+from gateway.errors import ConfigInvalid, Fixable
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "config"
+INVALID = sorted((FIXTURES / "invalid").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", INVALID, ids=[path.stem for path in INVALID])
+def test_a_wrong_file_is_refused_with_place_and_remedy(path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        parse_settings(path.read_bytes(), "config.toml", {})
+    assert f"{refused.value}\n" == path.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+def test_a_file_with_every_kind_of_table_is_read() -> None:
+    settings = read_settings(FIXTURES / "valid" / "everything.toml", {})
+    token = settings.principals["ann"].token
+    assert token is not None
+    assert token.get_secret_value() == "a-token-of-twenty-characters"
+    auth = settings.connections["shop"].auth
+    assert isinstance(auth, ApiKeyAuth)
+    assert (auth.name, auth.place, auth.value.get_secret_value()) == ("X-Key", "header", "k")
+    desk = settings.connections["desk"]
+    assert isinstance(desk, McpConnection)
+    assert desk.wrap[0].as_ == "book_with_token"
+    assert settings.routes == {"opening": {"clerk": {"morning": ("reading",)}}}
+
+
+def test_a_secret_never_shows_in_a_settings_value() -> None:
+    settings = read_settings(FIXTURES / "valid" / "everything.toml", {"ANN_TOKEN": "x" * 20})
+    assert "x" * 20 not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("${A}", {"A": "one"}, "one"),
+        ("${A:-two}", {}, "two"),
+        ("${A:-}", {}, ""),
+        ("x${A}y${B}", {"A": "1", "B": "2"}, "x1y2"),
+        ("${A}", {"A": "${B}"}, "${B}"),
+        ("$A {A}", {"A": "no"}, "$A {A}"),
+    ],
+)
+def test_variables_expand_once_in_every_string(
+    text: str, environment: dict[str, str], expected: str
+) -> None:
+    toml = f'[connections.a]\nkind = "openapi"\nspec = "s"\nheaders = {{ h = "{text}" }}'
+    settings = parse_settings(toml.encode(), environment=environment)
+    assert settings.connections["a"].headers == {"h": expected}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("Shop", {"kind": "openapi", "spec": "s"}, "'Shop' is not a connection's name"),
+        ("shop", {"kind": "openapi"}, "spec: is required"),
+        ("shop", {"kind": "openapi", "spec": "s", "x": 1}, "x: unknown key"),
+        (
+            "shop",
+            {"kind": "openapi", "spec": "s", "auth": {"type": "bearer", "token": "${HOME}"}},
+            "auth.token: environment references are read from config.toml only",
+        ),
+    ],
+)
+def test_a_wrong_put_is_refused_with_place(
+    name: str, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Fixable) as refused:
+        parse_connection(name, values)
+    assert (refused.value.code, refused.value.message) == ("connection_invalid", message)

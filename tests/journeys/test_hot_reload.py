@@ -1,0 +1,182 @@
+"""Connections come, change and go while clients are connected, and nothing in flight fails."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from mcp.client.client import Client
+
+from tests.conftest import GatewayMaker, Running
+from tests.peers import items_api, provider
+
+
+async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
+    assert result.structured_content is not None
+    return result.structured_content
+
+
+async def names(client: Client) -> set[str]:
+    return {tool.name for tool in (await client.list_tools()).tools}
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_put_connection_has_tools_at_once_and_loses_them_when_deleted(
+    gateway: Running, mode: str
+) -> None:
+    async with provider() as peer, Client(gateway.mcp, mode=mode) as client:
+        put = await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        assert {key: put[key] for key in ("name", "status", "added", "removed", "changed")} == {
+            "name": "shop",
+            "status": "connected",
+            "added": ["shop_get_items"],
+            "removed": [],
+            "changed": [],
+        }
+        assert "shop_get_items" in await names(client)
+        answer = await own_call(client, "shop_get_items", id="a b/c", q="x&y")
+        assert answer == {"path": "/items/a b/c", "method": "GET"}
+        assert peer.requests == [("GET", "/items/a%20b%2Fc?q=x%26y", b"")]
+        await own_call(client, "delete_connection", name="shop")
+        assert "shop_get_items" not in await names(client)
+
+
+async def test_a_dry_run_shows_the_tools_and_keeps_nothing(gateway: Running) -> None:
+    async with provider() as peer, Client(gateway.mcp) as client:
+        preview = await own_call(
+            client, "put_connection", name="shop", kind="openapi", spec=peer.spec, dry_run=True
+        )
+        assert [tool["name"] for tool in preview["tools"]] == ["shop_get_items"]
+        assert (preview["format"], preview["base_url"]) == ("openapi-3.0", peer.url)
+        assert (await own_call(client, "list_connections"))["connections"] == []
+
+
+async def test_a_refresh_reports_what_was_added_changed_and_removed(gateway: Running) -> None:
+    async with provider() as peer, Client(gateway.mcp) as client:
+        peer.document = items_api(peer.url, "apples", "pears")
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        peer.document = items_api(peer.url, "pears", "plums")
+        peer.document["paths"]["/pears/{id}"]["get"]["summary"] = "Get a pear"
+        report = (await own_call(client, "refresh_tools", connection="shop"))["connections"][0]
+        assert report == {
+            "name": "shop",
+            "status": "connected",
+            "added": ["shop_get_plums"],
+            "removed": ["shop_get_apples"],
+            "changed": ["shop_get_pears"],
+            "held": [],
+        }
+
+
+async def test_a_refresh_of_an_unchanged_definition_transfers_and_changes_nothing(
+    gateway: Running,
+) -> None:
+    async with provider() as peer, Client(gateway.mcp) as client:
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        before = gateway.app.gateway.snapshot
+        await own_call(client, "refresh_tools")
+        assert gateway.app.gateway.snapshot is before
+        assert peer.definition_status == [200, 304]
+
+
+@pytest.mark.parametrize(
+    "broken", [b"<html>", b"{}", b'{"openapi": "3.0.3", "paths": {}}', b'{"openapi":'], ids=repr
+)
+async def test_a_bad_refresh_keeps_the_last_good_tools_and_shows_a_problem(
+    gateway: Running, broken: bytes
+) -> None:
+    async with provider() as peer, Client(gateway.mcp) as client:
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        peer.raw = broken
+        report = (await own_call(client, "refresh_tools"))["connections"][0]
+        assert report["status"] == "failing"
+        assert report["error"]
+        assert "shop_get_items" in await names(client)
+        shown = await own_call(client, "get_connection", name="shop")
+        assert shown["status"] == "failing"
+        assert shown["problems"][-1]["severity"] == "error"
+        peer.raw = None
+        report = (await own_call(client, "refresh_tools"))["connections"][0]
+        assert (report["status"], report["changed"]) == ("connected", [])
+
+
+async def test_what_was_put_comes_back_after_a_restart_without_network(
+    make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    async with provider() as peer:
+        first: Running = await make_gateway()
+        async with Client(first.mcp) as client:
+            await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+    second: Running = await make_gateway()
+    async with Client(second.mcp) as client:
+        assert "shop_get_items" in await names(client)
+
+
+async def test_two_puts_of_one_name_at_once_leave_one_whole_winner(gateway: Running) -> None:
+    async with provider() as one, provider() as two, Client(gateway.mcp) as client:
+        one.document = items_api(one.url, "apples")
+        two.document = items_api(two.url, "pears")
+        await asyncio.gather(
+            *(
+                own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+                for peer in (one, two) * 5
+            )
+        )
+        shop = gateway.app.gateway.snapshot.connections["shop"]
+        spec = getattr(shop.settings, "spec", "")
+        winner = "shop_get_apples" if spec == one.spec else "shop_get_pears"
+        assert [tool.name for tool in shop.tools] == [winner]
+        assert winner in await names(client)
+
+
+async def test_a_call_in_flight_ends_on_the_revision_it_began_on(gateway: Running) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        arrived.set()
+        await go_on.wait()
+        return web.json_response({"answer": 42})
+
+    async with provider() as peer, Client(gateway.mcp) as client:
+        peer.answer = slow
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        call = asyncio.create_task(client.call_tool("shop_get_items", {"id": "1"}))
+        async with asyncio.timeout(5):
+            await arrived.wait()
+        async with Client(gateway.mcp) as other:
+            await own_call(other, "delete_connection", name="shop")
+        go_on.set()
+        async with asyncio.timeout(5):
+            result = await call
+        assert result.structured_content == {"answer": 42}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"spec": "http://127.0.0.1:1/none.json"}, "can't be fetched"),
+        ({"spec": "http://10.1.2.3/openapi.json"}, "not allowed"),
+        ({"spec": "/etc/passwd"}, "definition"),
+        ({"spec": "file:///etc/passwd"}, "definition"),
+        ({"spec": "{"}, "line 2, column 1"),
+        ({"spec": "{}"}, "OpenAPI"),
+    ],
+    ids=str,
+)
+async def test_a_definition_that_cannot_be_read_is_refused_and_nothing_changes(
+    gateway: Running, values: dict[str, str], words: str
+) -> None:
+    before = gateway.app.gateway.snapshot
+    async with Client(gateway.mcp) as client:
+        result = await client.call_tool("put_connection", {"name": "x", "kind": "openapi", **values})
+    assert result.is_error
+    assert result.structured_content is not None
+    error = result.structured_content["error"]
+    assert error["code"] == "connection_invalid"
+    assert words in error["message"]
+    assert "root:" not in str(error)
+    assert gateway.app.gateway.snapshot is before

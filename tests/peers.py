@@ -1,0 +1,105 @@
+"""The far side: a small real REST provider whose definition and answers a test can turn."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Provider:
+    """What it serves, and what it was asked."""
+
+    port: int = 0
+    document: Any = field(default_factory=dict)
+    raw: bytes | None = None  # instead of the document
+    answer: Answer | None = None
+    etags: bool = True
+    requests: list[tuple[str, str, bytes]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    definition_status: list[int] = field(default_factory=list)  # what each fetch was answered
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def spec(self) -> str:
+        return f"{self.url}/openapi.json"
+
+    async def definition(self, request: web.Request) -> web.StreamResponse:
+        raw = orjson.dumps(self.document) if self.raw is None else self.raw
+        etag = f'"{hashlib.sha256(raw).hexdigest()[:12]}"'
+        fresh = self.etags and request.headers.get("If-None-Match") == etag
+        self.definition_status.append(304 if fresh else 200)
+        headers = {"ETag": etag} if self.etags else {}
+        if fresh:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=raw, content_type="application/json", headers=headers)
+
+    async def any(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests.append((request.method, request.raw_path, body))
+        self.headers.append(dict(request.headers))
+        if self.answer is not None:
+            return await self.answer(request)
+        return web.json_response({"path": request.path, "method": request.method})
+
+
+@asynccontextmanager
+async def provider(document: Any = None) -> AsyncIterator[Provider]:
+    """A provider on a free port; `document` gets its address as server where it names none."""
+    peer = Provider()
+    app = web.Application(client_max_size=64 * 1024 * 1024)
+    app.router.add_get("/openapi.json", peer.definition)
+    app.router.add_route("*", "/{rest:.*}", peer.any)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    peer.port = runner.addresses[0][1]
+    peer.document = document if document is not None else items_api(peer.url)
+    try:
+        yield peer
+    finally:
+        await runner.cleanup()
+
+
+def items_api(url: str, *names: str, **extra: Any) -> dict[str, Any]:
+    """An OpenAPI definition with one GET operation for each name (default: items)."""
+    paths: dict[str, Any] = {
+        f"/{name}/{{id}}": {
+            "get": {
+                "operationId": f"get_{name}",
+                "summary": f"Get {name}",
+                "parameters": [
+                    {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
+                    {"name": "q", "in": "query", "schema": {"type": "string"}},
+                ],
+                "responses": {"200": {"description": "ok"}},
+            }
+        }
+        for name in names or ("items",)
+    }
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "Items", "version": "1"},
+        "servers": [{"url": url}],
+        "paths": {**paths, **extra},
+    }
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Waits for something that another task makes true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

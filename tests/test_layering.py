@@ -1,0 +1,86 @@
+"""Who may import whom, held by reading the imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PLAIN = {"model", "errors"}
+CONFIG = PLAIN | {"config"}
+OUT = PLAIN | {"egress", "addresses", "dialling", "no_answer", "unpack", "blocklist"}
+LOW = CONFIG | OUT | {"store", "connectors"}
+
+# `catalog.snapshot` is a value that policy and invoke may know; the rest of catalog is not.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "model": {"errors"},
+    "config": PLAIN,
+    "store": PLAIN,
+    "egress": OUT,
+    "addresses": OUT,
+    "dialling": OUT,
+    "no_answer": OUT,
+    "unpack": OUT,
+    "blocklist": PLAIN,
+    "connectors": OUT,
+    "demo": set(),
+    "logs": set(),
+    "catalog": LOW,
+    "policy": CONFIG | {"catalog.snapshot"},
+    "invoke": CONFIG | OUT | {"policy", "store", "catalog.snapshot"},
+    "edge": LOW | {"invoke", "policy", "catalog"},
+    "reload": CONFIG,
+    "app": LOW | {"invoke", "policy", "catalog", "edge", "demo", "reload"},
+    "serve": CONFIG | {"app"},
+    "cli": LOW | {"invoke", "policy", "catalog", "edge", "app", "serve", "reload", "logs"},
+    "__main__": {"cli"},
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        parts = path.relative_to(ROOT / "gateway").with_suffix("").parts
+        if parts != ("__init__",):
+            yield parts[0], path
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def allowed(part: str, name: str) -> bool:
+    inner = name.removeprefix("gateway.")
+    if inner.split(".")[0] in {part, "__version__"}:
+        return True
+    return any(inner == rule or inner.startswith(f"{rule}.") for rule in MAY_IMPORT[part]) or any(
+        rule.startswith(f"{inner}.") for rule in MAY_IMPORT[part]
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "path"), [pytest.param(*m, id=str(m[1].relative_to(ROOT))) for m in modules()]
+)
+def test_a_module_imports_only_what_lies_below_it(part: str, path: Path) -> None:
+    wrong = {
+        name
+        for name in imported(path)
+        if name.startswith("gateway.") and not allowed(part, name)
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=str(path.relative_to(ROOT))) for _, path in modules()]
+)
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= 400
