@@ -139,6 +139,7 @@ class Tool:
     capability: str | None = None
     keywords: str = ""  # parameter names and tags, for search
     security: str = ""  # the credentials the definition asks for, in a canonical spelling
+    lookups: bytes = b""  # JSON: rules by argument for what can be looked up ("": the body's)
 
 
 @dataclass(frozen=True, slots=True)

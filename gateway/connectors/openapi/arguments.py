@@ -44,6 +44,7 @@ class Slot:
     refs: tuple[str, ...]
     required: bool
     rank: int = 1  # what matters most to people comes first
+    raw: Any = None  # as the definition writes it
 
 
 class ArgumentNames:
@@ -132,7 +133,7 @@ def _letters(text: str) -> str:
 def _slot(given: Input, argument: str, schemas: Schemas) -> Slot:
     fragment = schemas.translate(given.schema)
     schema = described(fragment.schema, given.raw, argument)
-    return Slot(argument, schema, fragment.refs, given.required, rank_of(given.raw))
+    return Slot(argument, schema, fragment.refs, given.required, rank_of(given.raw), given.raw)
 
 
 def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:

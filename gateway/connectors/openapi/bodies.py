@@ -70,7 +70,7 @@ def body_slots(
     around: Surroundings, body: RequestBody, names: ArgumentNames
 ) -> tuple[Body | None, list[Slot]]:
     """How the body is put together, and the arguments the caller gives for it."""
-    content = min(body.contents, key=lambda each: _preference(each.media_type))
+    content = chosen_content(body)
     kind = media_kind(content.media_type)
     if is_internal(body.raw) and isinstance(
         hidden := _defaults(around.document, content.schema, 0), Mapping
@@ -84,6 +84,11 @@ def body_slots(
     if shape is None:
         return _whole(around, content, body, names, kind)
     return _taken_apart(around, content, body, names, shape)
+
+
+def chosen_content(body: RequestBody) -> Content:
+    """The body in the media type that is sent."""
+    return min(body.contents, key=lambda each: _preference(each.media_type))
 
 
 def media_kind(media_type: str) -> str:
@@ -227,7 +232,7 @@ def _field_slots(around: Surroundings, field: Field, raw: Any, needed: bool) -> 
         return
     fragment = around.schemas.translate(raw)
     schema = described(fragment.schema, words, field.argument)
-    yield Slot(field.argument, schema, fragment.refs, needed, rank_of(raw))
+    yield Slot(field.argument, schema, fragment.refs, needed, rank_of(raw), raw)
 
 
 def _is_file(document: Document, raw: Any) -> bool:
@@ -264,7 +269,8 @@ def _whole(
     taken = Body(sendable(content.media_type), whole=argument, required=required)
     if is_injected(around.source, "body", argument):
         return taken, []
-    return taken, [Slot(argument, schema, fragment.refs, required, rank_of(body.raw))]
+    rank = rank_of(body.raw)
+    return taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)]
 
 
 def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:

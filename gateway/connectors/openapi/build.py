@@ -14,7 +14,7 @@ import orjson
 
 from gateway.connectors.naming import Nameable, local_name, tool_names
 from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
-from gateway.connectors.openapi.bodies import Surroundings, body_slots, media_kind
+from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
 from gateway.connectors.openapi.bundle import (
     INPUT_BUDGET,
     input_budget,
@@ -28,9 +28,7 @@ from gateway.connectors.openapi.document import (
     mapping,
     open_document,
     operations,
-    resolved,
     sequence,
-    text_of,
 )
 from gateway.connectors.openapi.inputs import (
     Content,
@@ -40,9 +38,11 @@ from gateway.connectors.openapi.inputs import (
     parameters,
     request_body,
 )
+from gateway.connectors.openapi.lookups import look_ups, with_hint
 from gateway.connectors.openapi.paths import called_path, path_inputs
 from gateway.connectors.openapi.reading import read_definition
 from gateway.connectors.openapi.schema import Schemas
+from gateway.connectors.openapi.security import folded, provided_by_auth, required_credentials
 from gateway.connectors.openapi.selection import (
     Marks,
     Refusal,
@@ -65,6 +65,7 @@ from gateway.model import (
     Skipped,
     Source,
     Tool,
+    digest,
 )
 
 MAX_PROBLEMS = 200
@@ -97,6 +98,8 @@ class _Plan:
     schema: bytes
     answer: bytes | None
     keywords: str
+    lookups: bytes
+    security: str
 
 
 @dataclass(slots=True)
@@ -122,7 +125,7 @@ class _Work:
     def __post_init__(self) -> None:
         self.taken = Schemas(self.document, "input", self.report_here)
         self.given = Schemas(self.document, "output", lambda severity, message: None)
-        self.provided = _provided_by_auth(self.document, self.source)
+        self.provided = provided_by_auth(self.document, self.source)
 
     def take(self, found: Operation | tuple[str, str, str]) -> None:
         """Plan one operation, or note why not."""
@@ -221,11 +224,12 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
     wanted = [each for each in path_inputs(path, declared) if not _is_provided(work, each)]
     names = ArgumentNames()
     sent, slots = parameter_slots(document, wanted, names, work.taken, source)
-    body = None
+    body, taken = None, None
     if (written := request_body(document, operation, listed)) is not None:
         around = Surroundings(document, work.taken, source, operation.method)
         body, more = body_slots(around, written, names)
         slots.extend(more)
+        taken = chosen_content(written).schema
     contents = answers(document, operation)
     http = HttpOperation(
         method=operation.method,
@@ -236,35 +240,22 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
         accept=_accept(contents),
         idempotency_header=source.idempotency_header,
     )
-    schema = _input_schema(work, slots)
-    return _Plan(operation, http, schema, _answer(work, contents), _keywords(operation, slots))
+    lookups = look_ups(document, slots, taken) if work.marks.microsoft else b""
+    if lookups:
+        slots = [with_hint(document, slot) for slot in slots]
+    return _Plan(
+        operation=operation,
+        http=http,
+        schema=_input_schema(work, slots),
+        answer=_answer(work, contents),
+        keywords=_keywords(operation, slots),
+        lookups=lookups,
+        security=required_credentials(document, operation),
+    )
 
 
 def _is_provided(work: _Work, given: Input) -> bool:
-    return (given.place, _header_folded(given.place, given.name)) in work.provided
-
-
-def _provided_by_auth(document: Document, source: Source) -> frozenset[tuple[str, str]]:
-    """The parameters that carry the connection's own credentials: never anyone's to fill in."""
-    if source.auth_type == "none":
-        return frozenset()
-    found = {(source.auth_in or "", source.auth_name or "")}
-    root = document.root
-    schemes = root.get(
-        "securityDefinitions", mapping(root.get("components")).get("securitySchemes")
-    )
-    for written in mapping(schemes).values():
-        try:
-            scheme = resolved(document, written)
-        except Unusable:
-            continue
-        if scheme.get("type") == "apiKey":
-            found.add((text_of(scheme.get("in")), text_of(scheme.get("name"))))
-    return frozenset((place, _header_folded(place, name)) for place, name in found)
-
-
-def _header_folded(place: str, name: str) -> str:
-    return name.lower() if place == "header" else name
+    return (given.place, folded(given.place, given.name)) in work.provided
 
 
 def _input_schema(work: _Work, slots: Sequence[Slot]) -> bytes:
@@ -339,11 +330,19 @@ def _tool(plan: _Plan, name: str, source: Source) -> Tool:
         input_schema=plan.schema,
         entry=entry,
         tokens=token_cost(entry),
-        fingerprint=fingerprint(source, plan.http, access, description, plan.schema),
+        fingerprint=_fingerprint(plan, source, access, description),
         http=plan.http,
         output_schema=plan.answer,
         keywords=plan.keywords,
+        security=plan.security,
+        lookups=plan.lookups,
     )
+
+
+def _fingerprint(plan: _Plan, source: Source, access: Access, description: str) -> str:
+    """Another credential is another tool to whoever approved it."""
+    plain = fingerprint(source, plan.http, access, description, plan.schema)
+    return digest(f"{plain} {plan.security}".encode()) if plan.security else plain
 
 
 def _entry(

@@ -61,17 +61,15 @@ def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> byte
     text = orjson.dumps(schema)
     definitions: dict[str, bytes] = {}
     waiting, used = deque(refs), len(text)
-    while waiting:
+    while waiting and used <= MAX_OUTPUT:
         name = waiting.popleft()
         if name in definitions:
             continue
         definition = schemas.definition(name)
         definitions[name] = definition.text
         used += len(definition.text)
-        if used > MAX_OUTPUT:
-            return None
         waiting.extend(definition.refs)
-    return _joined(text, definitions) if isinstance(schema, dict) else text
+    return _joined(text, definitions) if used <= MAX_OUTPUT else None
 
 
 def compiles(text: bytes) -> bool:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import orjson
 
@@ -172,7 +173,7 @@ class Schemas:
     def _register(self, reference: str, target: Any) -> str:
         key = id(target)
         if key not in self._names_of_targets:
-            last = reference.rsplit("/", 1)[-1].replace("~1", "_").replace("~0", "_")
+            last = unquote(reference.rsplit("/", 1)[-1]).replace("~1", "_").replace("~0", "_")
             wanted = _UNSAFE_NAME.sub("_", last)[:64] or "schema"
             name, turn = wanted, 1
             while name in self._targets:

@@ -1,0 +1,81 @@
+"""What a definition says about credentials, next to what the connection itself provides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.connectors.openapi.document import (
+    Document,
+    Operation,
+    Unusable,
+    mapping,
+    resolved,
+    sequence,
+    text_of,
+)
+from gateway.connectors.text import cut
+from gateway.model import Source
+
+MAX_ALTERNATIVES = 20
+MAX_SECURITY = 1_000  # characters of the canonical spelling
+
+
+def provided_by_auth(document: Document, source: Source) -> frozenset[tuple[str, str]]:
+    """Place and name of what carries the connection's own credentials: nobody's to fill in."""
+    if source.auth_type == "none":
+        return frozenset()
+    found = {(source.auth_in or "", source.auth_name or "")}
+    for scheme in (_scheme(document, name) for name in _schemes(document)):
+        if scheme.get("type") == "apiKey":
+            found.add((text_of(scheme.get("in")), text_of(scheme.get("name"))))
+    return frozenset((place, folded(place, name)) for place, name in found)
+
+
+def folded(place: str, name: str) -> str:
+    """The name as it is compared: headers know no case."""
+    return name.lower() if place == "header" else name
+
+
+def required_credentials(document: Document, operation: Operation) -> str:
+    """The credentials an operation asks for, always spelled the same: a change is a risk."""
+    own = operation.raw.get("security")
+    listed = own if isinstance(own, list) else document.root.get("security")
+    known = document.found.get(f"security {id(listed)}")
+    if known is None:
+        alternatives = sequence(listed)[:MAX_ALTERNATIVES]
+        spelled = sorted({_spelled(document, mapping(each)) for each in alternatives})
+        known = cut(" or ".join(spelled), MAX_SECURITY)
+        document.found[f"security {id(listed)}"] = known
+    return str(known)
+
+
+def _spelled(document: Document, requirement: Mapping[str, Any]) -> str:
+    names = sorted(requirement)[:MAX_ALTERNATIVES]
+    return " and ".join(_words(_scheme(document, name)) for name in names) or "none"
+
+
+def _words(scheme: Mapping[str, Any]) -> str:
+    parts = [text_of(scheme.get(key)) for key in ("type", "scheme", "in", "name")]
+    return " ".join([part for part in parts if part] + sorted(_addresses(scheme)))
+
+
+def _addresses(scheme: Mapping[str, Any]) -> Iterator[str]:
+    """Where tokens come from: an address that changed would get the client's secret."""
+    for each in (scheme, *mapping(scheme.get("flows")).values()):
+        for key in ("tokenUrl", "authorizationUrl", "openIdConnectUrl"):
+            if address := text_of(mapping(each).get(key)):
+                yield cut(address, 200)
+
+
+def _schemes(document: Document) -> Mapping[str, Any]:
+    root = document.root
+    components = mapping(root.get("components"))
+    return mapping(root.get("securityDefinitions")) or mapping(components.get("securitySchemes"))
+
+
+def _scheme(document: Document, name: str) -> Mapping[str, Any]:
+    try:
+        return resolved(document, _schemes(document).get(name))
+    except Unusable:
+        return {}

@@ -1,0 +1,248 @@
+"""Schemas of every dialect become JSON Schema 2020-12 that compiles, bundles and ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+
+from gateway.connectors.openapi.bundle import INPUT_BUDGET
+from gateway.connectors.openapi.schema import MAX_WEIGHT
+from gateway.model import Problem
+from tests.definitions import Json, built, only_tool, openapi, operation, schema_of
+
+STRING = {"type": "string"}
+
+
+def _definition(schema: Any, version: str = "3.0.3", **schemas: Any) -> Json:
+    """A definition whose one tool takes `p` with this schema."""
+    parameters = [{"name": "p", "in": "query", "schema": schema}]
+    return openapi(
+        {"/a": {"get": operation(parameters=parameters)}},
+        version,
+        components={"schemas": schemas},
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "translated"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        (
+            {"type": "string", "enum": ["a"], "nullable": True},
+            {"type": ["string", "null"], "enum": ["a", None]},
+        ),
+        (
+            {"allOf": [STRING], "nullable": True, "description": "x"},
+            {"anyOf": [{"allOf": [STRING]}, {"type": "null"}], "description": "x"},
+        ),
+        (
+            {"type": "integer", "minimum": 1, "exclusiveMinimum": True},
+            {"type": "integer", "exclusiveMinimum": 1},
+        ),
+        ({"maximum": 9, "exclusiveMaximum": False}, {"maximum": 9}),
+        ({"type": "file"}, {"type": "string", "contentEncoding": "base64"}),
+        ({"type": "string", "enum": [1, 2.5, "x"]}, {"type": "string", "enum": ["1", "2.5", "x"]}),
+        ({"type": "any"}, {}),
+        ({"type": ["string", "text"]}, {}),
+        ({"type": "string", "example": "x", "examples": ["y"], "xml": {}}, STRING),
+        ({"type": "string", "required": True, "minLength": "3", "maxLength": -1}, STRING),
+        ({"type": "string", "maxLength": 10.0}, {"type": "string", "maxLength": 10}),
+        ({"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "pattern": "^[a-z]+$"}),
+        ({"type": "string", "pattern": "(?=a)(b"}, STRING),
+        ({"items": [STRING, STRING]}, {"prefixItems": [STRING, STRING]}),
+        (
+            {"oneOf": [STRING, {"type": "integer"}], "discriminator": {"propertyName": "x"}},
+            {"oneOf": [STRING, {"type": "integer"}]},
+        ),
+        ({"default": "x", "format": "date"}, {"default": "x", "format": "date"}),
+        (
+            {
+                "type": "object",
+                "required": ["a", "b", "b"],
+                "properties": {"a": {"type": "string", "readOnly": True}, "b": STRING},
+            },
+            {"type": "object", "required": ["b"], "properties": {"b": STRING}},
+        ),
+        (
+            {"type": "string", "title": "P", "x-ms-summary": "Shown", "description": "d\u200be"},
+            {"type": "string", "title": "Shown", "description": "de"},
+        ),
+        (
+            {"enum": ["a"], "x-ms-enum-values": [{"value": "a", "displayName": "Apple"}]},
+            {"enum": ["a"], "description": "Values: a = Apple."},
+        ),
+        (True, True),
+        ("nonsense", {}),
+    ],
+)
+def test_dialects_become_one(written: Any, translated: Any) -> None:
+    assert schema_of(only_tool(_definition(written)))["properties"]["p"] == translated
+
+
+def test_long_descriptions_of_inputs_are_cut() -> None:
+    tool = only_tool(_definition({"description": "word " * 200}))
+
+    assert len(schema_of(tool)["properties"]["p"]["description"]) <= 256
+
+
+@pytest.mark.parametrize(
+    ("version", "translated"),
+    [
+        ("3.0.3", {"$ref": "#/$defs/S", "description": "d"}),
+        ("3.1.0", {"$ref": "#/$defs/S", "description": "d", "maxLength": 3}),
+    ],
+)
+def test_what_stands_beside_a_reference_counts_from_3_1_on(version: str, translated: Json) -> None:
+    written = {"$ref": "#/components/schemas/S", "description": "d", "maxLength": 3}
+    tool = only_tool(_definition(written, version, S=STRING))
+
+    assert schema_of(tool)["properties"]["p"] == translated
+
+
+def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
+    tree = {
+        "type": "object",
+        "properties": {
+            "left": {"$ref": "#/components/schemas/My%20Tree"},
+            "leaf": {"$ref": "#/components/schemas/Leaf"},
+        },
+    }
+    written = {"type": "array", "items": {"$ref": "#/components/schemas/My Tree"}}
+    tool = only_tool(_definition(written, **{"My Tree": tree, "Leaf": STRING, "Unused": STRING}))
+
+    schema = schema_of(tool)
+    assert schema["properties"]["p"]["items"] == {"$ref": "#/$defs/My_Tree"}
+    assert sorted(schema["$defs"]) == ["Leaf", "My_Tree"]
+    assert schema["$defs"]["My_Tree"]["properties"]["left"] == {"$ref": "#/$defs/My_Tree"}
+
+
+def test_definitions_of_one_name_are_kept_apart() -> None:
+    written = {
+        "anyOf": [
+            {"$ref": "#/components/schemas/S"},
+            {"$ref": "#/components/schemas/Other/properties/S"},
+        ]
+    }
+    tool = only_tool(_definition(written, S=STRING, Other={"properties": {"S": {"type": "null"}}}))
+
+    assert schema_of(tool)["$defs"] == {"S": STRING, "S_2": {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("#/components/schemas/None", "reference leads nowhere: #/components/schemas/None"),
+        ("http://127.0.0.1:1/x", "reference to another document is not followed: "),
+        ("file:///etc/hostname", "reference to another document is not followed: "),
+        ("#/info/title", "reference leads to something that is no schema: #/info/title"),
+        ("#/components/schemas/Loop", "references lead to each other in a circle"),
+    ],
+)
+def test_a_broken_reference_opens_one_place_and_says_so(reference: str, message: str) -> None:
+    loop = {"$ref": "#/components/schemas/Loop"}
+    build = built(_definition({"$ref": reference, "description": "d"}, Loop=loop))
+
+    (tool,) = build.tools
+    (problem,) = build.problems
+    assert schema_of(tool)["properties"]["p"] == {"description": "d"}
+    assert (problem.severity, problem.where) == ("warning", "GET /a")
+    assert problem.message.startswith(message)
+
+
+def test_circles_on_one_level_are_opened_where_they_close() -> None:
+    tool = only_tool(
+        _definition(
+            {"$ref": "#/components/schemas/A"},
+            A={"allOf": [{"$ref": "#/components/schemas/B"}], "type": "object"},
+            B={"anyOf": [{"$ref": "#/components/schemas/A"}, STRING]},
+        )
+    )
+
+    validator = jsonschema_rs.Draft202012Validator(schema_of(tool))
+    assert validator.is_valid({"p": {}})
+    assert not validator.is_valid({"p": "text"})
+
+
+def test_fan_out_on_one_level_is_bounded() -> None:
+    doubled = {
+        f"S{n}": {"allOf": [{"$ref": f"#/components/schemas/S{n + 1}"}] * 2} for n in range(40)
+    }
+    build = built(_definition({"$ref": "#/components/schemas/S0"}, **doubled, S40=STRING))
+
+    (tool,) = build.tools
+    assert any("without end" in problem.message for problem in build.problems)
+    assert jsonschema_rs.Draft202012Validator(schema_of(tool)).is_valid({"p": "x"})
+    assert len(tool.input_schema) < 40 * MAX_WEIGHT
+
+
+def test_past_the_budget_deeper_definitions_are_left_open() -> None:
+    properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(20)}
+    chain = {
+        f"S{n}": {
+            "type": "object",
+            "description": f"Level {n}",
+            "properties": {**properties, "next": {"$ref": f"#/components/schemas/S{n + 1}"}},
+        }
+        for n in range(9)
+    }
+    tool = only_tool(_definition({"$ref": "#/components/schemas/S0"}, **chain, S9=STRING))
+
+    schema = schema_of(tool)
+    assert len(tool.input_schema) < INPUT_BUDGET + 1_000
+    assert list(schema["$defs"]) == ["S0", "S1", "S2", "S3"]
+    assert schema["$defs"]["S3"] == {"type": "object", "description": "Level 3"}
+
+
+def test_an_inline_body_that_is_too_large_loses_its_deepest_levels() -> None:
+    def nested(levels: int) -> Json:
+        below = {f"n{n}": nested(levels - 1) for n in range(4)} if levels else {}
+        return {"type": "object", "description": "d" * 100, "properties": {"a": STRING, **below}}
+
+    body = {"content": {"application/json": {"schema": nested(5)}}}
+    build = built(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+    (tool,) = build.tools
+    assert len(tool.input_schema) <= INPUT_BUDGET
+    assert sorted(schema_of(tool)["properties"]) == ["a", "n0", "n1", "n2", "n3"]
+    assert build.problems == (
+        Problem(
+            "info",
+            "POST /a",
+            "its inputs are too large to list whole; the deepest levels are left open",
+        ),
+    )
+
+
+def test_answers_keep_what_is_read_only_and_lose_what_is_write_only() -> None:
+    answer = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string", "readOnly": True},
+            "secret": {"type": "string", "writeOnly": True},
+        },
+    }
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/A"}}}
+    responses = {"201": {"description": "ok", "content": content}}
+    tool = only_tool(
+        openapi(
+            {"/a": {"post": operation(responses=responses)}}, components={"schemas": {"A": answer}}
+        )
+    )
+
+    assert tool.output_schema is not None
+    assert orjson.loads(tool.output_schema) == {
+        "$ref": "#/$defs/A",
+        "$defs": {"A": {"type": "object", "properties": {"id": STRING}}},
+    }
+
+
+def test_an_answer_that_is_too_large_has_no_schema() -> None:
+    properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(400)}
+    content = {"application/json": {"schema": {"type": "object", "properties": properties}}}
+    responses = {"200": {"description": "ok", "content": content}}
+    tool = only_tool(openapi({"/a": {"get": operation(responses=responses)}}))
+
+    assert tool.output_schema is None

@@ -1,0 +1,91 @@
+"""One base URL out of everything that may say where an API is."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.model import Problem
+from tests.definitions import SOURCE, Json, built, openapi, operation, skip_reasons, swagger
+
+PATHS = {"/a": {"get": operation()}}
+
+
+@pytest.mark.parametrize(
+    ("definition", "location", "base_url"),
+    [
+        ({"servers": [{"url": "https://a.example/v1/"}]}, "", "https://a.example/v1"),
+        (
+            {
+                "servers": [
+                    {
+                        "url": "https://{region}.a.example:{port}",
+                        "variables": {"region": {"default": "eu"}, "port": {"enum": ["8443"]}},
+                    }
+                ]
+            },
+            "",
+            "https://eu.a.example:8443",
+        ),
+        ({"servers": [{"url": "/v2"}]}, "https://b.example/x/spec.json", "https://b.example/v2"),
+        ({"servers": [{"url": "v2"}]}, "https://b.example/x/spec.json", "https://b.example/x/v2"),
+        ({"servers": []}, "https://b.example/x/spec.json", "https://b.example"),
+        (
+            {"servers": [{"url": "wss://a.example"}, {"url": "http://c.example"}]},
+            "",
+            "http://c.example",
+        ),
+        ({"servers": [{"url": "https://user:pw@a.example"}]}, "", ""),
+        ({"servers": [{"url": "https://{unknown}.example"}]}, "", ""),
+        ({"servers": [{"url": "/v2"}]}, "specs/shop.json", ""),
+        ({"servers": "nonsense"}, "", ""),
+    ],
+)
+def test_servers_of_openapi_3(definition: Json, location: str, base_url: str) -> None:
+    build = built({**openapi(PATHS), **definition}, location=location)
+
+    assert build.base_url == base_url
+
+
+@pytest.mark.parametrize(
+    ("definition", "location", "base_url"),
+    [
+        ({"schemes": ["http", "https"]}, "", "https://api.shop.example/v1"),
+        ({"schemes": ["http"]}, "", "http://api.shop.example/v1"),
+        ({"schemes": ["wss"]}, "", ""),
+        ({"basePath": "/"}, "", "https://api.shop.example"),
+        ({"host": ""}, "https://b.example/spec", "https://b.example/v1"),
+        ({"host": ""}, "", ""),
+    ],
+)
+def test_hosts_of_swagger(definition: Json, location: str, base_url: str) -> None:
+    build = built({**swagger(PATHS), **definition}, location=location)
+
+    assert build.base_url == base_url
+
+
+def test_a_definition_without_a_server_says_so_and_has_no_tools() -> None:
+    build = built(openapi(PATHS, servers=[]), location="")
+
+    assert build.tools == ()
+    assert skip_reasons(build) == {"act": "no server: the definition does not say where the API is"}
+    assert build.problems == (
+        Problem("warning", "servers", "no base URL; give base_url in the configuration"),
+    )
+
+
+def test_an_operations_own_server_wins_unless_one_is_configured() -> None:
+    paths = {
+        "/a": {
+            "servers": [{"url": "https://path.example"}],
+            "get": operation(operationId="a"),
+            "post": operation(operationId="b", servers=[{"url": "https://own.example"}]),
+        },
+        "/c": {"get": operation(operationId="c")},
+    }
+
+    def urls(**changes: str) -> list[str]:
+        tools = built(openapi(paths), SOURCE, **changes).tools
+        return [tool.http.base_url for tool in tools if tool.http is not None]
+
+    assert urls() == ["https://path.example", "https://own.example", "https://api.shop.example/v1"]
+    assert urls(base_url="http://127.0.0.1:1/") == ["http://127.0.0.1:1"] * 3
