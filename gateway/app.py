@@ -43,6 +43,7 @@ from gateway.errors import UpstreamFailed
 from gateway.invoke.call import Invoker, Senders
 from gateway.invoke.http import HttpSender
 from gateway.invoke.prepared import PreparedConnections
+from gateway.reload import watch
 from gateway.store.database import Database
 from gateway.store.ids import new_id
 from gateway.store.secrets import check_seal, load_seal
@@ -157,7 +158,8 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         app = _assembled(settings, place, gateway, seal, egress)
         for task in await _first_look(catalog):
             stack.push_async_callback(_ended, task)
-        stack.push_async_callback(_ended, asyncio.create_task(catalog.poll()))
+        for work in (catalog.poll(), _watch(settings, place, app, egress)):
+            stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
 
 
@@ -203,6 +205,23 @@ def _assembled(
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
     rest = RestApi(gateway, identity, rest_catalog.ROUTES)
     return App(gateway, mcp, health, identity, rules, bookshop(), rest)
+
+
+async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> None:
+    """Applies edits of config.toml for as long as the gateway runs."""
+    catalog = app.gateway.catalog
+
+    async def apply(edited: Settings) -> None:
+        egress.allow(edited.network.allow)
+        pending = await catalog.apply(edited)
+        # No await between the swap and this: policy and identity change together.
+        app.identity.settings = auth_settings(edited, place.public_url(edited))
+        await catalog.refresh(pending, by="config.toml")
+
+    def report(problem: str | None) -> None:
+        app.health.config_problem = problem
+
+    await watch(place.config, settings, apply, report)
 
 
 async def _first_look(catalog: Catalog) -> list[asyncio.Task[Any]]:

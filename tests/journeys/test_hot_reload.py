@@ -172,7 +172,9 @@ async def test_a_definition_that_cannot_be_read_is_refused_and_nothing_changes(
 ) -> None:
     before = gateway.app.gateway.snapshot
     async with Client(gateway.mcp) as client:
-        result = await client.call_tool("put_connection", {"name": "x", "kind": "openapi", **values})
+        result = await client.call_tool(
+            "put_connection", {"name": "x", "kind": "openapi", **values}
+        )
     assert result.is_error
     assert result.structured_content is not None
     error = result.structured_content["error"]

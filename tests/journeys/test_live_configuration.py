@@ -1,0 +1,86 @@
+"""An edit of config.toml on disk: applied, refused once, or named as needing a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from mcp.client.client import Client
+
+from tests.conftest import OPEN, GatewayMaker, Running
+from tests.peers import provider, until
+
+
+def edit(config: Path, text: str) -> None:
+    """Replaces the file the way editors do: another file is renamed over it."""
+    beside = config.with_suffix(".new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(config)
+
+
+async def health(gateway: Running) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as http, http.get(f"{gateway.url}/health") as answer:
+        report: dict[str, Any] = await answer.json()
+        return report
+
+
+async def test_a_connection_written_into_the_file_has_tools(gateway: Running) -> None:
+    async with provider() as peer:
+        edit(
+            gateway.config, f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
+        )
+        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
+        edit(gateway.config, OPEN)
+        await until(lambda: "shop" not in gateway.app.gateway.snapshot.connections)
+
+
+async def test_a_narrowed_connection_narrows_without_asking_its_server(gateway: Running) -> None:
+    async with provider() as peer:
+        table = f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
+        edit(gateway.config, table)
+        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
+    edit(gateway.config, table + 'blocklist = ["/items"]\n')
+    await until(lambda: "shop_get_items" not in gateway.app.gateway.snapshot.tools)
+
+
+async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(gateway: Running) -> None:
+    before = gateway.app.gateway.snapshot
+    edit(gateway.config, OPEN + "\n[limits]\ncall_timeout = 3\n")
+    await until(lambda: gateway.app.health.config_problem is not None)
+    assert gateway.app.gateway.snapshot is before
+    report = await health(gateway)
+    assert report["status"] == "degraded"
+    assert "limits.call_timeout: unknown key" in report["config_problem"]
+    edit(gateway.config, OPEN)
+    await until(lambda: gateway.app.health.config_problem is None)
+
+
+async def test_a_key_that_is_read_at_start_is_named(gateway: Running) -> None:
+    edit(gateway.config, OPEN + "\n[server]\nshutdown_seconds = 7\n")
+    await until(lambda: gateway.app.health.config_problem is not None)
+    assert gateway.app.health.config_problem == "needs a restart: server.shutdown_seconds"
+
+
+async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> None:
+    principal = '[principals.{0}]\ntoken = "{0}-token-0123456789"\n'
+    gateway: Running = await make_gateway(principal.format("ann") + principal.format("bob"))
+    headers = {"Authorization": "Bearer ann-token-0123456789"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.get(f"{gateway.url}/api/v1/capabilities") as answer:
+            assert answer.status == 200
+        edit(gateway.config, principal.format("bob"))
+        await until(lambda: "ann" not in gateway.app.gateway.snapshot.settings.principals)
+        async with http.get(f"{gateway.url}/api/v1/capabilities") as answer:
+            assert answer.status == 401
+
+
+async def test_clients_stay_connected_through_an_edit(gateway: Running) -> None:
+    async with provider() as peer, Client(gateway.mcp, mode="legacy") as client:
+        await client.list_tools()
+        edit(
+            gateway.config, f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
+        )
+        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
+        result = await client.call_tool("shop_get_items", {"id": "1"})
+        assert result.structured_content == {"path": "/items/1", "method": "GET"}
