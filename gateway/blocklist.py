@@ -27,10 +27,10 @@ def blocked_by(patterns: Sequence[str], base_url: str, path: str) -> str | None:
     """The first pattern that forbids this path under this base URL, or None."""
     if not patterns:
         return None
-    readings = set(_readings(base_url, path))
+    readings = {"/" + "/".join(segments) for segments in _readings(base_url, path)}
     for pattern in patterns:
-        matches = _matcher(pattern)
-        if any(matches.match("".join(f"/{s}" for s in segments)) for segments in readings):
+        matches = _matcher(pattern).match
+        if any(map(matches, readings)):
             return pattern
     return None
 
@@ -65,16 +65,25 @@ def _decoded(text: str) -> str:
 
 def _readings(base_url: str, path: str) -> Iterator[Segments]:
     """Every normalised path that base URL and path together may come to mean."""
-    prefix = urlsplit(base_url).path
-    home = _normalised(prefix)
+    prefix, home = _prefix(base_url)
     for text in decodings(path):
         # A decoded `?` or `#` may or may not end the path.
-        for part in {text, re.split(r"[?#]", text, maxsplit=1)[0]}:
+        for part in {text, _END.split(text, maxsplit=1)[0]}:
             yield _normalised(part)
-            whole = _normalised(f"{prefix}/{part}")
-            yield whole
-            if home and whole[: len(home)] == home:
-                yield whole[len(home) :]
+            if home:
+                whole = _normalised(f"{prefix}/{part}")
+                yield whole
+                if whole[: len(home)] == home:
+                    yield whole[len(home) :]
+
+
+_END = re.compile(r"[?#]")
+
+
+@lru_cache(maxsize=1024)
+def _prefix(base_url: str) -> tuple[str, Segments]:
+    path = urlsplit(base_url).path
+    return path, _normalised(path)
 
 
 _INVISIBLE = {"Cc", "Cf"}

@@ -88,6 +88,7 @@ class Egress:
         self._tls: ssl.SSLContext | bool = tls or True
         self._threads: ThreadPoolExecutor | None = None
         self._pool: _Pool | None = None
+        self._retired: set[_Pool] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Egress:
@@ -104,10 +105,9 @@ class Egress:
 
     async def close(self) -> None:
         """Close every connection, at once."""
-        pool, self._pool = self._pool, None
-        if pool:
-            await pool.session.close()
-        await asyncio.gather(*self._closing)
+        pools = {self._pool, *self._retired} - {None}
+        self._pool = None
+        await asyncio.gather(*(pool.session.close() for pool in pools if pool), *self._closing)
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -116,14 +116,16 @@ class Egress:
         self._allowed = networks(rules)
         if self._pool:
             old, self._pool = self._pool, self._new_pool()
-            old.retired = True
+            self._retired.add(old)
             self._close_if_done(old)
 
     async def check(self, url: str) -> None:
         """Refuse a URL whose host resolves to no address that may be dialled."""
         target = self._located(url)
-        if target.literal or not self._threads:
+        if target.literal:
             return
+        if self._threads is None:
+            raise _not_open()
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 await Resolver(self._allowed, self._lookup, self._threads).resolve(
@@ -180,10 +182,10 @@ class Egress:
         self, request: Request, progress: _Progress, deadline: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The head of an answer. Leaving closes the connection unless the body was read out."""
-        target, headers = self._located(request.url), _sendable(request.headers)
+        target, headers = self._located(request.url), _sendable(request)
         pool = self._pool
         if pool is None:
-            raise Broken("internal", "The gateway is shutting down.")
+            raise _not_open()
         pool.users += 1
         try:
             response = await _sent(pool.session, request, target, headers, progress, deadline)
@@ -222,10 +224,15 @@ class Egress:
         return _Pool(session)
 
     def _close_if_done(self, pool: _Pool) -> None:
-        if pool.retired and pool.users == 0 and not pool.session.closed:
+        if pool in self._retired and pool.users == 0:
+            self._retired.discard(pool)
             task = asyncio.get_running_loop().create_task(pool.session.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+def _not_open() -> Broken:
+    return Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
 
 
 @dataclass(slots=True, eq=False)
@@ -234,7 +241,6 @@ class _Pool:
 
     session: aiohttp.ClientSession
     users: int = 0
-    retired: bool = False
 
 
 @dataclass(slots=True)
@@ -290,10 +296,15 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
-def _sendable(headers: Pairs) -> list[tuple[str, str]]:
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+def _sendable(request: Request) -> list[tuple[str, str]]:
     """The headers to send: a caller's, but for those that are ours, each checked for injection."""
+    if request.method not in _METHODS:
+        raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
     sendable = [("Accept-Encoding", ENCODINGS)]
-    for name, value in headers:
+    for name, value in request.headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise Fixable(
                 "invalid_arguments",
@@ -302,7 +313,7 @@ def _sendable(headers: Pairs) -> list[tuple[str, str]]:
             )
         if name.lower() not in _OWN_HEADERS:
             sendable.append((name, value))
-    if not any(name.lower() == "user-agent" for name, _ in headers):
+    if not any(name.lower() == "user-agent" for name, _ in request.headers):
         sendable.append(("User-Agent", USER_AGENT))
     return sendable
 

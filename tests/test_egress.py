@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.addresses import locate, networks, permitted
 from gateway.egress import Answer, Egress, NoAnswer, Request
-from gateway.errors import Fixable, GatewayError, Refused
+from gateway.errors import Broken, Fixable, GatewayError, Refused
 from gateway.no_answer import translated
 from tests.raw_server import Connection, always, answer, raw_server
 
@@ -89,6 +89,12 @@ async def test_header_that_would_inject_is_refused(egress: Egress, name: str, va
             Request("GET", "http://127.0.0.1:1/", ((name, value),)), deadline=5, max_bytes=1
         )
     assert refusal.value.code == "invalid_arguments"
+
+
+@pytest.mark.parametrize("method", ["", "get", "GET /x", "TRACE", "CONNECT", "G\r\nX: 1"])
+async def test_method_that_is_none_is_refused(egress: Egress, method: str) -> None:
+    with pytest.raises(Fixable):
+        await get(egress, "http://127.0.0.1:1/", method=method)
 
 
 async def test_large_body_arrives_whole(egress: Egress) -> None:
@@ -294,6 +300,27 @@ async def test_exchange_under_way_finishes_when_rules_change(egress: Egress) -> 
         egress.allow([])
         go.set()
         assert (await call).body == b"done"
+
+
+async def test_closing_ends_everything_also_what_is_under_way() -> None:
+    arrived = asyncio.Event()
+
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        arrived.set()
+        await connection.request()
+
+    async with raw_server(conversation) as server, asyncio.timeout(5):
+        egress = Egress(LOOPBACK)
+        await egress.start()
+        call = asyncio.create_task(get(egress, server.url))
+        await arrived.wait()
+        egress.allow(LOOPBACK)
+        await egress.close()
+        with pytest.raises(NoAnswer):
+            await call
+        with pytest.raises(Broken):
+            await get(egress, server.url)
 
 
 # --- redirects ------------------------------------------------------------------------------------

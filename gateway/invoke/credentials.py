@@ -22,6 +22,7 @@ import orjson
 from gateway.addresses import locate
 from gateway.egress import Answer, Egress, Request
 from gateway.errors import Refused, UpstreamFailed
+from gateway.invoke.request import with_headers
 
 TOKEN_SECONDS = 10.0
 MAX_TOKEN_BYTES = 262_144
@@ -71,9 +72,7 @@ def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     here, home = locate(request.url), locate(base_url)
     if (here.url.scheme, here.host, here.port) != (home.url.scheme, home.host, home.port):
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
-    names = {name.lower() for name, _ in grant.headers}
-    kept = tuple(pair for pair in request.headers if pair[0].lower() not in names)
-    return replace(request, url=_with_query(request.url, grant), headers=kept + grant.headers)
+    return with_headers(replace(request, url=_with_query(request.url, grant)), grant.headers)
 
 
 def _with_query(url: str, grant: Grant) -> str:

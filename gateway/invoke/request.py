@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -73,6 +74,13 @@ def with_query(url: str, query: Sequence[str]) -> str:
     return f"{url}{'&' if '?' in url else '?'}{'&'.join(query)}"
 
 
+def with_headers(request: Request, headers: Sequence[tuple[str, str]]) -> Request:
+    """The request with these headers in place of any it had by the same names."""
+    names = {name.lower() for name, _ in headers}
+    kept = tuple(pair for pair in request.headers if pair[0].lower() not in names)
+    return replace(request, headers=(*kept, *headers))
+
+
 def _value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
     given = arguments.get(parameter.argument) if parameter.argument is not None else None
     return parameter.constant if given is None else given
@@ -95,6 +103,8 @@ def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
 
 def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[str, Any]) -> str:
     """One segment of the path; most have no variable, a few have several."""
+    if "{" not in template:
+        return quote(template, safe=_TEMPLATE_SAFE)
     texts = _VARIABLE.split(template)
     variables = [known.get(name) or Parameter(name, "path", name) for name in texts[1::2]]
     plain, sent = texts.copy(), [quote(text, safe=_TEMPLATE_SAFE) for text in texts]
@@ -103,8 +113,7 @@ def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[s
         encode = _percent_twice if variable.double_encoded else percent
         plain[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, str)
         sent[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, encode)
-    if variables:
-        _check_segment(", ".join(map(_argument, variables)), "".join(plain))
+    _check_segment(", ".join(map(_argument, variables)), "".join(plain))
     return "".join(sent)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.egress import Egress, Request
 from gateway.errors import Fixable, Refused
-from gateway.invoke.request import build_request
+from gateway.invoke.request import build_request, with_headers
 from gateway.model import Body, HttpOperation, Parameter
 from tests.raw_server import always, answer, raw_server
 
@@ -91,6 +91,7 @@ def test_request_holds_every_argument_in_its_place() -> None:
         ("/a/{x}", {"p": 1}, "/a/p,1"),
         ("/a b/%7Eü/{x}", "b", "/a%20b/%7E%C3%BC/b"),
         ("/a/{x}#f", "b", "/a/b%23f"),
+        ("/a/{{x}", "b", "/a/%7Bb"),
     ],
 )
 def test_path_value_is_encoded_and_the_template_is_not(path: str, value: Any, sent: str) -> None:
@@ -300,6 +301,11 @@ def test_query_comes_back_as_it_went_in(values: dict[str, Any]) -> None:
         for item in (values[name] if isinstance(values[name], list) else [values[name]])
     ]
     assert parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)) == expected
+
+
+def test_configured_header_takes_the_place_of_one_of_the_same_name() -> None:
+    request = Request("GET", BASE, (("Accept", "a/b"), ("x", "1")))
+    assert with_headers(request, [("accept", "c/d")]).headers == (("x", "1"), ("accept", "c/d"))
 
 
 # --- on the wire ----------------------------------------------------------------------------------
