@@ -1,7 +1,7 @@
 """The words of names, paths and questions, brought to a common form: the language side of search.
 
 Identifiers fall into words at underscores, dashes, slashes and changes of case; accents and case
-are folded; plurals become singular (`word`). What is left of a word without its ending (`stem`)
+are folded; plurals become singular. What is left of a word without its ending (`stem`)
 ties `inviting` to `invitation`; the thesaurus ties what people say to what APIs call it. It holds
 everyday English only, no product's vocabulary: a rule that helps one question alone has no place
 here.
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 MAX_WORD = 40
+MAX_REMEMBERED = 16_384  # words: more than the definitions of ten thousand tools have
 _SPLIT_CASE = re.compile(  # inside `sendEmail` and `HTTPServer`, not in `URLs`
     r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?![a-z]))[a-z])"
 )
@@ -30,7 +31,7 @@ STOP = frozenset(
 )
 
 # Words that say little about what is asked for, though few tools have them.
-WEAK = frozenset("my me mine own current all every everything new now today please".split())
+WEAK = frozenset("my me mine own current all every everything new now today".split())
 
 UNDO = frozenset(("undo", "stop", "remov", "delet", "cancel", "revert"))  # stems
 
@@ -48,7 +49,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ("fill in", "fill"),
     ("sign up", "register"),
     ("log in", "login"),
-    ("logged in", "login authenticated"),
+    ("logged in", "authenticated"),
     ("sign in", "login"),
     ("who am i", "current authenticated user"),
     ("out of office", "automatic reply"),
@@ -135,7 +136,7 @@ _GROUPS = (
     "job position vacancy opening",
     "follow watch subscribe",
     "conversation thread channel",
-    "spreadsheet worksheet sheet excel",
+    "spreadsheet worksheet sheet",
     "row record entry item",
     "project board plan",
     "preview draft",
@@ -178,7 +179,7 @@ def question_words(question: str) -> list[str]:
     return [word[:MAX_WORD] for word in padded.split()]
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=MAX_REMEMBERED)
 def singular(word: str) -> str:
     """`repositories` → `repository`, `statuses` → `status`, `people` → `person`."""
     if word in _IRREGULAR:
@@ -192,7 +193,7 @@ def singular(word: str) -> str:
     return word[:-1]
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=MAX_REMEMBERED)
 def stem(word: str) -> str:
     """What `invite`, `inviting` and `invitation` share: good for comparing, not for reading."""
     base = _without_ending(singular(word))
@@ -222,6 +223,7 @@ _ENDINGS: tuple[tuple[str, str, int], ...] = (
     ("ing", "", 3),
     ("ed", "", 3),
     ("al", "", 5),
+    ("ee", "", 5),
     ("er", "", 6),
     ("or", "", 7),
 )
@@ -236,18 +238,24 @@ def _without_ending(word: str) -> str:
     return word
 
 
+_NOT_DECOMPOSED = str.maketrans(
+    {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i"}
+    | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ß": "ss"}
+)
+
+
 def _folded(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text)
+    decomposed = unicodedata.normalize("NFKD", text).translate(_NOT_DECOMPOSED)
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
 
 
-def _thesaurus() -> Mapping[str, frozenset[str]]:
+def _thesaurus() -> Mapping[str, tuple[str, ...]]:
     near: dict[str, set[str]] = {}
     for group in _GROUPS:
         members = group.split()
         for member in members:
             near.setdefault(stem(member), set()).update(members)
-    return {key: frozenset(words) for key, words in near.items()}
+    return {key: tuple(sorted(words)) for key, words in near.items()}  # the same on every start
 
 
 SYNONYMS = _thesaurus()

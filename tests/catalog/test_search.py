@@ -148,5 +148,6 @@ def test_any_text_is_a_question_and_stays_within_what_is_allowed(
 
 @given(st.sampled_from(TOOLS))
 def test_every_tool_is_found_by_its_own_name_and_title(tool: Tool) -> None:
-    assert tool.name in INDEX.search(tool.name, allowed=NAMES, limit=3)
+    assert INDEX.search(f" {tool.name}\n", allowed=NAMES, limit=1) == [tool.name]
+    assert INDEX.search(tool.operation or "", allowed=NAMES, limit=1) == [tool.name]
     assert tool.name in INDEX.search(f"{tool.connection} {tool.title}", allowed=NAMES, limit=5)

@@ -16,7 +16,7 @@ from gateway.catalog.words import MAX_WORD, question_words, singular, split_word
         ("users/list-repos_for.org", ["user", "list", "repo", "for", "org"]),
         ("/v1/charges/{charge}/refunds", ["v1", "charge", "charge", "refund"]),
         ("HTTPServerURLs", ["http", "server", "url"]),
-        ("Brønnøysund é ﬁle", ["brønnøysund", "e", "file"]),
+        ("Brønnøysund Straße é ﬁle", ["bronnoysund", "strasse", "e", "file"]),
         ("ファイルを開く", ["ファイルを開く"]),
         ("", []),
     ],
@@ -55,7 +55,7 @@ def test_plural_becomes_singular(many: str, one: str) -> None:
         "subscribe subscribed subscription subscriber",
         "organization organisation organizations",
         "run runs running",
-        "assign assigned assignment",
+        "assign assigned assignment assignee assignees",
         "review reviewer reviewing reviews",
     ],
 )
