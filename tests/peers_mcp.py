@@ -249,11 +249,23 @@ async def scripted_peer(answer: Scripted) -> AsyncIterator[str]:
 
 
 class _Quiet(uvicorn.Server):
-    """One that leaves the process's signals alone and says when it is up."""
+    """One that leaves the process's signals alone, says when it is up, and ends at once."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self.enough = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.enough.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in tuple(self.server_state.connections):
+            connection.transport.close()
+        await self.lifespan.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -267,7 +279,10 @@ class _Quiet(uvicorn.Server):
 @asynccontextmanager
 async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
     """The base URL of an ASGI app served in this event loop; gone at the end, streams and all."""
-    listener = socket.create_server(("127.0.0.1", port))
+    # asyncio sends small packets at once only on sockets that say they are TCP.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     config = uvicorn.Config(
         app,
         log_level="critical",
@@ -282,8 +297,6 @@ async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
             await server.up.wait()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = True
-        for connection in tuple(server.server_state.connections):
-            connection.transport.close()
+        server.enough.set()
         async with asyncio.timeout(5):
             await asyncio.gather(task, return_exceptions=True)

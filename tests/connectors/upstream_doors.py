@@ -1,0 +1,75 @@
+"""What tests of upstreams share: a real way out, a quick pace, and an ear for changes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.connectors.upstream_answers import Headers, Streamed
+from gateway.connectors.upstream_link import Pace
+from gateway.connectors.upstream_sessions import Upstream, Upstreams
+from gateway.egress import Egress, Request
+
+STDIO_PEER = str(Path(__file__).parents[1] / "stdio_peer.py")
+QUICK = Pace(
+    first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, gather=0.01, spacing=0.05
+)
+
+
+def http(name: str, url: str, **changes: Any) -> Upstream:
+    return Upstream(name, "http", url=url, **{"timeout_seconds": 5.0, **changes})
+
+
+def stdio(name: str, *args: str, **changes: Any) -> Upstream:
+    fields = {"timeout_seconds": 5.0, "args": (STDIO_PEER, *args), **changes}
+    return Upstream(name, "stdio", command=sys.executable, **fields)
+
+
+@asynccontextmanager
+async def upstreams(*settings: Upstream, **options: Any) -> AsyncIterator[Upstreams]:
+    """Upstreams behind the gateway's real way out, at a quick pace."""
+    options.setdefault("pace", QUICK)
+    async with (
+        Egress(["127.0.0.1/32"]) as egress,
+        Upstreams(_Way(egress), **options) as ups,
+    ):
+        for one in settings:
+            ups.replace(one.name, one)
+        yield ups
+
+
+class _Way:
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    def __call__(
+        self, method: str, url: str, headers: Headers, body: bytes | None, deadline: float
+    ) -> AbstractAsyncContextManager[Streamed]:
+        return self._egress.open(Request(method, url, tuple(headers), body), deadline=deadline)
+
+
+class Told:
+    """Hears which upstreams changed."""
+
+    def __init__(self, ups: Upstreams) -> None:
+        self.names: list[str] = []
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        ups.on_tools_changed(self._hear)
+
+    def _hear(self, name: str) -> None:
+        self.names.append(name)
+        self._queue.put_nowait(name)
+
+    async def next(self, seconds: float = 2.0) -> str:
+        async with asyncio.timeout(seconds):
+            return await self._queue.get()
+
+
+def text_of(result: dict[str, Any]) -> str:
+    content = result["content"]
+    assert isinstance(content, list) and len(content) == 1
+    return str(content[0]["text"])
