@@ -41,7 +41,9 @@ from gateway.edge.rest import RestApi
 from gateway.egress import Egress, Request
 from gateway.errors import UpstreamFailed
 from gateway.invoke.call import Invoker, Senders
+from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
+from gateway.invoke.limits import Limits
 from gateway.invoke.prepared import PreparedConnections
 from gateway.reload import watch
 from gateway.store.database import Database
@@ -152,7 +154,11 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             demo={"demo": demo},
         )
         await catalog.load()
-        senders = Senders(HttpSender(egress, own_egress, db), _no_upstream_call)
+        credentials = Credentials(egress)
+        stack.push_async_callback(credentials.close)
+        limits = Limits(settings.limits.max_concurrent_calls)
+        http = HttpSender(egress, own_egress, credentials, limits, db)
+        senders = Senders(http, _no_upstream_call)
         invoker = Invoker(db, PreparedConnections(), senders, replica=new_id(time.time()))
         gateway = Gateway(catalog, invoker, db)
         app = _assembled(settings, place, gateway, seal, egress)

@@ -183,6 +183,8 @@ class Build:
     blocklist: tuple[str, ...] = ()  # the definition's own, beside the connection's
     rate_limit: RateLimit | None = None  # what the provider allows, unless configured
     auth_scheme: str | None = None  # the word before a token in Authorization; None: Bearer
+    auth_name: str | None = None  # what carries an API key, as the definition says
+    auth_in: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sends one HTTP operation: request, credentials, exchange, answer, result."""
+"""Sends one HTTP operation: request, credentials, limits around the exchange, answer, result."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from gateway.egress import Answer, Egress, Request
+from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.invoke.attempt import Attempt
+from gateway.invoke.credentials import Credentials, send_granted
+from gateway.invoke.limits import Limits, Outcome
 from gateway.invoke.output import HEAVY_BYTES, Shaped, shape
-from gateway.invoke.prepared import Prepared
+from gateway.invoke.prepared import Prepared, redactor_with
 from gateway.invoke.request import build_request
 from gateway.store.database import Database
 from gateway.store.results import LargeResult, save_result
@@ -22,58 +24,89 @@ RESULT_SECONDS = 3600.0
 class HttpSender:
     """Carries out calls whose target is an HTTP operation."""
 
-    def __init__(self, egress: Egress, own_egress: Egress, db: Database) -> None:
+    def __init__(
+        self,
+        egress: Egress,
+        own_egress: Egress,
+        credentials: Credentials,
+        limits: Limits,
+        db: Database,
+    ) -> None:
         self._egress = egress
         self._own_egress = own_egress
+        self._credentials = credentials
+        self._limits = limits
         self._db = db
 
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
         operation = attempt.tool.http
         assert operation is not None
-        arguments = {**attempt.arguments, **prepared.inject}
+        arguments = (
+            {**attempt.arguments, **prepared.inject} if prepared.inject else attempt.arguments
+        )
         request = build_request(operation, arguments, prepared.blocklist)
-        answer = await self._exchange(attempt, prepared, request)
-        attempt.upstream_status = answer.status
-        return await self._result(attempt, prepared, answer)
+        answer = await self.exchange(attempt, prepared, request, operation.base_url)
+        return await self.result(attempt, answer)
 
-    async def _exchange(self, attempt: Attempt, prepared: Prepared, request: Request) -> Answer:
+    async def exchange(
+        self, attempt: Attempt, prepared: Prepared, request: Request, base_url: str
+    ) -> Answer:
+        """One request of a connection, with its headers and credentials and within its limits."""
+        if prepared.headers:
+            request = replace(request, headers=(*request.headers, *prepared.headers))
+        principal = attempt.caller.principal.name
+        self._limits.take(prepared.name, principal, prepared.rate_limit)
+        async with self._limits.call(prepared.name) as outcome:
+
+            async def send(granted: Request) -> Answer:
+                return await self._send(attempt, prepared, granted, outcome)
+
+            answer, grant = await send_granted(
+                self._credentials, prepared.name, prepared.auth, request, base_url, send
+            )
+        attempt.redactor = redactor_with(prepared, grant)
+        attempt.upstream_status = answer.status
+        return answer
+
+    async def _send(
+        self, attempt: Attempt, prepared: Prepared, request: Request, outcome: Outcome
+    ) -> Answer:
         limits = attempt.snapshot.settings.limits
         egress = self._own_egress if attempt.state.origin == "demo" else self._egress
         seconds = prepared.settings.timeout_seconds or limits.call_timeout_seconds
-        request = replace(request, headers=(*request.headers, *prepared.headers))
-        return await egress.send(
-            request, deadline=seconds, max_bytes=max(MAX_ANSWER_BYTES, limits.max_output_bytes)
-        )
+        most = max(MAX_ANSWER_BYTES, limits.max_output_bytes)
+        try:
+            answer = await egress.send(request, deadline=seconds, max_bytes=most)
+        except NoAnswer as error:
+            if not outcome.may_retry(request.method, error):
+                outcome.failed()
+                raise
+            answer = await egress.send(request, deadline=seconds, max_bytes=most)
+        outcome.answered(answer.status, answer.header("retry-after"))
+        return answer
 
-    async def _result(self, attempt: Attempt, prepared: Prepared, answer: Answer) -> dict[str, Any]:
-        bound = attempt.snapshot.settings.limits.max_output_bytes
+    async def result(self, attempt: Attempt, answer: Answer) -> dict[str, Any]:
+        """The answer as a tool's result; a large one is kept for its caller to read in parts."""
         if len(answer.body) > HEAVY_BYTES:
-            shaped = await asyncio.to_thread(_shaped, answer, prepared, bound, attempt.id)
+            shaped = await asyncio.to_thread(_shaped, attempt, answer)
         else:
-            shaped = _shaped(answer, prepared, bound, attempt.id)
+            shaped = _shaped(attempt, answer)
         if shaped.oversized is not None:
-            await self._keep(attempt, shaped)
+            await self._keep(attempt, shaped, shaped.oversized)
         result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
         if shaped.structured is not None:
             result["structuredContent"] = shaped.structured
         return result
 
-    async def _keep(self, attempt: Attempt, shaped: Shaped) -> None:
-        assert shaped.oversized is not None
-        kept = LargeResult(
-            attempt.id,
-            attempt.caller.principal.name,
-            shaped.media_type,
-            shaped.oversized,
-            time.time() + RESULT_SECONDS,
-        )
-        await save_result(self._db, kept)
+    async def _keep(self, attempt: Attempt, shaped: Shaped, body: bytes) -> None:
+        owner, until = attempt.caller.principal.name, time.time() + RESULT_SECONDS
+        await save_result(self._db, LargeResult(attempt.id, owner, shaped.media_type, body, until))
 
 
-def _shaped(answer: Answer, prepared: Prepared, bound: int, result_id: str) -> Shaped:
-    redacted = replace(
-        answer,
-        body=prepared.redactor.bytes(answer.body),
-        headers=prepared.redactor.pairs(answer.headers),
-    )
-    return shape(redacted, max_output_bytes=bound, result_id=result_id)
+def _shaped(attempt: Attempt, answer: Answer) -> Shaped:
+    redactor = attempt.redactor
+    if redactor:
+        headers = redactor.pairs(answer.headers)
+        answer = replace(answer, body=redactor.bytes(answer.body), headers=headers)
+    bound = attempt.snapshot.settings.limits.max_output_bytes
+    return shape(answer, max_output_bytes=bound, result_id=attempt.id)

@@ -1,6 +1,7 @@
-"""What every call of a connection needs and none should work out again: made once a settings value.
+"""What every call of a connection needs and none should work out again: made once a connection.
 
-Headers, injected values, the paths that are forbidden, and which texts are secret.
+Headers, injected values, how it proves itself, how often it may be called, the paths that are
+forbidden, and which texts are secret.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Any
 from pydantic import SecretStr
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import Auth as AuthSettings
 from gateway.config.connection import BasicAuth, Connection
+from gateway.invoke.credentials import Auth, Grant, renewable
 from gateway.invoke.redact import Redactor, names_a_secret
+from gateway.model import Build, RateLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,12 @@ class Prepared:
 
     name: str
     settings: Connection
+    auth: Auth
     headers: tuple[tuple[str, str], ...]
     inject: Mapping[str, Any]
     blocklist: tuple[str, ...]
+    rate_limit: RateLimit | None
+    secrets: frozenset[str]
     redactor: Redactor
 
 
@@ -42,21 +49,39 @@ class PreparedConnections:
             return known[1]
         prepared = prepare(state)
         self._known[name] = (state, prepared)
+        for gone in self._known.keys() - snapshot.connections.keys():
+            del self._known[gone]
         return prepared
 
 
 def prepare(state: ConnectionState) -> Prepared:
     """What calls of this connection need."""
-    settings = state.settings
-    of_provider = state.build.blocklist if state.build else ()
+    settings, build = state.settings, state.build
+    limit = settings.rate_limit
+    secrets = frozenset(secrets_of(settings))
     return Prepared(
         state.name,
         settings,
+        auth_of(settings.auth, build),
         tuple(settings.headers.items()),
         settings.inject,
-        (*settings.blocklist, *of_provider),
-        Redactor(secrets_of(settings)),
+        (*settings.blocklist, *(build.blocklist if build else ())),
+        RateLimit(limit.requests, limit.window_seconds)
+        if limit
+        else (build.rate_limit if build else None),
+        secrets,
+        Redactor(secrets),
     )
+
+
+def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
+    """How a connection proves itself; what it leaves open, its definition says."""
+    values = {name: _plain(value) for name, value in settings if value is not None}
+    if build is not None and build.auth_scheme:
+        values["scheme"] = build.auth_scheme
+    if settings.type == "api-key" and build is not None:
+        values = {"name": build.auth_name, "place": build.auth_in or "header", **values}
+    return Auth(**values)
 
 
 def secrets_of(settings: Connection) -> set[str]:
@@ -64,8 +89,18 @@ def secrets_of(settings: Connection) -> set[str]:
     auth = settings.auth
     found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
     if isinstance(auth, BasicAuth):
-        found.add(f"{auth.username}:{auth.password.get_secret_value()}")
-        found.add(auth.username)
+        found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
     found |= {value for name, value in settings.headers.items() if names_a_secret(name)}
     found |= {value for value in settings.inject.values() if isinstance(value, str)}
     return {value for value in found if value}
+
+
+def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:
+    """What clears an answer of the connection's secrets and of the token it was asked with."""
+    if not renewable(prepared.auth) or not grant.secrets:
+        return prepared.redactor
+    return Redactor(prepared.secrets.union(grant.secrets))
+
+
+def _plain(value: Any) -> Any:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
