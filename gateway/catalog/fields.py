@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"\{[^{}]*\}")
 _SEPARATOR = " —"  # between summary and description
 
 
-def fields_of(tool: Tool) -> dict[str, list[str]]:
+def fields_of(tool: Tool) -> dict[str, tuple[str, ...]]:
     """The words of each field, stop words left out."""
     display, text = _parted(tool.description)
     lead, rest = _first_sentence(text.removeprefix(tool.title).lstrip(_SEPARATOR))
@@ -46,7 +46,7 @@ def fields_of(tool: Tool) -> dict[str, list[str]]:
         "connection": f"{tool.connection} {display}",
     }
     return {
-        field: [word for word in split_words(text) if word not in STOP]
+        field: tuple(word for word in split_words(text) if word not in STOP)
         for field, text in said.items()
     }
 
