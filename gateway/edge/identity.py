@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jwt
-from cachetools import LRUCache
 
 from gateway.config.settings import PrincipalSettings, Settings
 from gateway.edge.http_guard import Fields
@@ -93,7 +92,7 @@ class Identity:
 
     def _apply(self, settings: AuthSettings) -> None:
         self._settings = settings
-        self._remembered: LRUCache[bytes, _Remembered] = LRUCache(MAX_REMEMBERED)
+        self._remembered: dict[bytes, _Remembered] = {}
         self._hashes = tuple(
             (bytes.fromhex(digest), name) for name, digest in settings.token_hashes.items()
         )
@@ -115,6 +114,8 @@ class Identity:
         found = (
             self._known(digest) if self._settings.mode == "tokens" else await self._verify(token)
         )
+        if len(self._remembered) >= MAX_REMEMBERED:
+            self._remembered.pop(next(iter(self._remembered)))
         self._remembered[digest] = found
         return found.principal
 

@@ -7,6 +7,7 @@ its params are right, so a method that only one era has needs no word here.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ from gateway.edge.http_guard import (
     host_rules,
 )
 from gateway.edge.identity import Identity
-from gateway.edge.mcp_calls import Calls, Flight, Relay
+from gateway.edge.mcp_calls import Calls, Flight, Relay, Stopped
 from gateway.edge.mcp_messages import (
     Message,
     RpcError,
@@ -52,6 +53,7 @@ from gateway.model import Principal
 from gateway.policy.view import Scope
 
 MAX_NAME_ECHO = 256
+MAX_LOGGED_FRAMES = 4
 
 _log = structlog.get_logger(__name__)
 
@@ -161,13 +163,19 @@ async def answer(request: Request) -> bytes:
         raise method_not_found(message.method)
     try:
         return await method(request)
-    except RpcError:
+    except (RpcError, Stopped):
         raise
     except GatewayError as error:
         raise RpcError(INVALID_PARAMS, error.message) from error
     except Exception as error:
-        _log.exception("request_failed", method=message.method, error=type(error).__name__)
+        _log.error("request_failed", method=message.method, **failure(error))
         raise internal_error() from error
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """What the log says of an unexpected error: its kind and place, not its words or values."""
+    frames = traceback.format_tb(error.__traceback__)[-MAX_LOGGED_FRAMES:]
+    return {"error": type(error).__name__, "trace": "".join(frames)}
 
 
 async def _ping(request: Request) -> bytes:

@@ -40,7 +40,7 @@ from gateway.edge.mcp_messages import (
     internal_error,
     read_json,
 )
-from gateway.edge.mcp_requests import Core, EdgeSettings, Exchange
+from gateway.edge.mcp_requests import Core, EdgeSettings, Exchange, failure
 from gateway.edge.sessions import Ended, Seal, Sessions
 from gateway.edge.surface import CallContext, ListedView, Surface
 from gateway.errors import GatewayError, Unauthenticated
@@ -93,7 +93,7 @@ class McpEndpoint:
         except ConnectionError:
             return  # the client left in the middle of its own request
         except Exception as error:
-            _log.exception("request_failed", error=type(error).__name__)
+            _log.error("request_failed", **failure(error))
             await respond(send, 500, error_body(None, internal_error()))
 
     async def _serve(self, scope: HttpScope, receive: Receive, send: Send) -> None:

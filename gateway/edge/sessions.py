@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
-from cachetools import LRUCache
 from cryptography.fernet import InvalidToken
 
 SESSION_SECONDS = 7 * 24 * 3600.0
@@ -65,7 +64,7 @@ class Sessions:
         self._seal = seal
         self._clock = clock
         self._ended = ended or EndedHere(clock)
-        self._opened: LRUCache[bytes, Session] = LRUCache(MAX_OPENED)
+        self._opened: dict[bytes, Session] = {}
 
     def create(
         self,
@@ -103,6 +102,8 @@ class Sessions:
             return None
         if purpose != _PURPOSE:
             return None
+        if len(self._opened) >= MAX_OPENED:
+            self._opened.pop(next(iter(self._opened)))
         self._opened[header] = session
         return session
 

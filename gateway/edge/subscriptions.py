@@ -265,8 +265,9 @@ class Streams:
 
     async def close(self, seconds: float) -> None:
         """End all streams and wait for them."""
-        self._closing = True
-        self._unsubscribe()
+        if not self._closing:
+            self._closing = True
+            self._unsubscribe()
         for stream in list(self._open):
             stream.end()
         if self._open:

@@ -36,25 +36,25 @@ def with_tokens(*names: str) -> AuthSettings:
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[int]:
-    """Serve an ASGI app; yields its port."""
-    config = uvicorn.Config(
-        app,
-        port=0,
-        http="httptools",
-        lifespan="off",
-        log_level="error",
-        timeout_graceful_shutdown=2,
-    )
+    """Serve an ASGI app; yields its port.
+
+    The server is started and stopped by hand: its own loop looks ten times a second whether it
+    should stop, which would be most of the time these tests take.
+    """
+    config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_level="error")
+    config.load()
     server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(5):
-        while not server.started:
-            await asyncio.sleep(0.005)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
-        server.should_exit = True
-        await task
+        for listening in server.servers:
+            listening.close()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        if server.server_state.tasks:
+            await asyncio.wait(server.server_state.tasks, timeout=2)
 
 
 @dataclass
@@ -79,7 +79,6 @@ EdgeMaker = Callable[..., Any]
 async def make_edge() -> AsyncIterator[EdgeMaker]:
     """Makes served endpoints; they share the key, as replicas do."""
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def make(
             auth: AuthSettings | None = None, toolbox: Toolbox | None = None, **settings: Any
@@ -88,6 +87,7 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
             identity = Identity(auth or AuthSettings())
             endpoint = McpEndpoint(toolbox, identity, Fernet(KEY), EdgeSettings(**settings))
             port = await stack.enter_async_context(serving(endpoint))
+            http = await stack.enter_async_context(aiohttp.ClientSession())
             stack.push_async_callback(endpoint.drain, 0.0)
             return Edge(toolbox, identity, endpoint, port, http)
 
