@@ -30,7 +30,7 @@ from gateway.config.settings import Settings
 from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
 from gateway.demo.bookshop import bookshop, definition
-from gateway.edge import rest_catalog
+from gateway.edge import rest_catalog, rest_history
 from gateway.edge.gateway import Gateway
 from gateway.edge.health import Health
 from gateway.edge.http_guard import HostRules, Refusal, check_host, fold, host_rules, respond
@@ -209,7 +209,7 @@ def _assembled(
         lambda: {"streams": mcp.open_streams, "calls_in_flight": mcp.running_calls},
     )
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
-    rest = RestApi(gateway, identity, rest_catalog.ROUTES)
+    rest = RestApi(gateway, identity, [*rest_catalog.ROUTES, *rest_history.ROUTES])
     return App(gateway, mcp, health, identity, rules, bookshop(), rest)
 
 

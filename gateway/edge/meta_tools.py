@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.edge.history import find_execution, get_execution, list_executions
 from gateway.edge.shown import connection_detail, connection_row, tool_row
 from gateway.edge.surface import CallContext
 from gateway.errors import Fixable, NotFound, Refused
@@ -247,5 +248,8 @@ HANDLERS: dict[str, Handler] = {
         mcp_search_tools,
         mcp_get_tool_schema,
         read_result,
+        list_executions,
+        get_execution,
+        find_execution,
     )
 }

@@ -1,0 +1,73 @@
+"""Past and running calls as a caller may read them: its own, and everyone's for an admin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from gateway.edge.shown_history import execution_record
+from gateway.errors import Fixable, NotFound
+from gateway.model import Principal
+from gateway.store import executions as ledger
+from gateway.store.executions import Execution, ExecutionStatus
+from gateway.store.history import Filter, find_by_token
+from gateway.store.history import list_executions as read_page
+
+if TYPE_CHECKING:
+    from gateway.edge.meta_tools import Asked
+
+DEFAULT_LIMIT = 50
+STATUSES = get_args(ExecutionStatus)
+
+
+async def list_executions(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """One page, newest first, with the cursor behind it."""
+    status = arguments.get("status")
+    if status is not None and status not in STATUSES:
+        raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
+    page = await read_page(
+        asked.gateway.db,
+        Filter(
+            status=status,
+            tool=arguments.get("tool"),
+            connection=arguments.get("connection"),
+            principal=_readable(asked.context.principal, arguments.get("principal")),
+            token=arguments.get("token"),
+            since=arguments.get("since"),
+        ),
+        limit=arguments.get("limit", DEFAULT_LIMIT),
+        cursor=arguments.get("cursor"),
+    )
+    return {"executions": [execution_record(e) for e in page.executions], "next": page.next}
+
+
+async def get_execution(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """One execution by its id."""
+    return execution_record(await known_execution(asked, arguments["id"]))
+
+
+async def find_execution(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The call that used a token; under `executions`, every one that tried to."""
+    principal = _readable(asked.context.principal, None)
+    found = await find_by_token(asked.gateway.db, arguments["token"], principal)
+    if not found:
+        raise NotFound("invalid_arguments", "no call has used this token")
+    records = [execution_record(execution) for execution in found]
+    # What never left its token free for a later one, which then is the call that counts.
+    return records[0] | {"executions": records}
+
+
+async def known_execution(asked: Asked, id: str) -> Execution:
+    """The execution of this id, if it exists for the caller."""
+    found = await ledger.get_execution(asked.gateway.db, id)
+    caller = asked.context.principal
+    if found is None or (found.principal != caller.name and not caller.admin):
+        raise NotFound(
+            "invalid_arguments", "there is no such execution", "list_executions names yours."
+        )
+    return found
+
+
+def _readable(caller: Principal, wanted: str | None) -> str | None:
+    """Whose executions are read: anyone's for an admin, else one's own."""
+    return wanted if caller.admin else caller.name
