@@ -21,7 +21,14 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, 
 from gateway.errors import Refused
 from gateway.store import tables
 from gateway.store.database import Database
-from gateway.store.executions import Begun, Execution, begin_in, insert_in, lock_of
+from gateway.store.executions import (
+    Begun,
+    Execution,
+    begin_in,
+    ended_if_unheard,
+    insert_in,
+    lock_of,
+)
 from gateway.store.signals import signal
 from gateway.store.statements import many, one, upsert, values
 
@@ -129,7 +136,8 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
             )
         return begun
 
-    return await db.write(unit, lock_of(execution) or f"approval {approval.id}")
+    with ended_if_unheard(db, execution):
+        return await db.write(unit, lock_of(execution) or f"approval {approval.id}")
 
 
 async def get_approval(db: Database, id: str) -> Approval | None:

@@ -10,19 +10,30 @@ token without its row. The first one in wins, over all replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Executable, bindparam, delete, insert, select, update
 
+from gateway.errors import Broken
 from gateway.store import tables
 from gateway.store.columns import json_bytes
 from gateway.store.database import Database
 from gateway.store.replicas import SILENT_SECONDS, alive
 from gateway.store.signals import signal
-from gateway.store.statements import insert_new, insert_on, is_postgres, many, one, values
+from gateway.store.statements import (
+    insert_many,
+    insert_new,
+    insert_on,
+    is_postgres,
+    many,
+    one,
+    values,
+)
 from gateway.store.writer import Row
 
 _table = tables.executions
@@ -79,7 +90,8 @@ class Begun:
 
 async def begin(db: Database, execution: Execution) -> Begun:
     """Puts a call on disk as executing, and claims its token if it has one."""
-    return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
+    with ended_if_unheard(db, execution):
+        return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
 
 
 def begin_in(tx: Connection, execution: Execution) -> Begun:
@@ -92,6 +104,20 @@ def begin_in(tx: Connection, execution: Execution) -> Begun:
         return Begun("new")
     release_in(tx, execution)
     return Begun("ended", get_in(tx, execution.id))
+
+
+@contextmanager
+def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
+    """Ends an execution whose beginning nobody learns of: its call is never sent.
+
+    The store may have gone, or the caller given up, after it was committed. It would then be
+    executing for as long as this process lives.
+    """
+    try:
+        yield
+    except (Broken, asyncio.CancelledError):
+        db.write_soon(_end_unsent, {"this": execution.id})
+        raise
 
 
 async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bool:
@@ -203,7 +229,14 @@ def _begin(postgres: bool) -> Executable:
 
 def _insert_finished(tx: Connection, rows: Sequence[Row]) -> None:
     # One that was begun stays: what `begin` and `finish` said is on disk already.
-    tx.execute(insert_new(tx, _table), rows)
+    insert_many(tx, _table, rows)
+
+
+def _end_unsent(tx: Connection, rows: Sequence[Row]) -> None:
+    begun = _table.c.id.in_([row["this"] for row in rows]) & (_table.c.status == "executing")
+    ended = {"status": "failed", "error_code": "store_unavailable"}
+    ids = tx.execute(update(_table).where(begun).values(ended).returning(_table.c.id)).scalars()
+    tx.execute(delete(_claims).where(_claims.c.execution_id.in_(list(ids))))
 
 
 def _mark_unknown(tx: Connection, now: float, silent_for: float) -> list[Execution]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 
@@ -31,8 +31,15 @@ def is_current(connection: Connection) -> bool:
     return found == HEAD
 
 
+# SQLAlchemy's own look at the catalog costs half the time of an open.
+_HAS_VERSION = {
+    "sqlite": "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'",
+    "postgresql": "SELECT to_regclass('alembic_version') IS NOT NULL",
+}
+
+
 def _version(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
+    if not connection.execute(text(_HAS_VERSION[connection.dialect.name])).scalar():
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 

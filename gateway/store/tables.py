@@ -6,7 +6,7 @@ Columns are named as the fields of the frozen row in the module that owns the ta
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, Text
+from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, Text, text
 
 from gateway.store.columns import Counter, Json, Names, Plain, Time
 
@@ -129,7 +129,14 @@ executions = Table(
     Index("executions_by_tool", "tool", "created_at", "id"),
     Index("executions_by_connection", "connection", "created_at", "id"),
     Index("executions_by_principal", "principal", "created_at", "id"),
-    Index("executions_by_token", "idempotency_token", "created_at", "id"),
+    Index(
+        "executions_by_token",
+        "idempotency_token",
+        "created_at",
+        "id",
+        sqlite_where=text("idempotency_token IS NOT NULL"),
+        postgresql_where=text("idempotency_token IS NOT NULL"),
+    ),
 )
 
 # Who was first with a token. Swept with its execution.

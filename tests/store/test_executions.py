@@ -125,6 +125,22 @@ async def test_of_many_claims_of_one_token_exactly_one_is_new(
     assert sorted(outcomes) == ["new"] + ["running"] * 49
 
 
+async def test_call_whose_caller_left_during_the_commit_ends_unsent(db: Database) -> None:
+    committing = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    other = asyncio.create_task(db.write(lambda tx: loop.call_soon_threadsafe(committing.set)))
+    call = asyncio.create_task(begin(db, WITH_TOKEN))
+    async with asyncio.timeout(5):
+        await committing.wait()
+    call.cancel()
+    await other
+
+    await db.write(lambda tx: None)
+
+    assert [each.status for each in [await get_execution(db, "e1")] if each] in ([], ["failed"])
+    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Begun("new")
+
+
 async def test_calls_of_silent_processes_become_unknown(db: Database) -> None:
     for name in ("gone", "silent", "alive"):
         await beat(db, Replica(name, "host", 1, 0.0))

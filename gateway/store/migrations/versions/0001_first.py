@@ -128,7 +128,14 @@ def _executions() -> None:
         sa.Index("executions_by_tool", "tool", "created_at", "id"),
         sa.Index("executions_by_connection", "connection", "created_at", "id"),
         sa.Index("executions_by_principal", "principal", "created_at", "id"),
-        sa.Index("executions_by_token", "idempotency_token", "created_at", "id"),
+        sa.Index(
+            "executions_by_token",
+            "idempotency_token",
+            "created_at",
+            "id",
+            sqlite_where=sa.text("idempotency_token IS NOT NULL"),
+            postgresql_where=sa.text("idempotency_token IS NOT NULL"),
+        ),
     )
     op.create_table(
         "claims",
