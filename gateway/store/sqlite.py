@@ -2,8 +2,8 @@
 
 WAL lets readers go on while a commit waits for the disk. A whole batch or query is one job for its
 thread: going there and back for each statement costs ten times the statement (60 µs against 510 a
-row, measured). Several processes may share the file: `BEGIN IMMEDIATE` takes the write lock at
-once or waits for it, so no transaction fails halfway because another process was faster.
+row, measured). Several processes may share the file and take turns: `BEGIN IMMEDIATE` takes the
+write lock at once, so no transaction fails halfway because another process was faster.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MAX_WAITING_READS = 1024
 STATEMENT_SECONDS = 5.0
 MIGRATION_SECONDS = 60.0
 JOURNAL_BYTES = 64 * 2**20  # the write-ahead log is cut back to this after a burst
+TURN_SECONDS = 0.001  # between two looks at whether it is our turn
 PROGRESS_STEPS = 20_000  # SQLite instructions between two looks at the clock
 
 
@@ -43,6 +44,7 @@ class Sqlite:
 
     def __init__(self, path: Path, seconds: float = STATEMENT_SECONDS) -> None:
         self.path = path
+        self._lock = path.with_name(path.name + ".lock")
         self._seconds = seconds
         self._writer = _engine(path, pool_size=1, query_only=False)
         self._readers = _engine(path, pool_size=READERS, query_only=True)
@@ -52,7 +54,7 @@ class Sqlite:
 
     async def prepare(self) -> None:
         """Makes the file and its tables, one process at a time."""
-        job = partial(_prepare, self.path, self._writer)
+        job = partial(_prepare, self._lock, self._writer)
         await self._on(self._write_thread, job, MIGRATION_SECONDS)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
@@ -65,7 +67,8 @@ class Sqlite:
             self._waiting -= 1
 
     async def transact(self, batch: Callable[[Connection], T]) -> T:
-        return await self._on(self._write_thread, partial(_transact, self._writer, batch))
+        job = partial(_transact, self._lock, self._writer, batch)
+        return await self._on(self._write_thread, job)
 
     async def close(self) -> None:
         for threads in (self._read_threads, self._write_thread):
@@ -93,7 +96,12 @@ def _read(engine: Engine, query: Callable[[Connection], T], deadline: float) -> 
         return query(connection)
 
 
-def _transact(engine: Engine, batch: Callable[[Connection], T], deadline: float) -> T:
+def _transact(lock: Path, engine: Engine, batch: Callable[[Connection], T], deadline: float) -> T:
+    with _turn(lock, deadline):
+        return _commit(engine, batch, deadline)
+
+
+def _commit(engine: Engine, batch: Callable[[Connection], T], deadline: float) -> T:
     with engine.connect() as connection, _until(connection, deadline):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         try:
@@ -110,17 +118,21 @@ def _roll_back(connection: Connection) -> None:
         connection.exec_driver_sql("ROLLBACK")
 
 
-def _prepare(path: Path, engine: Engine, deadline: float) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.with_name(path.name + ".lock"), deadline):
+def _prepare(lock: Path, engine: Engine, deadline: float) -> None:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with _turn(lock, deadline):
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-        _transact(engine, migrate, deadline)
+        _commit(engine, migrate, deadline)
 
 
 @contextmanager
-def _alone(lock: Path, deadline: float) -> Iterator[None]:
-    """Holds a file lock: switching to WAL does not wait for others as statements do."""
+def _turn(lock: Path, deadline: float) -> Iterator[None]:
+    """Holds a file lock, so that processes take turns.
+
+    SQLite alone would let those who wait look again after ever longer pauses, and a busy process
+    takes the lock again in between. And switching to WAL does not wait for others at all.
+    """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _wait_for_lock(descriptor, deadline)
@@ -136,7 +148,7 @@ def _wait_for_lock(descriptor: int, deadline: float) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError("another process holds the store's lock") from None
-            time.sleep(0.01)
+            time.sleep(TURN_SECONDS)
 
 
 @contextmanager

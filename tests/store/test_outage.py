@@ -112,3 +112,18 @@ async def test_file_held_by_another_program_is_waited_for(tmp_path: Path) -> Non
         async with asyncio.timeout(5):
             await waiting
         assert await db.read(fact_names) == ["a"]
+
+
+async def test_processes_on_one_file_take_turns(
+    store_url: str, db: Database, other_db: Database
+) -> None:
+    async def write(store: Database, name: str) -> None:
+        for n in range(30):
+            await add(store, f"{name} {n}")
+
+    stores = {"a": db, "b": other_db}
+    await asyncio.gather(
+        *(write(store, f"{name}{k}") for name, store in stores.items() for k in range(4))
+    )
+
+    assert len(await db.read(fact_names)) == 240
