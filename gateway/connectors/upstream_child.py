@@ -2,8 +2,8 @@
 
 It runs in its own process group, so that whatever it starts ends with it, and sees only the
 environment it was given and a few basics. Closing follows the protocol: its input is closed, then
-SIGTERM, then SIGKILL, each after a grace; nothing is left behind. What it writes to standard error
-becomes log lines, bounded in length and number, without the secrets it was given.
+SIGTERM, then SIGKILL, each after a grace; what it left behind ends the same way. What it writes to
+standard error becomes log lines, bounded in length and number, without the secrets it was given.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gateway.connectors.upstream_rpc import unreachable
 BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
 READ_BYTES = 65_536
 GRACE_SECONDS = 1.0
+STRAY_SECONDS = 0.3  # for what the child left behind; where nobody reaps, it looks alive
 GROUP_POLL_SECONDS = 0.01
 MAX_LOG_CHARS = 500
 MAX_LOG_LINES = 50  # in each span of LOG_SPAN_SECONDS
@@ -53,20 +54,23 @@ class Child:
 
     async def _end(self) -> None:
         self.input.close()
-        asked_nicely = () if self.exited.is_set() else (0,)
-        for how in (*asked_nicely, signal.SIGTERM, signal.SIGKILL):
-            _signal_group(self.pid, how)
-            if await self._gone(GRACE_SECONDS):
-                break
+        if not await self._gone(GRACE_SECONDS, group=False):
+            _signal_group(self.pid, signal.SIGTERM)
+            await self._gone(GRACE_SECONDS, group=False)
+        elif _signal_group(self.pid, signal.SIGTERM):
+            await self._gone(STRAY_SECONDS, group=True)
+        _signal_group(self.pid, signal.SIGKILL)
+        await self._gone(GRACE_SECONDS, group=False)
+        await self._gone(STRAY_SECONDS, group=True)
         self._errors.cancel()
         await asyncio.gather(self._errors, return_exceptions=True)
         self._transport.close()  # else its pipes stay open as long as a stray descendant has them
 
-    async def _gone(self, seconds: float) -> bool:
-        """Whether the child was reaped and its group is empty, within some seconds."""
+    async def _gone(self, seconds: float, *, group: bool) -> bool:
+        """Whether the child, and its group if asked, ended within some seconds."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
-        while not self.exited.is_set() or _signal_group(self.pid, 0):
+        while not self.exited.is_set() or (group and _signal_group(self.pid, 0)):
             if loop.time() >= ends:
                 return False
             await asyncio.sleep(GROUP_POLL_SECONDS)

@@ -161,13 +161,14 @@ class Link:
             delay = max(self._pace.gather, self._pace.spacing - since)
             self._timer = self._loop.call_later(delay, self._report_now)
 
-    async def drained(self) -> None:
-        """Returns once the calls under way are done, or when they had their time."""
+    async def retire(self) -> None:
+        """Closes once the calls under way are done, or when they had their time."""
         try:
             async with asyncio.timeout(self._pace.drain):
                 await self._idle.wait()
         except TimeoutError:
             log.warning("upstream_calls_cut_off", upstream=self.name, calls=self._in_flight)
+        await self.close()
 
     async def close(self) -> None:
         """Ends the session and every task; returns when nothing is left."""

@@ -80,7 +80,7 @@ class Upstreams:
         self._pace = pace or Pace()
         self._max_bytes = max_answer_bytes
         self._links: dict[str, tuple[Upstream, Link]] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Link] = {}
         self._on_changed: list[ToolsChanged] = []
         self._on_notice: list[Notified] = []
 
@@ -92,7 +92,7 @@ class Upstreams:
 
     async def close(self) -> None:
         """Ends every session, child and task; returns when nothing is left."""
-        links = [link for _, link in self._links.values()]
+        links = [*(link for _, link in self._links.values()), *self._retiring.values()]
         self._links.clear()
         for task in self._retiring:
             task.cancel()
@@ -107,9 +107,9 @@ class Upstreams:
             return
         self._links.pop(name, None)
         if known is not None:
-            task = asyncio.create_task(_retired(known[1]))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            task = asyncio.create_task(known[1].retire())
+            self._retiring[task] = known[1]
+            task.add_done_callback(self._retiring.pop)
         if settings is not None:
             self._links[name] = settings, self._link(settings)
 
@@ -245,10 +245,3 @@ class Upstreams:
                 listener(*what)
             except Exception:  # one listener's fault is not the others', nor the upstream's
                 log.exception("upstream_listener_failed", upstream=what[0])
-
-
-async def _retired(link: Link) -> None:
-    try:
-        await link.drained()
-    finally:
-        await link.close()
