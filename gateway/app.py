@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from gateway.catalog.discover import Discoverer
 from gateway.catalog.fetch import Fetcher
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.refresh import Catalog
-from gateway.config.connection import OpenApiConnection
+from gateway.catalog.upstreams import LiveUpstreams
+from gateway.config.connection import Connection, OpenApiConnection
 from gateway.config.settings import Settings
 from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
@@ -44,7 +46,8 @@ from gateway.invoke.call import Invoker, Senders
 from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
 from gateway.invoke.limits import Limits
-from gateway.invoke.prepared import PreparedConnections
+from gateway.invoke.prepared import PreparedConnections, auth_of
+from gateway.invoke.upstream import UpstreamSender
 from gateway.reload import watch
 from gateway.store.database import Database
 from gateway.store.ids import new_id
@@ -133,10 +136,14 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         egress = await stack.enter_async_context(Egress(settings.network.allow))
         own_egress = await stack.enter_async_context(Egress([place.host]))
         workers = await stack.enter_async_context(Workers())
+        credentials = Credentials(egress)
+        stack.push_async_callback(credentials.close)
+        upstreams = LiveUpstreams(egress, partial(_upstream_headers, credentials))
+        await stack.enter_async_context(upstreams.sessions)
         discoverer = Discoverer(
             Fetcher(egress, folder, ttl_seconds=settings.cache.schema_ttl_seconds),
             workers,
-            _no_upstream,
+            upstreams.list_tools,
             egress.check,
         )
         demo = OpenApiConnection(
@@ -153,12 +160,12 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             portable=portable_tools,
             demo={"demo": demo},
         )
+        catalog.on_change(lambda: upstreams.follow(catalog.current))
+        upstreams.sessions.on_tools_changed(catalog.wake)
         await catalog.load()
-        credentials = Credentials(egress)
-        stack.push_async_callback(credentials.close)
         limits = Limits(settings.limits.max_concurrent_calls)
         http = HttpSender(egress, own_egress, credentials, limits, db)
-        senders = Senders(http, _no_upstream_call)
+        senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
         invoker = Invoker(db, PreparedConnections(), senders, replica=new_id(time.time()))
         gateway = Gateway(catalog, invoker, db)
         app = _assembled(settings, place, gateway, seal, egress)
@@ -230,6 +237,18 @@ async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> 
     await watch(place.config, settings, apply, report)
 
 
+async def _upstream_headers(
+    credentials: Credentials, name: str, settings: Connection, refused: bool
+) -> tuple[tuple[str, str], ...]:
+    """What proves us to an upstream MCP server; a fresh token where it refused the last one."""
+    auth = auth_of(settings.auth)
+    grant = await credentials.grant(name, auth)
+    if refused:
+        credentials.reject(name, grant)
+        grant = await credentials.grant(name, auth)
+    return grant.headers
+
+
 async def _first_look(catalog: Catalog) -> list[asyncio.Task[Any]]:
     """Starts the first refresh, and gives what was never read before a moment.
 
@@ -251,11 +270,3 @@ async def _first_look(catalog: Catalog) -> list[asyncio.Task[Any]]:
 async def _ended(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-async def _no_upstream(name: str) -> list[dict[str, Any]]:
-    raise UpstreamFailed("upstream_unreachable", f"the MCP server of {name} is not connected")
-
-
-async def _no_upstream_call(attempt: Any, prepared: Any) -> dict[str, Any]:
-    raise UpstreamFailed("upstream_unreachable", "the MCP server is not connected")

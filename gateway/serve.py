@@ -122,6 +122,7 @@ class Server(uvicorn.Server):
 
     async def _end(self) -> None:
         self._app.health.draining = True
-        await asyncio.sleep(TURN_AWAY_SECONDS)
+        if self._announce:
+            await asyncio.sleep(TURN_AWAY_SECONDS)
         self.should_exit = True
         await self._app.mcp.drain(self._grace)

@@ -53,7 +53,7 @@ class Discoverer:
 
     fetcher: Fetcher
     workers: Builder
-    list_upstream: Callable[[str], Awaitable[Sequence[dict[str, Any]]]]
+    list_upstream: Callable[[str, McpConnection], Awaitable[Sequence[dict[str, Any]]]]
     check_address: Callable[[str], Awaitable[None]]
 
     async def discover(
@@ -107,7 +107,9 @@ class Discoverer:
     ) -> Definition:
         held = known.definition if known else None
         if isinstance(settings, McpConnection):
-            return _as_definition(location_of(settings), await self.list_upstream(name), held)
+            return _as_definition(
+                location_of(settings), await self.list_upstream(name, settings), held
+            )
         if isinstance(settings, ManifestConnection):
             return await self._read_manifest(settings, limits, held)
         if isinstance(settings, OpenApiConnection):

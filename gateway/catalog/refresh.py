@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,8 @@ class Catalog:
         self._choices: Mapping[tuple[str, str], Level] = {}
         self._permissions: Permissions | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._woken: set[str] = set()
+        self._wake = asyncio.Event()
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
 
@@ -158,21 +161,31 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(name) for name in chosen)))
 
+    def wake(self, name: str) -> None:
+        """Has a connection looked at soon: its server says that something changed."""
+        self._woken.add(name)
+        self._wake.set()
+
     async def poll(self) -> None:
         """Refreshes connections that ask for it, as often as they ask, for ever."""
         while True:
-            await asyncio.sleep(POLL_SECONDS)
-            if due := self._due(time.time()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+            woken = self._woken & self._states.keys()
+            self._woken.clear()
+            if due := woken | self._due(time.time()):
                 await self.refresh(due, by="schedule")
 
-    def _due(self, now: float) -> list[str]:
-        return [
+    def _due(self, now: float) -> set[str]:
+        return {
             name
             for name, state in self._states.items()
             if state.settings.refresh_seconds
             and _active(state.settings)
             and now - self.refreshed_at.get(name, 0) >= state.settings.refresh_seconds
-        ]
+        }
 
     async def _refresh_one(self, name: str, by: str) -> Report:
         async with self._locks[name]:

@@ -94,7 +94,7 @@ def _values(what: str, kind: KindOption | None) -> dict[str, Any]:
     return {"kind": "openapi", "spec": what, "prefix": ""}
 
 
-async def _no_upstream(name: str) -> list[dict[str, Any]]:
+async def _no_upstream(name: str, settings: Connection) -> list[dict[str, Any]]:
     raise ConfigInvalid([f"{name} is an MCP server: use `gateway discover {name}`"])
 
 

@@ -8,7 +8,7 @@ and principal, so that the many requests between two changes find theirs ready.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
@@ -105,7 +105,7 @@ class Gateway:
         )
 
     async def search(
-        self, snapshot: Snapshot, query: str, names: Sequence[str], limit: int
+        self, snapshot: Snapshot, query: str, names: Collection[str], limit: int
     ) -> list[str]:
         """The names, of these, that fit the words best; the index is made off the event loop."""
         async with self._indexing:

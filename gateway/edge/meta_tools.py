@@ -53,7 +53,7 @@ async def list_dynamic_tools(asked: Asked, arguments: Arguments) -> dict[str, An
     if connection := arguments.get("connection"):
         names = [name for name in names if tools[name].connection == connection]
     if search := arguments.get("search"):
-        names = await asked.gateway.search(asked.snapshot, search, names, len(names))
+        names = await asked.gateway.search(asked.snapshot, search, set(names), len(names))
     page = _page(names, arguments)
     permissions = asked.snapshot.permissions
     return {
@@ -134,7 +134,7 @@ async def mcp_list_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
 async def mcp_search_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     tools = asked.view.tools
     limit = arguments.get("limit", SEARCH_LIMIT)
-    names = await asked.gateway.search(asked.snapshot, arguments["query"], list(tools), limit)
+    names = await asked.gateway.search(asked.snapshot, arguments["query"], tools, limit)
     return {"tools": [_brief(tools[name]) for name in names]}
 
 

@@ -112,7 +112,7 @@ async def list_tools(asked: Asked, request: Request, body: Any) -> dict[str, Any
     if connection := request.query_params.get("connection"):
         names = [name for name in names if tools[name].connection == connection]
     if search := request.query_params.get("search"):
-        names = await asked.gateway.search(asked.snapshot, search, names, len(names))
+        names = await asked.gateway.search(asked.snapshot, search, set(names), len(names))
     offset = whole_number(request, "offset", 0, 1_000_000)
     limit = whole_number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
     permissions = asked.snapshot.permissions

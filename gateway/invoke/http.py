@@ -13,7 +13,7 @@ from gateway.invoke.credentials import Credentials, send_granted
 from gateway.invoke.limits import Limits, Outcome
 from gateway.invoke.output import HEAVY_BYTES, Shaped, shape
 from gateway.invoke.prepared import Prepared, redactor_with
-from gateway.invoke.request import build_request
+from gateway.invoke.request import build_request, with_headers
 from gateway.store.database import Database
 from gateway.store.results import LargeResult, save_result
 
@@ -41,9 +41,7 @@ class HttpSender:
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
         operation = attempt.tool.http
         assert operation is not None
-        arguments = (
-            {**attempt.arguments, **prepared.inject} if prepared.inject else attempt.arguments
-        )
+        arguments = {**attempt.arguments, **prepared.inject}
         request = build_request(operation, arguments, prepared.blocklist)
         answer = await self.exchange(attempt, prepared, request, operation.base_url)
         return await self.result(attempt, answer)
@@ -52,8 +50,7 @@ class HttpSender:
         self, attempt: Attempt, prepared: Prepared, request: Request, base_url: str
     ) -> Answer:
         """One request of a connection, with its headers and credentials and within its limits."""
-        if prepared.headers:
-            request = replace(request, headers=(*request.headers, *prepared.headers))
+        request = with_headers(request, prepared.headers)
         principal = attempt.caller.principal.name
         self._limits.take(prepared.name, principal, prepared.rate_limit)
         async with self._limits.call(prepared.name) as outcome:

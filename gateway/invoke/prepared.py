@@ -16,7 +16,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.connection import BasicAuth, Connection
 from gateway.invoke.credentials import Auth, Grant, renewable
-from gateway.invoke.redact import Redactor, names_a_secret
+from gateway.invoke.redact import Redactor, names_a_secret, redactor_of
 from gateway.model import Build, RateLimit
 
 
@@ -91,7 +91,8 @@ def secrets_of(settings: Connection) -> set[str]:
     if isinstance(auth, BasicAuth):
         found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
     found |= {value for name, value in settings.headers.items() if names_a_secret(name)}
-    found |= {value for value in settings.inject.values() if isinstance(value, str)}
+    injected = [settings.inject, *(r.inject for r in getattr(settings, "wrap", ()))]
+    found |= {v for values in injected for v in values.values() if isinstance(v, str)}
     return {value for value in found if value}
 
 
@@ -99,7 +100,7 @@ def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:
     """What clears an answer of the connection's secrets and of the token it was asked with."""
     if not renewable(prepared.auth) or not grant.secrets:
         return prepared.redactor
-    return Redactor(prepared.secrets.union(grant.secrets))
+    return redactor_of(prepared.secrets.union(grant.secrets))
 
 
 def _plain(value: Any) -> Any:

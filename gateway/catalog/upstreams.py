@@ -1,0 +1,92 @@
+"""Keeps one session to every connected MCP server, as the current snapshot wants them.
+
+A connection that is being put is listed under a name of its own first: if that fails, the session
+that serves calls was never touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from gateway.catalog.snapshot import Snapshot
+from gateway.config.connection import Connection, McpConnection
+from gateway.connectors.upstream_answers import Streamed
+from gateway.connectors.upstream_sessions import Upstream, Upstreams
+from gateway.egress import Egress, Request
+
+Authorize = Callable[[str, Connection, bool], Awaitable[Sequence[tuple[str, str]]]]
+
+
+class LiveUpstreams:
+    """The sessions behind connections of kind mcp."""
+
+    def __init__(self, egress: Egress, authorize: Authorize) -> None:
+        self._egress = egress
+        self._authorize = authorize
+        self._settings: dict[str, McpConnection] = {}
+        self._probes = itertools.count()
+        self.sessions = Upstreams(self._open, authorize=self._headers)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Opens, replaces and closes sessions until they are those of the snapshot."""
+        wanted = {
+            name: state.settings
+            for name, state in snapshot.connections.items()
+            if isinstance(state.settings, McpConnection) and state.status != "disabled"
+        }
+        seconds = snapshot.settings.limits.call_timeout_seconds
+        for name in self._settings.keys() - wanted.keys():
+            if "?" not in name:
+                self._drop(name)
+        for name, settings in wanted.items():
+            self._settings[name] = settings
+            self.sessions.replace(name, upstream_of(name, settings, seconds))
+
+    async def list_tools(self, name: str, settings: McpConnection) -> Sequence[dict[str, Any]]:
+        """What the server lists now, over the connection's own session or one made for this."""
+        if self._settings.get(name) == settings:
+            return await self.sessions.list_tools(name)
+        probe = f"{name}?{next(self._probes)}"
+        self._settings[probe] = settings
+        self.sessions.replace(probe, upstream_of(probe, settings))
+        try:
+            return await self.sessions.list_tools(probe)
+        finally:
+            self._drop(probe)
+
+    def _drop(self, name: str) -> None:
+        self._settings.pop(name, None)
+        self.sessions.replace(name, None)
+
+    def _open(
+        self,
+        method: str,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | None,
+        deadline: float,
+    ) -> AbstractAsyncContextManager[Streamed]:
+        return self._egress.open(Request(method, url, tuple(headers), body), deadline=deadline)
+
+    async def _headers(self, name: str, refused: bool) -> Sequence[tuple[str, str]]:
+        settings = self._settings.get(name)
+        return () if settings is None else await self._authorize(name, settings, refused)
+
+
+def upstream_of(name: str, settings: McpConnection, seconds: float = 30.0) -> Upstream:
+    """How this server is reached, in its session's own terms."""
+    return Upstream(
+        name=name,
+        transport=settings.transport,
+        url=settings.url or "",
+        headers=settings.headers,
+        command=settings.command or "",
+        args=settings.args,
+        env=settings.env,
+        cwd=settings.cwd,
+        lazy=settings.lazy,
+        timeout_seconds=settings.timeout_seconds or seconds,
+    )
