@@ -79,6 +79,7 @@ class Identity:
     ) -> None:
         self._clock = clock
         self._fetch = fetch
+        self._listeners: list[Callable[[], None]] = []
         self._apply(settings)
 
     @property
@@ -89,6 +90,13 @@ class Identity:
     def settings(self, settings: AuthSettings) -> None:
         if settings != self._settings:
             self._apply(settings)
+            for listener in list(self._listeners):
+                listener()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have `listener` called when other settings hold; returns how to stop it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def _apply(self, settings: AuthSettings) -> None:
         self._settings = settings

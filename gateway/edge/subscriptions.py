@@ -6,8 +6,8 @@ burst counts as one) the digests are compared, and only streams whose own view i
 once. "Changed" carries nothing, so what waits for a slow reader is a single flag; nobody waits for
 anybody.
 
-The same pass asks again who the stream's token belongs to. It runs every few seconds as well, so a
-stream ends soon after its token, its session or its bundle is gone.
+The same pass asks again who the stream's token belongs to. It runs when identity has other settings
+and every few seconds, so a stream ends soon after its token, its session or its bundle is gone.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ class Streams:
         self._passes: set[asyncio.Task[None]] = set()
         self._one_pass = asyncio.Lock()
         self._empty = asyncio.Event()
-        self._unsubscribe = surface.on_change(self._on_change)
+        self._unsubscribe = (
+            surface.on_change(self._on_change),
+            identity.on_change(self.look_again),
+        )
 
     def __len__(self) -> int:
         return len(self._open)
@@ -267,7 +270,8 @@ class Streams:
         """End all streams and wait for them."""
         if not self._closing:
             self._closing = True
-            self._unsubscribe()
+            for unsubscribe in self._unsubscribe:
+                unsubscribe()
         for stream in list(self._open):
             stream.end()
         if self._open:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -131,10 +132,11 @@ async def test_streams_are_capped_for_each_principal_by_itself(make_edge: EdgeMa
             assert edge.endpoint.open_streams == 4
 
 
-async def test_rights_given_to_a_principal_are_a_change_of_its_view(edge: Edge) -> None:
-    edge.toolbox.extra["promoted"] = {"secret": edge.toolbox.tools["echo"]}
-    async with by_listen(edge, "ann") as ann:
-        edge.toolbox.extra["ann"] = edge.toolbox.extra["promoted"]  # and nobody says so
+@BOTH
+async def test_other_rights_are_a_change_of_the_view(edge: Edge, listen: Listen) -> None:
+    async with listen(edge, "ann") as ann:
+        edge.toolbox.extra["ann"] = {"more": edge.toolbox.tools["echo"]}
+        edge.identity.settings = replace(edge.identity.settings, public_url="http://other")
         assert await changed(ann)
 
 
