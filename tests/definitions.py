@@ -170,11 +170,11 @@ def _stripe_schema(number: int) -> Json:
 
 def _stripe_fields(levels: int) -> Json:
     fields: Json = {
-        f"field_{levels}_{n}": {"type": "string", "description": "What this is. " * 20}
-        for n in range(10)
+        f"field_{levels}_{n}": {"type": "string", "description": "What this is. " * 12}
+        for n in range(8)
     }
     if levels:
-        for n in range(3):
+        for n in range(2):
             inner = {"type": "object", "properties": _stripe_fields(levels - 1)}
             fields[f"nested_{n}" if n else "nested"] = inner
     return fields

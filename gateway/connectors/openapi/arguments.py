@@ -89,7 +89,8 @@ def parameter_slots(
         argument = names.take(given.name, given.place)
         sent.append(_parameter(given, argument, None))
         if not is_injected(source, given.name, argument):
-            slots.append(_slot(given, argument, schemas))
+            slot = remembered_slot(schemas, given.raw, argument, given.required, given.schema)
+            slots.append(slot)
     return sent, slots
 
 
@@ -112,6 +113,20 @@ def rank_of(raw: Any) -> int:
     return _RANKS.get(text_of(mapping(raw).get("x-ms-visibility")).lower(), 1)
 
 
+def remembered_slot(
+    schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any = None
+) -> Slot:
+    """The input for what is written so; shared parameters and bodies are described once."""
+    key = (id(raw), argument, required)
+    if key not in schemas.remembered:
+        fragment = schemas.translate(raw if schema is None else schema)
+        words = described(fragment.schema, mapping(raw), argument)
+        slot = Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
+        schemas.remembered[key] = slot  # holds `raw`, so no other object takes its id
+    found: Slot = schemas.remembered[key]
+    return found
+
+
 def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
     """The schema with what the parameter around it says in words."""
     if isinstance(schema, bool):
@@ -128,12 +143,6 @@ def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text)).lower()
-
-
-def _slot(given: Input, argument: str, schemas: Schemas) -> Slot:
-    fragment = schemas.translate(given.schema)
-    schema = described(fragment.schema, given.raw, argument)
-    return Slot(argument, schema, fragment.refs, given.required, rank_of(given.raw), given.raw)
 
 
 def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:

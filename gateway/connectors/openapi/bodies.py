@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from gateway.connectors.openapi.arguments import (
@@ -17,6 +18,7 @@ from gateway.connectors.openapi.arguments import (
     described,
     is_injected,
     rank_of,
+    remembered_slot,
 )
 from gateway.connectors.openapi.document import (
     Document,
@@ -91,6 +93,7 @@ def chosen_content(body: RequestBody) -> Content:
     return min(body.contents, key=lambda each: _preference(each.media_type))
 
 
+@lru_cache(maxsize=256)
 def media_kind(media_type: str) -> str:
     """json, form, multipart, text or octets."""
     plain = media_type.partition(";")[0].strip().lower()
@@ -173,7 +176,7 @@ def _taken_apart(
         if around.schemas.is_hidden(raw):
             continue
         needed = name in shape.required and body.required is not False
-        if isinstance(raw, Mapping) and is_internal(raw):
+        if isinstance(raw, dict) and is_internal(raw):
             default = _defaults(around.document, raw, 0)
             if default is not None:
                 constants[name] = constant(around.document, default)
@@ -230,9 +233,7 @@ def _field_slots(around: Surroundings, field: Field, raw: Any, needed: bool) -> 
             naming = {"type": "string", "description": f"File name of {field.argument}."}
             yield Slot(field.file_name_argument, naming, (), False, rank_of(raw))
         return
-    fragment = around.schemas.translate(raw)
-    schema = described(fragment.schema, words, field.argument)
-    yield Slot(field.argument, schema, fragment.refs, needed, rank_of(raw), raw)
+    yield remembered_slot(around.schemas, raw, field.argument, needed)
 
 
 def _is_file(document: Document, raw: Any) -> bool:

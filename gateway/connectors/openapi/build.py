@@ -7,7 +7,7 @@ skipped with its reason and never fails the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import orjson
@@ -17,6 +17,7 @@ from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_
 from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
 from gateway.connectors.openapi.bundle import (
     INPUT_BUDGET,
+    fair_share,
     input_budget,
     input_schema,
     output_schema,
@@ -95,6 +96,7 @@ class _Plan:
 
     operation: Operation
     http: HttpOperation
+    slots: tuple[Slot, ...]
     schema: bytes
     answer: bytes | None
     keywords: str
@@ -118,6 +120,7 @@ class _Work:
     budget: int = INPUT_BUDGET
     listed_bytes: int = 0
     answer_bytes: int = 0
+    answers: dict[bytes, bytes | None] = field(default_factory=dict)  # by what they begin with
     taken: Schemas = field(init=False)
     given: Schemas = field(init=False)
     provided: frozenset[tuple[str, str]] = field(init=False)
@@ -159,7 +162,7 @@ class _Work:
             return _plan(self, operation, base_url)
         except Unusable as error:
             return str(error)
-        except RecursionError:
+        except (RecursionError, orjson.JSONEncodeError):
             return "it is nested too deeply"
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             # The definition is anyone's writing: what we did not foresee costs one operation.
@@ -179,11 +182,21 @@ class _Work:
             format=self.document.format,
             title=phrase(info.get("title"), 200),
             base_url=self.base_url,
-            tools=self.named(plans),
+            tools=self.named(self.fitted(plans)),
             skipped=tuple(self.skipped),
             problems=tuple(self.problems),
             hidden=self.named(self.hidden),
         )
+
+    def fitted(self, plans: Sequence[_Plan]) -> list[_Plan]:
+        """The same, with the largest inputs cut down until a whole listing has its size."""
+        share = fair_share([len(plan.schema) for plan in plans])
+        return [plan if len(plan.schema) <= share else self.cut_down(plan, share) for plan in plans]
+
+    def cut_down(self, plan: _Plan, share: int) -> _Plan:
+        self.place = f"{plan.operation.method} {plan.operation.path}"
+        self.listed_bytes -= len(plan.schema)
+        return replace(plan, schema=_input_schema(self, plan.slots, share))
 
     def named(self, plans: Sequence[_Plan]) -> tuple[Tool, ...]:
         """The finished tools, under names that are theirs alone."""
@@ -246,7 +259,8 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
     return _Plan(
         operation=operation,
         http=http,
-        schema=_input_schema(work, slots),
+        slots=tuple(slots),
+        schema=_input_schema(work, slots, work.budget),
         answer=_answer(work, contents),
         keywords=_keywords(operation, slots),
         lookups=lookups,
@@ -258,7 +272,7 @@ def _is_provided(work: _Work, given: Input) -> bool:
     return (given.place, folded(given.place, given.name)) in work.provided
 
 
-def _input_schema(work: _Work, slots: Sequence[Slot]) -> bytes:
+def _input_schema(work: _Work, slots: Sequence[Slot], budget: int) -> bytes:
     ordered = sorted(slots, key=lambda slot: slot.rank)
     root: dict[str, Any] = {
         "type": "object",
@@ -268,7 +282,7 @@ def _input_schema(work: _Work, slots: Sequence[Slot]) -> bytes:
         root["required"] = required
     root["additionalProperties"] = False
     refs = dict.fromkeys(ref for slot in ordered for ref in slot.refs)
-    schema = input_schema(root, refs, work.taken, work.report_here, work.budget)
+    schema = input_schema(root, refs, work.taken, work.report_here, budget)
     work.listed_bytes += len(schema)
     if work.listed_bytes > MAX_LISTED:
         raise DefinitionUnreadable(
@@ -290,9 +304,11 @@ def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":
             fragment = work.given.translate(content.schema)
-            schema = output_schema(fragment.schema, fragment.refs, work.given)
-            work.answer_bytes += len(schema or b"")
-            return schema
+            key = orjson.dumps(fragment.schema)
+            if key not in work.answers:
+                work.answers[key] = output_schema(fragment.schema, fragment.refs, work.given)
+            work.answer_bytes += len(work.answers[key] or b"")
+            return work.answers[key]
     return None
 
 

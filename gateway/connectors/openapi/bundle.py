@@ -2,38 +2,41 @@
 
 Definitions are taken breadth first until the budget is used up; what lies deeper becomes an open
 schema with the same description, so the input stays valid and only gets looser. A root that is too
-large by itself loses its deepest levels. At last the whole is compiled as a caller's arguments
-would be: a part that does not compile is opened.
+large by itself loses its deepest levels. Parts are compiled one by one, each once a document: what
+does not compile is opened, and the whole then compiles because its parts do.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import jsonschema_rs
 import orjson
 
+from gateway.connectors.openapi.checks import compiles, joined
 from gateway.connectors.openapi.document import Unusable
-from gateway.connectors.openapi.keywords import PATTERN_OPTIONS
 from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.text import cut
 
 INPUT_BUDGET = 16 * 1024
 _SMALLEST_BUDGET = 1024
-LISTED_BUDGET = 16 * 1024 * 1024  # for the inputs of all tools together
-MAX_INPUT = 256 * 1024  # what no pruning brings below this is not a tool
+LISTED_BUDGET = 1536 * 1024  # for the inputs of all tools together, where they are few
+_LISTED_EACH = 4 * 1024  # and for each, where they are many
+_MOST_LISTED = 16 * 1024 * 1024
+MAX_INPUT = 64 * 1024  # what no pruning brings below this is not a tool
 MAX_OUTPUT = 64 * 1024
 _SMALL = 300  # a leaf this small costs no more than a stub would
-_LEVELS = (6, 4, 3, 2, 1)
+_LEVELS = (5, 3, 2, 1)
+_PARTS = 4  # definitions put together, for one unit of work
+_COST = 256  # bytes of an input that is too large, for one unit of work
 _LONG_ENUM = 1024
 _SHORT_DESCRIPTION = 100
 
 
 def input_schema(
     root: dict[str, Any],
-    refs: Iterable[str],
+    refs: Collection[str],
     schemas: Schemas,
     report: Callable[[str, str], None],
     budget: int = INPUT_BUDGET,
@@ -41,19 +44,31 @@ def input_schema(
     """The JSON text of a tool's input schema, within its budget and sure to compile."""
     text = orjson.dumps(root)
     if len(text) > budget:
+        schemas.spend(len(text) // _COST)
         root = _pruned_root(root, budget)
         text, refs = orjson.dumps(root), refs_in(root)
         report("info", "its inputs are too large to list whole; the deepest levels are left open")
     if len(text) > MAX_INPUT:
         raise Unusable(f"its inputs take {len(text):,} bytes, at most {MAX_INPUT:,} are listed")
-    definitions = _within(refs, schemas, budget - len(text))
-    joined = _joined(text, definitions)
-    return joined if compiles(joined) else _loosened(root, definitions, report)
+    if not compiles(joined(text, dict.fromkeys(refs, b"{}"))):
+        text = _loosened(root, refs, report)
+    return joined(text, _within(refs, schemas, budget - len(text)))
 
 
 def input_budget(operations: int) -> int:
     """The room for one tool's input where there are so many."""
-    return max(_SMALLEST_BUDGET, min(INPUT_BUDGET, LISTED_BUDGET // max(operations, 1)))
+    return max(_SMALLEST_BUDGET, min(INPUT_BUDGET, _MOST_LISTED // max(operations, 1)))
+
+
+def fair_share(sizes: Sequence[int]) -> int:
+    """The room for one input such that all fit together: small ones leave theirs to large ones."""
+    left = max(LISTED_BUDGET, len(sizes) * _LISTED_EACH)
+    for index, size in enumerate(ordered := sorted(sizes)):
+        share = left // (len(ordered) - index)
+        if size > share:
+            return max(share, _SMALLEST_BUDGET)
+        left -= size
+    return INPUT_BUDGET
 
 
 def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> bytes | None:
@@ -69,18 +84,8 @@ def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> byte
         definitions[name] = definition.text
         used += len(definition.text)
         waiting.extend(definition.refs)
-    return _joined(text, definitions) if used <= MAX_OUTPUT else None
-
-
-def compiles(text: bytes) -> bool:
-    """Whether the schema can be used to check arguments."""
-    try:
-        jsonschema_rs.Draft202012Validator(
-            orjson.loads(text), pattern_options=PATTERN_OPTIONS, offline=True
-        )
-    except (jsonschema_rs.ValidationError, ValueError):
-        return False
-    return True
+    schemas.spend(len(definitions) // _PARTS)
+    return joined(text, definitions) if used <= MAX_OUTPUT else None
 
 
 def refs_in(value: Any) -> tuple[str, ...]:
@@ -114,25 +119,18 @@ def _within(refs: Iterable[str], schemas: Schemas, budget: int) -> dict[str, byt
             waiting.extend(definition.refs)
         else:
             chosen[name] = definition.stub
+    schemas.spend(len(chosen) // _PARTS)
     return chosen
-
-
-def _joined(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
-    """Definitions are serialised once a document, so putting them together is joining bytes."""
-    if not definitions:
-        return text
-    listed = b",".join(b'"%b":%b' % (name.encode(), part) for name, part in definitions.items())
-    comma = b"" if text == b"{}" else b","
-    return b'%b%b"$defs":{%b}}' % (text[:-1], comma, listed)
 
 
 def _pruned_root(root: dict[str, Any], budget: int) -> dict[str, Any]:
     for levels in _LEVELS:
+        # Level by level from the last result: each pass has less to go through.
         properties = {name: _pruned(part, levels) for name, part in root["properties"].items()}
-        pruned = {**root, "properties": properties}
-        if len(orjson.dumps(pruned)) <= budget:
+        root = {**root, "properties": properties}
+        if len(orjson.dumps(root)) <= budget:
             break
-    return pruned
+    return root
 
 
 def _pruned(schema: Any, levels: int) -> Any:
@@ -168,21 +166,16 @@ def _words_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loosened(
-    root: dict[str, Any], definitions: Mapping[str, bytes], report: Callable[[str, str], None]
+    root: dict[str, Any], refs: Collection[str], report: Callable[[str, str], None]
 ) -> bytes:
-    """The same with every part that does not compile by itself left open."""
-    open_all = dict.fromkeys(definitions, b"{}")
-    sound = dict(definitions)
-    for name, part in definitions.items():
-        if not compiles(_joined(b"{}", {**open_all, name: part})):
-            report("warning", f"schema {name} is not valid; anything is accepted there")
-            sound[name] = b"{}"
+    """The same with every input that does not compile by itself left open."""
+    anything = dict.fromkeys(refs, b"{}")
     properties = dict(root["properties"])
     for name, part in root["properties"].items():
-        if not compiles(_joined(orjson.dumps({"properties": {name: part}}), open_all)):
+        if not compiles(joined(orjson.dumps({"properties": {name: part}}), anything)):
             report("warning", f"the schema of {name} is not valid; anything is accepted there")
             properties[name] = {}
-    text = _joined(orjson.dumps({**root, "properties": properties}), sound)
-    if not compiles(text):
+    text = orjson.dumps({**root, "properties": properties})
+    if not compiles(joined(text, anything)):
         raise Unusable("its inputs are not a valid schema")
     return text

@@ -16,7 +16,7 @@ from gateway.connectors.openapi.reading import MAX_OPERATIONS, METHODS
 from gateway.errors import DefinitionUnreadable
 
 MAX_HOPS = 50  # references that lead to references
-MAX_WORK = 500_000  # parameters, properties and the like, over all operations
+MAX_WORK = 250_000  # parameters, properties and the like, over all operations
 MAX_ID = 300  # an operation id longer than this is taken for none
 
 _EMPTY: Mapping[str, Any] = {}
@@ -95,7 +95,7 @@ def operations(document: Document) -> Iterator[Operation | tuple[str, str, str]]
 def _operation(
     method: str, path: str, raw: Any, item: Mapping[str, Any]
 ) -> Operation | tuple[str, str, str]:
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, dict):
         return method, path, "the operation is not an object"
     identity = raw.get("operationId")
     known = text_of(identity).strip() and len(text_of(identity)) <= MAX_ID
@@ -127,7 +127,7 @@ def spend(document: Document, amount: int) -> None:
 def resolved(document: Document, value: Any) -> Mapping[str, Any]:
     """The object that a value is or, through references, stands for."""
     for _ in range(MAX_HOPS):
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             raise Unusable("a reference leads to something that is not an object")
         reference = value.get("$ref")
         if not isinstance(reference, str):
@@ -154,7 +154,7 @@ def target_of(document: Document, reference: str) -> Any:
 def _step(value: Any, segment: str, reference: str) -> Any:
     for name in (unquote(segment), segment):
         key = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, Mapping) and key in value:
+        if isinstance(value, dict) and key in value:
             return value[key]
         if isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
             return value[int(key)]

@@ -7,30 +7,13 @@ keyword with a value it may not have is left out: the schema then accepts more, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
-import jsonschema_rs
 import orjson
 
-_MAX_PATTERN = 1_000
 _MAX_VALUE = 8 * 1024  # bytes of an enum, a constant or a default
-_PATTERN_BYTES = 1024 * 1024  # of one compiled pattern
-PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _WORDS = ("title", "description")
-
-
-@lru_cache(maxsize=8192)
-def is_linear_pattern(pattern: str) -> bool:
-    """Whether an engine that never backtracks understands the pattern."""
-    if len(pattern) > _MAX_PATTERN:
-        return False
-    try:
-        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=PATTERN_OPTIONS)
-    except (jsonschema_rs.ValidationError, ValueError):
-        return False
-    return True
 
 
 def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
@@ -90,10 +73,6 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, str) and value else None
 
 
-def _pattern(value: Any) -> Any:
-    return value if isinstance(value, str) and is_linear_pattern(value) else None
-
-
 def _true(value: Any) -> Any:
     return True if value is True else None
 
@@ -137,7 +116,6 @@ PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "exclusiveMinimum": _number,
     "maxLength": _count,
     "minLength": _count,
-    "pattern": _pattern,
     "maxItems": _count,
     "minItems": _count,
     "uniqueItems": _true,

@@ -18,12 +18,14 @@ from urllib.parse import unquote
 
 import orjson
 
+from gateway.connectors.openapi.checks import compiles, is_linear_pattern, joined
 from gateway.connectors.openapi.document import (
     MAX_HOPS,
     Document,
     Unusable,
     is_internal,
     mapping,
+    spend,
     target_of,
 )
 from gateway.connectors.openapi.keywords import (
@@ -33,7 +35,6 @@ from gateway.connectors.openapi.keywords import (
     PLAIN,
     SAME_VALUE,
     allow_null,
-    is_linear_pattern,
     mend_enum,
     mend_limits,
 )
@@ -44,6 +45,7 @@ Direction = Literal["input", "output"]
 Schema = dict[str, Any] | bool
 
 MAX_WEIGHT = 1_000  # schemas that one value is checked against on one level
+MAX_PATTERNS = 1_000  # different ones in one document
 MAX_NODES = 20_000  # of one schema between references
 _MAX_CHAIN = 60
 _STUB_DESCRIPTION = 120
@@ -91,6 +93,9 @@ class Schemas:
         self._targets: dict[str, Any] = {}
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
+        self._checked: set[str] = set()
+        self._patterns: set[str] = set()
+        self.remembered: dict[tuple[int, str, bool], Any] = {}  # for whoever describes inputs
 
     def translate(self, raw: Any) -> Fragment:
         """The schema in 2020-12. The same object is translated once; nobody may change it."""
@@ -105,13 +110,20 @@ class Schemas:
 
     def definition(self, name: str) -> Definition:
         """The definition that `#/$defs/NAME` stands for, safe to validate with."""
-        self._weigh(name, 0)
+        if name not in self._checked:
+            self._weigh(name, 0)
+            self._check(name)
+            self._checked.add(name)
         return self._definitions[name]
+
+    def spend(self, amount: int) -> None:
+        """Count work on the document's account."""
+        spend(self._document, amount)
 
     def is_hidden(self, raw: Any) -> bool:
         """Whether a property has no place in this direction, also when a reference says so."""
         for _ in range(MAX_HOPS):
-            if not isinstance(raw, Mapping):
+            if not isinstance(raw, dict):
                 return False
             if raw.get(self._hidden) is True:
                 return True
@@ -214,12 +226,19 @@ class Schemas:
         self._weights[name] = weight
         return weight
 
+    def _check(self, name: str) -> None:
+        definition = self._definitions[name]
+        anything = dict.fromkeys(definition.refs, b"{}")
+        if self._hidden == "readOnly" and not compiles(joined(definition.text, anything)):
+            self._report("warning", f"schema {name} is not valid; anything is accepted there")
+            self._definitions[name] = Definition(b"{}", (), (), b"{}")
+
     # --- keywords ---
 
     def _schema(self, raw: Any, trace: _Trace, in_place: bool) -> Schema:
         if isinstance(raw, bool):
             return raw
-        if not isinstance(raw, Mapping):
+        if not isinstance(raw, dict):
             return {}
         trace.nodes += 1
         if trace.nodes > MAX_NODES:
@@ -234,13 +253,13 @@ class Schemas:
                 if (checked := PLAIN[key](value)) is not None:
                     result[key] = checked
             elif key in ONE_SCHEMA:
-                if isinstance(value, (Mapping, bool)):
+                if isinstance(value, (dict, bool)):
                     result[key] = self._schema(value, trace, in_place and key in SAME_VALUE)
             elif key in MANY_SCHEMAS:
                 if isinstance(value, list) and value:
                     below = in_place and key != "prefixItems"
                     result[key] = [self._schema(part, trace, below) for part in value]
-            elif key in NAMED_SCHEMAS and isinstance(value, Mapping):
+            elif key in NAMED_SCHEMAS and isinstance(value, dict):
                 self._named(key, value, raw, trace, result)
         self._finish(raw, trace, result)
         return result
@@ -266,7 +285,7 @@ class Schemas:
     def _belongs(self, name: str, part: Any, raw: Mapping[str, Any]) -> bool:
         if self.is_hidden(part):
             return False
-        unseen = self._hidden == "readOnly" and isinstance(part, Mapping) and is_internal(part)
+        unseen = self._hidden == "readOnly" and isinstance(part, dict) and is_internal(part)
         required = raw.get("required")
         return not unseen or (isinstance(required, list) and name in required)
 
@@ -279,14 +298,24 @@ class Schemas:
             result["title"] = title
         if "required" in raw:
             self._set_required(raw, result)
-        if "pattern" in raw and "pattern" not in result:
-            self._report("info", f"pattern left out, not linear: {str(raw['pattern'])[:100]}")
+        if "pattern" in raw:
+            self._mend_pattern(raw["pattern"], result)
         if raw.get("type") == "file":
             result["contentEncoding"] = "base64"
         mend_limits(raw, result)
         mend_enum(result)
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
             allow_null(result)
+
+    def _mend_pattern(self, pattern: Any, result: dict[str, Any]) -> None:
+        """Compiling patterns is dear: a document has so many, and the rest is not checked."""
+        if len(self._patterns) >= MAX_PATTERNS or not isinstance(pattern, str):
+            return
+        self._patterns.add(pattern)
+        if is_linear_pattern(pattern):
+            result["pattern"] = pattern
+        else:
+            self._report("info", f"pattern left out, not linear: {pattern[:100]}")
 
     def _set_required(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
         if not isinstance(raw["required"], list):
