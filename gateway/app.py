@@ -51,6 +51,7 @@ from gateway.invoke.upstream import UpstreamSender
 from gateway.reload import watch
 from gateway.store.database import Database
 from gateway.store.ids import new_id
+from gateway.store.notify import Notifier
 from gateway.store.secrets import check_seal, load_seal
 
 log = structlog.get_logger("gateway")
@@ -171,7 +172,10 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         app = _assembled(settings, place, gateway, seal, egress)
         for task in await _first_look(catalog):
             stack.push_async_callback(_ended, task)
-        for work in (catalog.poll(), _watch(settings, place, app, egress)):
+        notifier = Notifier(db)
+        await notifier.start(catalog.hear, lambda kind, payload: None)
+        stack.push_async_callback(notifier.close)
+        for work in (catalog.poll(), catalog.follow(), _watch(settings, place, app, egress)):
             stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
 

@@ -70,7 +70,7 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
         after = replace(after, status="disabled")
     return Adoption(
         with_tools(after, build.tools),
-        replace(found, build=build),
+        replace(found, build=build, at=now),
         tuple(changes),
         tuple(waiting),
         first,

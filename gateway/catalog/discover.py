@@ -39,6 +39,7 @@ class Found:
     definition: Definition
     build: Build
     build_key: str
+    at: float = 0.0  # when it was stored: tells a newer one that another process found
 
 
 class Builder(Protocol):

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import SecretStr
 from sqlalchemy import Connection as Transaction
 
-from gateway.catalog.adopt import Adoption
+from gateway.catalog.adopt import Adoption, light
 from gateway.catalog.discover import Found
 from gateway.catalog.fetch import Definition
 from gateway.config.connection import Connection
@@ -61,13 +61,14 @@ class StoredCatalog:
     def __init__(self, db: Database, seal: Seal) -> None:
         self._db = db
         self._seal = seal
+        self._read: dict[str, Found] = {}  # what was read or written last, without documents
 
     async def load(self) -> Stored:
         """All of it, as of now."""
         db = self._db
         revision = await current_revision(db)
         rows = await connections.load_connections(db, self._seal)
-        kept = await definitions.load_definitions(db)
+        found = await self._load_found()
         chosen = await choices.load_choices(db)
         permissions = await choices.load_permissions(db)
         return Stored(
@@ -76,10 +77,24 @@ class StoredCatalog:
                 StoredConnection(r.name, parse_connection(r.name, r.settings), r.revision)
                 for r in rows
             ],
-            {row.connection: _found(row) for row in kept},
+            found,
             {(who, what): level for who, by in chosen.items() for what, level in by.items()},
             Permissions.model_validate(permissions.settings) if permissions else None,
         )
+
+    async def _load_found(self) -> dict[str, Found]:
+        """Every definition with its build; only those that are news are read and decoded."""
+        marks = await definitions.load_marks(self._db)
+        found: dict[str, Found] = {}
+        for name, (location, at) in marks.items():
+            known = self._read.get(name)
+            if known is None or (known.definition.location, known.at) != (location, at):
+                row = await definitions.load_definition(self._db, name, location)
+                known = await asyncio.to_thread(_found, row) if row else None
+            if known is not None:
+                found[name] = known
+        self._read = found
+        return dict(found)
 
     async def raw(self, connection: str, location: str) -> bytes:
         """The bytes of a connection's definition."""
@@ -102,7 +117,9 @@ class StoredCatalog:
             changes.record_in(tx, name, rows)
             return revision
 
-        return await self._db.write(unit, REVISION_LOCK)
+        revision = await self._db.write(unit, REVISION_LOCK)
+        self._read[name] = light(new.found)
+        return revision
 
     async def delete(self, name: str, expected: int | None) -> int:
         """Forgets a connection; the revision at which it went."""
@@ -122,7 +139,9 @@ class StoredCatalog:
             changes.record_in(tx, name, rows)
             return bump_revision(tx)
 
-        return await self._db.write(unit, REVISION_LOCK)
+        revision = await self._db.write(unit, REVISION_LOCK)
+        self._read[name] = light(new.found)
+        return revision
 
     async def choose(self, principal: str, connection: str, access: Level) -> int:
         """Keeps a principal's own choice; the revision at which it holds."""
@@ -175,7 +194,7 @@ def _row(name: str, new: Adoption) -> definitions.Definition:
 
 def _found(row: definitions.Definition) -> Found:
     definition = Definition(row.location, b"", row.sha256, row.etag, row.last_modified)
-    return Found(definition, decode_build(row.build), row.build_key)
+    return Found(definition, decode_build(row.build), row.build_key, row.fetched_at)
 
 
 def _rows(new: Adoption, by: str) -> list[changes.Change]:

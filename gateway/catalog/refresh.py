@@ -67,6 +67,9 @@ class Catalog:
         self._choices: Mapping[tuple[str, str], Level] = {}
         self._permissions: Permissions | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._synced = 0  # the store's revision up to which everything was taken over
+        self._behind = asyncio.Event()
+        self._taking = asyncio.Lock()
         self._woken: set[str] = set()
         self._wake = asyncio.Event()
         self.refreshed_at: dict[str, float] = {}
@@ -91,16 +94,31 @@ class Catalog:
 
     async def apply(self, settings: Settings) -> list[str]:
         """New settings, live; gives the connections that must now be discovered."""
-        await self._take(await self._persistence.load(), settings)
+        async with self._taking:
+            await self._take(await self._persistence.load(), settings)
         return [
             name
             for name, state in self._states.items()
             if state.status == "pending" and _active(state.settings)
         ]
 
-    async def sync(self) -> None:
-        """Takes over what another process has put into the store."""
-        await self._take(await self._persistence.load(), self.current.settings)
+    def hear(self, revision: int) -> None:
+        """Has what another process put into the store taken over soon."""
+        if revision > self._synced:
+            self._behind.set()
+
+    async def follow(self) -> None:
+        """Takes over what other processes put into the store, for ever."""
+        while True:
+            await self._behind.wait()
+            self._behind.clear()
+            try:
+                async with self._taking:
+                    await self._take(await self._persistence.load(), self.current.settings)
+            except GatewayError as error:
+                log.warning("changes of other processes not read", error=error.message)
+                await asyncio.sleep(POLL_SECONDS)
+                self._behind.set()
 
     async def put(
         self,
@@ -252,6 +270,7 @@ class Catalog:
 
     async def _take(self, stored: Stored, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
+        self._synced = max(self._synced, stored.revision)
         seen = dict(self._states)
         states: dict[str, ConnectionState] = {}
         for name, (connection, origin, revision) in self._wanted(stored, settings).items():
@@ -281,17 +300,7 @@ class Catalog:
     ) -> ConnectionState:
         """The connection as it runs where nothing of it changed, else from what is cached."""
         old = self._states.get(base.name)
-        limits_same = settings.limits == self.current.settings.limits
-        if (
-            old
-            and limits_same
-            and (old.settings, old.origin, old.revision)
-            == (
-                base.settings,
-                base.origin,
-                base.revision,
-            )
-        ):
+        if old is not None and self._is_current(old, base, cached, settings):
             return old
         base = _with_last_good(base, old)
         if cached is None or not _active(base.settings):
@@ -306,6 +315,18 @@ class Catalog:
         self._found[base.name] = light(found)
         state = replace(base, build=found.build, status="connected", problems=found.build.problems)
         return with_tools(state, found.build.tools)
+
+    def _is_current(
+        self, old: ConnectionState, base: ConnectionState, cached: Found | None, settings: Settings
+    ) -> bool:
+        known = self._found.get(base.name)
+        same_build = cached is None or (known is not None and known.at == cached.at)
+        return (
+            same_build
+            and settings.limits == self.current.settings.limits
+            and (old.settings, old.origin, old.revision)
+            == (base.settings, base.origin, base.revision)
+        )
 
     async def _rebuilt(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
         name, limits, definition = base.name, settings.limits, cached.definition

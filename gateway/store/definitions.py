@@ -105,6 +105,20 @@ async def load_definitions(db: Database) -> list[Definition]:
     return [_definition(row) for row in rows]
 
 
+async def load_marks(db: Database) -> dict[str, tuple[str, float]]:
+    """Location and time of every definition, by connection: what tells whether one is news."""
+    statement = select(_table.c.connection, _table.c.location, _table.c.fetched_at)
+    rows = await db.read(lambda tx: tx.execute(statement).all())
+    return {row.connection: (row.location, row.fetched_at) for row in rows}
+
+
+async def load_definition(db: Database, connection: str, location: str) -> Definition | None:
+    """One definition with its build, without the document."""
+    statement = select(*columns(_table, Definition)).where(_is(connection, location))
+    row = await db.read(lambda tx: tx.execute(statement).mappings().one_or_none())
+    return None if row is None else _definition(row)
+
+
 async def load_raw(db: Database, connection: str, location: str) -> bytes | None:
     """The document as it was fetched."""
     statement = select(_table.c.raw).where(_is(connection, location))

@@ -1,0 +1,87 @@
+"""Two gateways on one store: what one is told, the other serves, within a second."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+from mcp.client.client import Client
+
+from tests.conftest import OPEN, Running, gateway_on
+from tests.journeys.test_hot_reload import names, own_call
+from tests.peers import items_api, provider, until
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path, store_url: str) -> AsyncIterator[tuple[Running, Running]]:
+    """Two gateways on one store and one key, each on a configuration file of its own."""
+    text = f'{OPEN}\n[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
+    async with AsyncExitStack() as stack:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        one, two = [
+            await stack.enter_async_context(gateway_on(tmp_path / name / "config.toml", text))
+            for name in ("one", "two")
+        ]
+        yield one, two
+
+
+async def test_a_connection_put_on_one_is_served_changed_and_deleted_on_the_other(
+    replicas: tuple[Running, Running],
+) -> None:
+    one, two = replicas
+    tools = lambda: set(two.app.gateway.snapshot.tools)  # noqa: E731 - read anew each time
+    async with provider() as peer, Client(one.mcp) as client:
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        await until(lambda: tools() == {"shop_get_items"})
+        peer.document = items_api(peer.url, "pears")
+        await own_call(client, "refresh_tools", connection="shop")
+        await until(lambda: tools() == {"shop_get_pears"})
+        async with Client(two.mcp) as other:
+            answer = await own_call(other, "shop_get_pears", id="7")
+            assert answer == {"path": "/pears/7", "method": "GET"}
+        await own_call(client, "delete_connection", name="shop")
+        await until(lambda: tools() == set())
+
+
+async def test_a_choice_made_on_one_holds_on_the_other(
+    replicas: tuple[Running, Running],
+) -> None:
+    one, two = replicas
+    async with provider() as peer, Client(one.mcp) as client, aiohttp.ClientSession() as http:
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        url = f"{one.url}/api/v1/access/shop"
+        async with http.put(url, json={"access": "disabled"}) as answer:
+            assert (await answer.json())["effective_access"] == "disabled"
+        await until(lambda: ("local", "shop") in two.app.gateway.snapshot.choices)
+        async with Client(two.mcp) as other:
+            assert "shop_get_items" not in await names(other)
+
+
+async def test_a_session_of_the_first_era_is_served_by_either(
+    replicas: tuple[Running, Running],
+) -> None:
+    one, two = replicas
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        },
+    }
+    headers = {"Accept": "application/json, text/event-stream"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(one.mcp, json=hello) as answer:
+            session = answer.headers["Mcp-Session-Id"]
+        within = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+        ask = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        for replica in (two, one, two):
+            async with http.post(replica.mcp, json=ask, headers=within) as answer:
+                assert answer.status == 200
+                assert (await answer.json())["id"] == 2
