@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-TOOLS = ["echo", "slow", "env", "pid", "die", "huge", "steps", "ask", "spawn", "grow", "seen"]
+TOOLS = "echo slow env pid die huge steps ask spawn grow seen log".split()
 
 
 class Peer:
@@ -95,6 +95,10 @@ class Peer:
 
     def call_seen(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
         return "\n".join(self.seen)
+
+    def call_log(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
+        self.send(method="notifications/message", params={"level": "info", "data": "hello"})
+        return "done"
 
     def call_steps(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
         for step in (1, 2, 3):

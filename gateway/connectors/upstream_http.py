@@ -16,7 +16,6 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-import orjson
 import structlog
 
 from gateway.connectors.upstream_answers import (
@@ -49,6 +48,7 @@ from gateway.connectors.upstream_rpc import (
     SessionGone,
     answer,
     broken,
+    encoded,
     negotiate,
     outcome,
     passed_on,
@@ -173,7 +173,7 @@ class HttpSession:
         self, message: Message, peer: Peer, seconds: float, hooks: Hooks
     ) -> dict[str, Any]:
         ends = asyncio.get_running_loop().time() + seconds
-        body = orjson.dumps(message)
+        body = encoded(message)
         try:
             return await self._attempt(message, body, peer, ends, hooks)
         except _StaleCredentials:  # not processed: once more, with fresh ones
@@ -248,7 +248,7 @@ class HttpSession:
         params = {"notifications": LISTEN_FILTER}
         message = request_message(next(self._ids), "subscriptions/listen", params, self.peer)
         head = [*await self._headers(self.peer), *self._routing(message, self.peer)]
-        body = orjson.dumps(message)
+        body = encoded(message)
         async with self._open("POST", self._url, head, body, LISTEN_SECONDS) as streamed:
             if streamed.status != 200:
                 error = await self._refusal(streamed, self.peer)
@@ -295,7 +295,7 @@ class HttpSession:
         await self._post_only(await answer(message, sole))
 
     async def _post_only(self, message: Message) -> None:
-        head, body = await self._headers(self.peer), orjson.dumps(message)
+        head, body = await self._headers(self.peer), encoded(message)
         async with self._open("POST", self._url, head, body, TELL_SECONDS) as streamed:
             await _read_to_end(streamed)
 

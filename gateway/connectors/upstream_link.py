@@ -347,11 +347,11 @@ class Link:
                 continue
             try:
                 found = listing_digest(await self._list(self._connect_seconds))
-            except GatewayError:
+            except GatewayError as error:
                 failures += 1
-                self._owed = True
+                self._owed, self.error = True, error
                 continue
-            failures = 0
+            failures, self.error = 0, None
             if self._owed or found != self._listed:
                 self._owed = False
                 self.changed()

@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import orjson
 import structlog
 
 from gateway import __version__
 from gateway.connectors.text import cut, visible
-from gateway.errors import GatewayError, UpstreamFailed
+from gateway.errors import Fixable, GatewayError, UpstreamFailed
 
 Message = dict[str, Any]
 Era = Literal["handshake", "modern"]
@@ -154,6 +155,17 @@ def request_message(
     return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": sent}
 
 
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """A message as JSON on one line."""
+    try:
+        return orjson.dumps(message)
+    except TypeError as error:
+        hint = "Use fewer levels, and integers of at most 64 bits."
+        raise Fixable(
+            "invalid_arguments", "The arguments can't be written as JSON", hint
+        ) from error
+
+
 def _passable(key: str) -> bool:
     """Progress tokens and envelopes belong to one hop; a log level is the caller's own wish."""
     return key != "progressToken" and (not key.startswith(_META) or key == _META + "logLevel")
@@ -175,7 +187,13 @@ async def negotiate(exchange: Exchange, remembered: Era | None, seconds: float) 
             raise
         if error.details.get("status") in (401, 403):
             raise
-    return await meetings[1](exchange, seconds)
+    try:
+        return await meetings[1](exchange, seconds)
+    except RpcFailed as error:
+        if error.rpc_code != UNSUPPORTED_VERSION:
+            raise
+    # A modern upstream too slow for the first question has heard it by now.
+    return await _discover(exchange, seconds)
 
 
 async def _discover(exchange: Exchange, seconds: float) -> Peer:

@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 class Upstream:
     """How one upstream is reached."""
 
-    name: str
+    name: str  # as messages and logs call it
     transport: Literal["http", "stdio"] = "http"
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Upstreams:
             self._retiring[task] = known[1]
             task.add_done_callback(self._retiring.pop)
         if settings is not None:
-            self._links[name] = settings, self._link(settings)
+            self._links[name] = settings, self._link(name, settings)
 
     def status(self, name: str) -> UpstreamStatus:
         """How an upstream is doing now."""
@@ -195,25 +195,25 @@ class Upstreams:
         except KeyError:
             raise Refused("not_connected", f"{name} is not connected") from None
 
-    def _link(self, settings: Upstream) -> Link:
+    def _link(self, name: str, settings: Upstream) -> Link:
         http = settings.transport == "http"
         link = Link(
             settings.name,
-            lambda: self._session(settings, link),
+            lambda: self._session(name, settings, link),
             lazy=settings.lazy,
             connect_seconds=settings.timeout_seconds if http else self._pace.start,
             retry_on_demand=http,
-            changed=lambda: self._tell(self._on_changed, settings.name),
+            changed=lambda: self._tell(self._on_changed, name),
             pace=self._pace,
         )
         return link
 
-    def _session(self, settings: Upstream, link: Link) -> Session:
+    def _session(self, name: str, settings: Upstream, link: Link) -> Session:
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method == CHANGED:
                 link.changed()
             else:
-                self._tell(self._on_notice, settings.name, method, params)
+                self._tell(self._on_notice, name, method, params)
 
         if settings.transport == "stdio":
             return StdioSession(
@@ -230,7 +230,7 @@ class Upstreams:
             settings.url,
             tuple(settings.headers.items()),
             open_=self._open,
-            authorize=self._credentials(settings.name),
+            authorize=self._credentials(name),
             notice=notice,
             max_bytes=self._max_bytes,
         )

@@ -37,6 +37,8 @@ class EventReader:
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """The events that this chunk completes."""
+        if not chunk:
+            return
         if self._after_cr and chunk[:1] == b"\n":
             chunk = chunk[1:]
         self._after_cr = chunk[-1:] == b"\r"

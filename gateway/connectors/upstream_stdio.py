@@ -36,6 +36,7 @@ from gateway.connectors.upstream_rpc import (
     Peer,
     RpcFailed,
     answer,
+    encoded,
     negotiate,
     passed_on,
     pausing,
@@ -189,7 +190,7 @@ class StdioSession:
         if pipe.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise unreachable(self.name, "does not read its input", sent=False)
         try:
-            pipe.write(orjson.dumps(message) + b"\n")
+            pipe.write(encoded(message) + b"\n")
         except (OSError, RuntimeError) as error:  # asyncio's and uvloop's word for a closed pipe
             raise unreachable(self.name, "closed its input", sent=False) from error
         return pipe

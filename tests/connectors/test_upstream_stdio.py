@@ -17,22 +17,13 @@ import structlog.testing
 
 from gateway.connectors.upstream_sessions import Upstream, Upstreams
 from gateway.errors import UpstreamFailed
-from tests.connectors.upstream_doors import QUICK, Told, stdio, text_of, upstreams
+from tests.connectors.upstream_doors import QUICK, Told, running, stdio, text_of, upstreams
 
 both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
 
 
 async def pid_of(ups: Upstreams, name: str = "up") -> int:
     return int(text_of(await ups.call(name, "pid", {})))
-
-
-def running(pid: int) -> bool:
-    """Whether a process lives; one that only waits to be reaped does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 @both_eras
@@ -161,6 +152,16 @@ async def test_change_that_the_child_announces_is_told(era: str) -> None:
         assert len(await ups.list_tools("up")) == before + 1
 
 
+async def test_other_notices_are_told_with_the_name_of_their_upstream() -> None:
+    heard: list[tuple[str, str, Mapping[str, Any]]] = []
+    async with upstreams(stdio("up")) as ups:
+        stop = ups.on_notification(lambda *notice: heard.append(notice))
+        await ups.call("up", "log", {})
+        stop()
+        await ups.call("up", "log", {})
+    assert heard == [("up", "notifications/message", {"level": "info", "data": "hello"})]
+
+
 async def test_child_killed_during_calls_fails_them_at_once_and_comes_back() -> None:
     async with upstreams(stdio("up"), pace=replace(QUICK, patience=5.0)) as ups:
         first = await pid_of(ups)
@@ -190,7 +191,7 @@ async def test_crash_looping_child_is_backed_off_and_reaped(tmp_path: Path) -> N
     starts = tmp_path / "starts"
     pace = replace(QUICK, first_rest=0.1, longest_rest=30.0)
     async with upstreams(stdio("up", "--crash", "--starts", str(starts)), pace=pace) as ups:
-        for _ in range(20):
+        for _ in range(12):
             with pytest.raises(UpstreamFailed) as caught:
                 await ups.call("up", "echo", {})
             assert caught.value.code == "upstream_unreachable"

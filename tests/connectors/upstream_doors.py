@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,6 +15,7 @@ from gateway.connectors.upstream_link import Pace
 from gateway.connectors.upstream_sessions import Upstream, Upstreams
 from gateway.egress import Egress, Request
 
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading certificates takes long
 STDIO_PEER = str(Path(__file__).parents[1] / "stdio_peer.py")
 QUICK = Pace(
     first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, gather=0.01, spacing=0.05
@@ -34,7 +36,7 @@ async def upstreams(*settings: Upstream, **options: Any) -> AsyncIterator[Upstre
     """Upstreams behind the gateway's real way out, at a quick pace."""
     options.setdefault("pace", QUICK)
     async with (
-        Egress(["127.0.0.1/32"]) as egress,
+        Egress(["127.0.0.1/32"], tls=NO_TLS) as egress,
         Upstreams(_Way(egress), **options) as ups,
     ):
         for one in settings:
@@ -73,3 +75,12 @@ def text_of(result: dict[str, Any]) -> str:
     content = result["content"]
     assert isinstance(content, list) and len(content) == 1
     return str(content[0]["text"])
+
+
+def running(pid: int) -> bool:
+    """Whether a process lives; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
