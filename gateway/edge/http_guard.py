@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 from starlette.types import Scope as HttpScope
 
 Fields = Mapping[bytes, bytes]
@@ -193,6 +193,38 @@ async def _read(receive: Receive, limit: int) -> bytes:
 
 
 _CLOSE = ((b"connection", b"close"),)
+_PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"*, authorization"),
+    (b"access-control-max-age", b"600"),
+)
+_EXPOSED = b"mcp-session-id, www-authenticate, retry-after"
+
+
+def is_preflight(scope: HttpScope, fields: Fields) -> bool:
+    """Whether a browser asks what a page of another origin may do."""
+    return scope["method"] == "OPTIONS" and b"access-control-request-method" in fields
+
+
+def for_browser(send: Send, origin: bytes) -> Send:
+    """A `send` that lets a page of this origin read the answer. Check the origin first."""
+    lines = [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", _EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+    async def send_readable(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *lines]}
+        await send(message)
+
+    return send_readable
+
+
+async def answer_preflight(send: Send) -> None:
+    """Say what is allowed; the request itself is checked when it comes."""
+    await respond(send, 204, headers=_PREFLIGHT)
 
 
 def _too_large(limit: int) -> Refusal:

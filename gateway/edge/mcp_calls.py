@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from gateway.edge.mcp_messages import RequestId, dump
 from gateway.edge.mcp_streams import Reply, event
 
+MAX_ANSWER_SECONDS = 3600.0  # callers have shorter deadlines of their own
 CANCELLED: dict[str, Any] = {"action": "cancel"}
 
 _T = TypeVar("_T")
@@ -118,7 +119,10 @@ class Calls:
         question = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         try:
             reply.say(event(dump(question)), droppable=False)
-            return await future
+            async with asyncio.timeout(MAX_ANSWER_SECONDS):
+                return await future
+        except TimeoutError:
+            return CANCELLED
         finally:
             reply.on_gone = None
             del self._questions[key]

@@ -187,6 +187,7 @@ async def serve_get(core: Core, exchange: Exchange) -> None:
         exchange.fields,
         Frames(_first_frame(session, known), lambda new: event(_CHANGED, _event_id(new))),
         known,
+        session.id,
         lambda: core.sessions.alive(session),
     )
     if known != digest:

@@ -10,6 +10,7 @@ so that a client of 2026 which forgot it is told just that.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -24,8 +25,11 @@ from gateway.edge.http_guard import (
     Fields,
     Refusal,
     accepted_types,
+    answer_preflight,
     check_host,
     fold,
+    for_browser,
+    is_preflight,
     read_body,
     require_json,
     respond,
@@ -57,6 +61,7 @@ __all__ = [
 ]
 
 MAX_BUNDLES = 32
+STREAMS_CLOSE_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 _OWN = Scope("own")
@@ -104,6 +109,11 @@ class McpEndpoint:
         lines: list[tuple[bytes, bytes]] = scope["headers"]
         fields = fold(lines)
         check_host(core.rules, scope, fields)
+        if b"origin" in fields:
+            send = for_browser(send, fields[b"origin"])
+            if is_preflight(scope, fields):
+                await answer_preflight(send)
+                return
         try:
             principal = await core.identity.identify(fields)
         except Unauthenticated as error:
@@ -165,14 +175,15 @@ class McpEndpoint:
         """Cancel a call of a session, on behalf of another replica; False: it is not here."""
         return self._core.calls.cancel(session, request_id)
 
-    def take_answer(self, session: str, request_id: RequestId, body: dict[str, Any]) -> bool:
+    def take_answer(self, session: str, request_id: RequestId, body: Mapping[str, Any]) -> bool:
         """Hand on a client's answer that reached another replica; False: nobody here asked."""
         return self._core.calls.answer(session, request_id, body)
 
     async def drain(self, grace: float) -> bool:
         """Let calls finish, then close the streams; False when the grace was over first."""
+        self._core.streams.accept_no_more()
         finished = await self._core.calls.finished(grace)
-        await self._core.streams.close(1.0)
+        await self._core.streams.close(STREAMS_CLOSE_SECONDS)
         return finished
 
 

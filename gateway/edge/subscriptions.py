@@ -63,6 +63,7 @@ class Stream:
         "principal",
         "said",
         "scope",
+        "session",
     )
 
     def __init__(
@@ -72,12 +73,14 @@ class Stream:
         fields: Fields,
         frames: Frames,
         digest: str,
+        session: str | None = None,
         alive: Callable[[], bool] | None = None,
     ) -> None:
         self.principal = principal
         self.scope = scope
-        self.fields = fields
+        self.fields = {name: fields[name] for name in (b"authorization",) if name in fields}
         self.digest = digest  # of the view the client knows of
+        self.session = session
         self.alive = alive
         self.changed = False
         self.ending = False
@@ -168,7 +171,7 @@ class Streams:
         self._surface = surface
         self._identity = identity
         self._max_per_principal = max_per_principal
-        self._open: set[Stream] = set()
+        self._open: dict[Stream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()
         self._closing = False
         self._change_pending = False
@@ -176,7 +179,7 @@ class Streams:
         self._passes: set[asyncio.Task[None]] = set()
         self._one_pass = asyncio.Lock()
         self._empty = asyncio.Event()
-        self._unsubscribe = (
+        self._unsubscribe: tuple[Callable[[], None], ...] = (
             surface.on_change(self._on_change),
             identity.on_change(self.look_again),
         )
@@ -192,14 +195,14 @@ class Streams:
         if self._count[name] >= self._max_per_principal:
             raise Refusal(429, "Too many open streams", ((b"retry-after", b"30"),))
         self._count[name] += 1
-        self._open.add(stream)
+        self._open[stream] = None
         self._empty.clear()
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
         try:
             await stream.run(receive, send)
         finally:
-            self._open.discard(stream)
+            self._open.pop(stream, None)
             self._count[name] -= 1
             if not self._count[name]:
                 del self._count[name]
@@ -238,10 +241,11 @@ class Streams:
     async def _compare(self) -> None:
         """Tell each stream whose view changed, and end each that has no right to one any more."""
         async with self._one_pass:  # an older pass must not put an older digest back
-            await self._pass_over(list(self._open))
+            await self._pass_over(list(reversed(self._open)))
 
     async def _pass_over(self, streams: list[Stream]) -> None:
         known: dict[tuple[bytes | None, Scope], str | None] = {}
+        told: set[str] = set()  # a session hears on one stream, its newest, whatever it has open
         for stream in streams:
             key = (stream.fields.get(b"authorization"), stream.scope)
             if key not in known:
@@ -250,8 +254,13 @@ class Streams:
             digest = known[key]
             if digest is None or (stream.alive is not None and not stream.alive()):
                 stream.end()
-            elif digest != stream.digest and not self._change_pending:
+            elif digest == stream.digest or self._change_pending:
+                continue
+            elif stream.session in told:
+                stream.digest = digest
+            else:
                 stream.tell_changed(digest)
+                told |= {stream.session} if stream.session else set()
 
     async def _digest(self, stream: Stream) -> str | None:
         """The digest of what the stream's token sees now; None: nothing."""
@@ -266,12 +275,16 @@ class Streams:
             _log.error("stream_check_failed", error=type(error).__name__)
             return stream.digest
 
+    def accept_no_more(self) -> None:
+        """Refuse new streams; those that are open go on."""
+        self._closing = True
+
     async def close(self, seconds: float) -> None:
         """End all streams and wait for them."""
-        if not self._closing:
-            self._closing = True
-            for unsubscribe in self._unsubscribe:
-                unsubscribe()
+        self.accept_no_more()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe = ()
         for stream in list(self._open):
             stream.end()
         if self._open:

@@ -16,6 +16,7 @@ import uvloop
 from cryptography.fernet import Fernet
 
 from gateway.edge.identity import AuthSettings, Identity
+from gateway.edge.mcp_calls import Relay
 from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
 from gateway.model import Principal
 from tests.edge.toolbox import Toolbox
@@ -81,11 +82,16 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
     async with AsyncExitStack() as stack:
 
         async def make(
-            auth: AuthSettings | None = None, toolbox: Toolbox | None = None, **settings: Any
+            auth: AuthSettings | None = None,
+            toolbox: Toolbox | None = None,
+            relay: Relay | None = None,
+            **settings: Any,
         ) -> Edge:
             toolbox = toolbox or Toolbox()
             identity = Identity(auth or AuthSettings())
-            endpoint = McpEndpoint(toolbox, identity, Fernet(KEY), EdgeSettings(**settings))
+            endpoint = McpEndpoint(
+                toolbox, identity, Fernet(KEY), EdgeSettings(**settings), relay=relay
+            )
             port = await stack.enter_async_context(serving(endpoint))
             http = await stack.enter_async_context(aiohttp.ClientSession())
             stack.push_async_callback(endpoint.drain, 0.0)

@@ -153,3 +153,17 @@ async def test_without_tokens_everyone_listens_as_local(make_edge: EdgeMaker) ->
     async with listening(edge) as events:
         edge.toolbox.put("of_local", "local")
         assert await changed(events)
+
+
+async def test_session_with_several_streams_hears_on_the_newest(edge: Edge) -> None:
+    own = await session(edge, headers=token_of("ann"))
+    async with opened(edge, own) as older, opened(edge, own) as newer:
+        edge.toolbox.put("new")
+        assert await changed(newer)
+        assert await older.silent(0.3)
+        newer.response.close()
+        async with asyncio.timeout(5):
+            while edge.endpoint.open_streams > 1:
+                await post(edge, b"")
+        edge.toolbox.put("newer")
+        assert await changed(older)

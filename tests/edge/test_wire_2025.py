@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from gateway.edge.mcp_server import McpEndpoint
 from tests.edge.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.edge.raw import call, opened, post, request, session
 
@@ -372,3 +374,66 @@ async def test_older_client_gets_no_event_without_data(edge: Edge) -> None:
         edge.toolbox.put("new")
         assert await events.next() == {"retry": "2000"}
         assert await events.message() == LISTED
+
+
+async def test_page_of_an_allowed_origin_may_call_and_read(make_edge: EdgeMaker) -> None:
+    page = {"origin": "https://app.example"}
+    edge: Edge = await make_edge(with_tokens("ann"), allowed_origins=("https://app.example",))
+    asked = {**page, "access-control-request-method": "POST"}
+    preflight = await post(edge, b"", asked, "OPTIONS")
+    assert preflight.status == 204
+    assert {
+        name: value
+        for name, value in preflight.headers.items()
+        if name.startswith("access-control-")
+    } == {
+        "access-control-allow-origin": "https://app.example",
+        "access-control-expose-headers": "mcp-session-id, www-authenticate, retry-after",
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": "*, authorization",
+        "access-control-max-age": "600",
+    }
+    refused = await post(edge, request("ping"), page)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (
+        401,
+        "https://app.example",
+    )
+    stranger = {**asked, "origin": "https://evil.example"}
+    answer = await post(edge, b"", stranger, "OPTIONS")
+    assert (answer.status, "access-control-allow-origin" in answer.headers) == (403, False)
+
+
+class Other:
+    """A relay to one other endpoint, as a store's notifications would be."""
+
+    def __init__(self) -> None:
+        self.endpoints: list[McpEndpoint] = []
+
+    def cancelled(self, session: str, request_id: str | int) -> None:
+        for endpoint in self.endpoints:
+            endpoint.cancel(session, request_id)
+
+    def answered(self, session: str, request_id: str | int, body: Mapping[str, Any]) -> None:
+        for endpoint in self.endpoints:
+            endpoint.take_answer(session, request_id, body)
+
+
+async def test_cancellation_and_answer_reach_the_replica_that_runs_the_call(
+    make_edge: EdgeMaker,
+) -> None:
+    relay = Other()
+    here: Edge = await make_edge()
+    there: Edge = await make_edge(relay=relay)
+    relay.endpoints.append(here.endpoint)
+    here.toolbox.put("ask")
+    own = await session(there, capabilities={"elicitation": {}})
+    async with opened(here, own, call("ask")) as events:
+        question = await events.message()
+        answer = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}}
+        assert (await post(there, answer, own)).status == 202
+        assert (await events.message())["result"]["structuredContent"] == {"action": "decline"}
+    waiting = asyncio.create_task(post(here, call("wait", 7), own))
+    async with asyncio.timeout(5):
+        await here.toolbox.started.wait()
+    await post(there, cancelled(7), own)
+    assert (await waiting).code == -32800
