@@ -1,8 +1,8 @@
 """PostgreSQL: one connection that writes, a few that read, any number of gateways on one database.
 
-A restart of the server is survived: connections that died are noticed and replaced, reads are
-tried once more, a write is tried on the wire first. A write whose commit was cut off is never
-repeated here: whether it happened is for the caller to find out.
+A restart of the server is survived: connections that died are replaced, and what they cut off is
+tried once more, a batch only if its commit had not been sent yet. A write whose commit was cut off
+is never repeated: whether it happened is for the caller to find out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Postgres:
     def __init__(self, url: str, seconds: float = STATEMENT_SECONDS) -> None:
         self.url = url
         self._seconds = seconds
-        self._writer = self._engine(seconds, pool_size=1, pool_pre_ping=True)
+        self._writer = self._engine(seconds, pool_size=1)
         self._readers = self._engine(seconds, pool_size=READERS, isolation_level="AUTOCOMMIT")
         self._waiting = 0
 

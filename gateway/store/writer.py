@@ -2,9 +2,9 @@
 
 A unit of work is a plain function of the transaction. Whatever units wait when the writer is free
 run one after the other in one transaction and are answered after its commit, so an answer means
-"on disk". If one of them fails, the batch is rolled back and run again with a savepoint around
-each: a failing unit fails only itself, and the usual case pays for no savepoints. A unit may so run
-twice; it must do nothing but talk to the transaction it is given.
+"on disk". If one of them fails, or the connection breaks before the commit, the batch is run again
+with a savepoint around each: a failing unit fails only itself, and the usual case pays for no
+savepoints. A unit may so run twice; it must do nothing but talk to the transaction it is given.
 
 Rows that need not be on disk first (`write_soon`) ride along with the next batch, at the latest
 after 50 ms. They stay in memory while the store is down; beyond a bound they are refused and
@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from gateway.errors import GatewayError
 from gateway.store.failures import FAILURES, busy, translated, unavailable
@@ -197,7 +198,7 @@ class GroupCommit:
         try:
             results = await self._transact(lambda tx: _run_all(tx, units))
         except _UnitFailed as failed:
-            if len(batch) == 1 and not soon:
+            if len(batch) == 1 and not soon and not _cut_off(failed.error):
                 return [_Failure(failed.error)]
             return await self._carefully(batch, soon)
         return results[len(units) - len(batch) :]
@@ -237,6 +238,10 @@ class _UnitFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: BaseException
+
+
+def _cut_off(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def _run_all(tx: Connection, units: Sequence[Unit]) -> list[Any]:
