@@ -24,6 +24,7 @@ import orjson
 from gateway.connectors.text import cut, visible
 from gateway.connectors.tools import token_cost
 from gateway.connectors.upstream_headers import invalid_header_mark
+from gateway.connectors.upstream_listing import TOO_DEEP
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -186,6 +187,8 @@ def _malformed(raw: Mapping[str, Any]) -> str | None:
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not name:
         return "its name is not a string"
+    if schema == TOO_DEEP:
+        return f"its schema is {TOO_DEEP}"
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return 'its input schema is not of `"type": "object"`'
     if not isinstance(schema.get("properties", {}), dict):
@@ -198,7 +201,7 @@ def _schema_fault(schema: Mapping[str, Any]) -> str | None:
     try:
         size = len(orjson.dumps(schema))
     except TypeError:
-        return "its schema is nested too deeply"
+        return f"its schema is {TOO_DEEP}"
     if size > MAX_SCHEMA_BYTES:
         return f"its schema has {size} bytes, the limit is {MAX_SCHEMA_BYTES}"
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -71,6 +72,8 @@ LAST_BYTES_SECONDS = 0.02
 MAX_BACKGROUND = 64
 NO_STREAM = (200, 400, 404, 405, 406, 501)  # answers to a GET by servers that have no stream
 
+PROTOCOL_HEADER = re.compile(r"accept|content-type|last-event-id|mcp-.*", re.IGNORECASE)
+
 Authorize = Callable[[bool], Awaitable[Headers]]  # True: the last credentials were refused
 
 log = structlog.get_logger(__name__)
@@ -95,7 +98,7 @@ class HttpSession:
         self.lost = asyncio.Event()
         self.marks: Mapping[str, HeaderMarks] = {}  # by tool, as last listed
         self._url = url
-        self._fixed = tuple(headers)
+        self._fixed = tuple(pair for pair in headers if not PROTOCOL_HEADER.fullmatch(pair[0]))
         self._open = open_
         self._authorize = authorize
         self._notice = notice

@@ -39,7 +39,7 @@ from gateway.connectors.upstream_rpc import (
     timed_out,
     unreachable,
 )
-from gateway.errors import GatewayError, Overloaded, UpstreamFailed
+from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 
 MAX_IN_FLIGHT = 128
 CHANGED = "notifications/tools/list_changed"
@@ -141,7 +141,12 @@ class Link:
 
     async def notify(self, method: str, params: Mapping[str, Any], seconds: float) -> None:
         """Tells the upstream something that has no answer."""
-        await (await self._ready(self._loop.time() + seconds)).notify(method, params)
+        session = await self._ready(self._loop.time() + seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await session.notify(method, params)
+        except TimeoutError:
+            raise timed_out(self.name, seconds, sent=True) from None
 
     async def list_tools(self, seconds: float) -> list[RawTool]:
         """The upstream's tools now, every page of them."""
@@ -338,7 +343,7 @@ class Link:
         while True:
             pause = _pause(failures, self._pace.first_rest, self._pace.poll)
             try:
-                async with asyncio.timeout(pause if failures else self._pace.poll):
+                async with asyncio.timeout(pause or self._pace.poll * random.uniform(0.8, 1)):
                     await self._look.wait()
             except TimeoutError:
                 pass
@@ -388,6 +393,8 @@ def _pause(failures: int, first: float, longest: float) -> float:
 
 def _again(error: GatewayError) -> GatewayError:
     """The same failure for another caller, of whose request nothing was sent."""
+    if isinstance(error, Refused):
+        return Refused(error.code, error.message, error.hint, **error.details)
     told = UpstreamFailed(error.code, error.message, error.hint, **error.details)
     told.sent = False
     return told

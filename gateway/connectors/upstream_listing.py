@@ -15,6 +15,8 @@ MAX_PAGES = 100
 MAX_TOOLS = 10_000
 MAX_LISTING_BYTES = 16 * 1024 * 1024
 
+TOO_DEEP = "nested too deeply"
+
 RawTool = dict[str, Any]
 
 
@@ -31,8 +33,11 @@ async def every_page(
         found, cursor = answer.get("tools"), answer.get("nextCursor")
         if not isinstance(found, list):
             raise broken(upstream, "sent a list of tools that is no list")
-        tools += [tool for tool in found if isinstance(tool, dict)]
-        size += len(orjson.dumps(found))
+        for tool in found:
+            if isinstance(tool, dict):
+                kept, length = _storable(tool)
+                tools.append(kept)
+                size += length
         if len(tools) > MAX_TOOLS or size > MAX_LISTING_BYTES or cursor in seen:
             break
         if not isinstance(cursor, str):
@@ -40,6 +45,14 @@ async def every_page(
         seen.add(cursor)
         params = {"cursor": cursor}
     raise broken(upstream, "has a list of tools that does not end within its bounds")
+
+
+def _storable(tool: RawTool) -> tuple[RawTool, int]:
+    """A tool and its size. One too deep to be written again is left for the build to skip."""
+    try:
+        return tool, len(orjson.dumps(tool))
+    except TypeError:
+        return {"name": str(tool.get("name"))[:128], "inputSchema": TOO_DEEP}, 0
 
 
 def listing_digest(tools: list[RawTool]) -> str:

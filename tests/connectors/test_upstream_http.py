@@ -11,9 +11,11 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.connectors.upstream import build_upstream
 from gateway.connectors.upstream_answers import Headers
 from gateway.connectors.upstream_rpc import Hooks, RpcFailed
-from gateway.errors import UpstreamFailed
+from gateway.errors import Refused, UpstreamFailed
+from gateway.model import Skipped, Source
 from tests.connectors.upstream_doors import Told, http, text_of, upstreams
 from tests.peers_mcp import PIXEL, Era, mcp_peer, scripted_peer, serving
 
@@ -196,15 +198,17 @@ async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> 
     async def authorize(name: str, refused: bool) -> Headers:
         return [("Authorization", f"Bearer for-{name}")]
 
+    configured = {"X-Team": "hr", "Accept": "text/html", "mcp-session-id": "mine"}
     async with (
         mcp_peer(era) as peer,
-        upstreams(http("up", peer.url, headers={"X-Team": "hr"}), authorize=authorize) as ups,
+        upstreams(http("up", peer.url, headers=configured), authorize=authorize) as ups,
     ):
         meta = {"progressToken": 7, "io.modelcontextprotocol/clientInfo": {"name": "them"}, "a": 1}
         await ups.call("up", "echo", {"text": "hi"}, meta=meta)
         sent = peer.headers[-1]
         assert set(sent) - PROTOCOL == {"x-team", "authorization"}
         assert (sent["x-team"], sent["authorization"]) == ("hr", "Bearer for-up")
+        assert sent["accept"] == "application/json, text/event-stream"
 
 
 async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
@@ -264,6 +268,31 @@ async def test_list_that_is_none_or_never_ends_is_a_failure(listing: Any, what: 
         with pytest.raises(UpstreamFailed) as caught:
             await ups.list_tools("up")
     assert (caught.value.code, caught.value.message) == ("upstream_error", what)
+
+
+async def test_tool_too_deep_to_be_written_again_does_not_fail_the_list() -> None:
+    deep = b'{"type":"object","a":' + b"[" * 500 + b"]" * 500 + b"}"
+    tools = b'[{"name":"deep","inputSchema":%s},{"name":"ok","inputSchema":{"type":"object"}}]'
+
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        if message["method"] != "tools/list":
+            return modern(message)
+        body = b'{"jsonrpc":"2.0","id":%d,"result":{"tools":%s}}' % (message["id"], tools % deep)
+        return Response(body, media_type="application/json")
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        listing = await ups.list_tools("up")
+    build = build_upstream(listing, Source("up", "mcp", "Up", ""))
+    assert [tool.name for tool in build.tools] == ["ok"]
+    assert build.skipped == (Skipped("deep", "", "", "its schema is nested too deeply"),)
+
+
+async def test_upstream_at_a_forbidden_address_is_refused() -> None:
+    async with upstreams(http("up", "http://127.0.0.2:9/mcp")) as ups:
+        for _ in range(2):
+            with pytest.raises(Refused) as caught:
+                await ups.list_tools("up")
+            assert caught.value.code == "access_denied"
 
 
 @pytest.mark.parametrize(
