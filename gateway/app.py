@@ -76,8 +76,13 @@ class Place:
 
     @property
     def own_url(self) -> str:
+        return f"http://{self.own_host}:{self.port}"
+
+    @property
+    def own_host(self) -> str:
+        """A name by which a client on this machine reaches it."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"[{host}]" if ":" in host else host
 
     def public_url(self, settings: Settings) -> str:
         return (settings.server.public_url or self.own_url).rstrip("/")

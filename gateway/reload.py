@@ -30,6 +30,7 @@ Report = Callable[[str | None], None]
 async def watch(config: Path, first: Settings, apply: Apply, report: Report) -> None:
     """Applies each good edit of the file, for ever; `report` gets what is wrong, or None."""
     live = Watched(config, first, apply, report)
+    await live.look()
     stop = asyncio.Event()
     async for _ in awatch(
         config.parent,
@@ -51,6 +52,7 @@ class Watched:
         self._current = first
         self._apply = apply
         self._report = report
+        self._at_start: Settings | None = None  # as in the file; options may stand over it
         self._seen: bytes | None = None
         self._waiting: tuple[str, ...] = ()
 
@@ -72,7 +74,8 @@ class Watched:
         await self._take(settings)
 
     async def _take(self, settings: Settings) -> None:
-        waiting = restart_keys(self._current, settings)
+        self._at_start = self._at_start or settings
+        waiting = restart_keys(self._at_start, settings)
         live = settings.model_copy(
             update={table: getattr(self._current, table) for table in RESTART_TABLES}
         )

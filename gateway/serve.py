@@ -33,20 +33,22 @@ KEEP_ALIVE_SECONDS = 75
 TURN_AWAY_SECONDS = 0.5
 
 
-def serve(settings: Settings, config: Path) -> int:
-    """Runs until a signal ends it; the exit code."""
-    bound = bind(settings.server.host, settings.server.port)
+def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
+    """Runs until a signal ends it; the exit code. A worker shares its port with others."""
+    bound = bind(settings.server.host, settings.server.port, shared=worker)
     host, port = bound.getsockname()[:2]
     place = Place(config, host, port)
     with bound:
         return uvloop.run(_serve(settings, place, bound))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; ConfigInvalid where the address can't be had."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket, shared with other processes if wanted; ConfigInvalid if it can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind((host, port))
     except OSError as error:

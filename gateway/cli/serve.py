@@ -19,6 +19,7 @@ def serve(
     config: ConfigOption = Path("config.toml"),
     host: Annotated[str | None, typer.Option(help="Over server.host.")] = None,
     port: Annotated[int | None, typer.Option(help="Over server.port; 0: a free one.")] = None,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
     """Run the gateway.
 
@@ -31,10 +32,15 @@ def serve(
     if problems := check_whole(settings):
         raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
     from gateway.logs import set_up
-    from gateway.serve import serve as run
 
     set_up()
-    sys.exit(run(settings, config.resolve()))
+    if settings.server.workers > 1 and not worker:
+        from gateway.supervise import supervise
+
+        sys.exit(supervise(settings, config.resolve()))
+    from gateway.serve import serve as run
+
+    sys.exit(run(settings, config.resolve(), worker=worker))
 
 
 def _with_address(settings: Settings, host: str | None, port: int | None) -> Settings:
