@@ -105,6 +105,7 @@ def _commit(engine: Engine, batch: Callable[[Connection], T], deadline: float) -
     with engine.connect() as connection, _until(connection, deadline):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         try:
+            _check(deadline)
             result = batch(connection)
             connection.exec_driver_sql("COMMIT")
         except BaseException:
@@ -143,12 +144,17 @@ def _turn(lock: Path, deadline: float) -> Iterator[None]:
 
 def _wait_for_lock(descriptor: int, deadline: float) -> None:
     while True:
+        _check(deadline)
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError("another process holds the store's lock") from None
             time.sleep(TURN_SECONDS)
+
+
+def _check(deadline: float) -> None:
+    # Who asked has been told that it failed: then it must not happen any more.
+    if time.monotonic() > deadline:
+        raise TimeoutError("the store's lock was held too long")
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = self._down = False
         self._units = self._commits = self._dropped = 0
 
     def start(self) -> None:
@@ -186,11 +186,17 @@ class GroupCommit:
         except Exception as error:  # the task must live on, whatever the driver thought of
             self._failed(error, batch, soon)
             return False
-        self._commits += 1
-        self._units += len(batch)
+        self._took(len(batch))
         for work, outcome in zip(batch, outcomes, strict=True):
             _settle(work.answer, outcome)
         return True
+
+    def _took(self, units: int) -> None:
+        self._commits += 1
+        self._units += units
+        if self._down:
+            log.warning("store_recovered")
+            self._down = False
 
     async def _outcomes(
         self, units: list[Unit], batch: list[Work], soon: list[SoonRow]
@@ -213,7 +219,9 @@ class GroupCommit:
         return outcomes[len(soon) :]
 
     def _failed(self, error: Exception, batch: list[Work], soon: list[SoonRow]) -> None:
-        log.error("store_write_failed", error=type(error).__name__, units=len(batch))
+        if not self._down:  # said once, not for every batch of an outage
+            log.error("store_write_failed", error=type(error).__name__, units=len(batch))
+            self._down = True
         for work in batch:
             _settle(work.answer, _Failure(error))
         self._soon.extendleft(reversed(soon))

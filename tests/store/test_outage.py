@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -125,3 +126,22 @@ async def test_processes_that_write_at_once_take_turns(db: Database, other_db: D
     )
 
     assert len(await db.read(fact_names)) == 80
+
+
+async def test_write_that_waited_too_long_for_the_file_does_not_happen(
+    migrated_file: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(migrated_file, tmp_path / "gateway.db"))
+    engine = Sqlite(path, 0.2)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(TimeoutError):
+        await engine.transact(lambda tx: add_facts(tx, [{"name": "late", "value": b""}]))
+    other.execute("COMMIT")
+    other.close()
+
+    # The thread that writes does one thing after the other: the late one is over by then.
+    await engine.transact(lambda tx: add_facts(tx, [{"name": "next", "value": b""}]))
+    assert await engine.read(fact_names) == ["next"]
+    await engine.close()
