@@ -81,9 +81,11 @@ def skip_reasons(build: Build) -> Mapping[str, str]:
 def like_github(operations: int = 1_200, schemas: int = 900, size: int = 13_000_000) -> bytes:
     """Many operations, shared schemas, long examples: about as large as GitHub's definition."""
     random = Random(7)
+    pool = " ".join(random.choices(_WORDS, k=4_000))
 
     def text(words: int) -> str:
-        return " ".join(random.choice(_WORDS) for _ in range(words))
+        start = random.randrange(len(pool) - words * 8)
+        return pool[start : start + words * 7]
 
     shared = {f"schema-{n}": _github_schema(n, schemas, text) for n in range(schemas)}
     paths: Json = {}

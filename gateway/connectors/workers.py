@@ -128,7 +128,7 @@ class Workers:
     async def _place(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
         """A turn among those who wait, who are not too many and don't wait for ever."""
         if self._closed:
-            raise Broken("internal", "The readers of definitions are closed.")
+            raise _closed_error()
         if self._waiting >= MAX_WAITING:
             raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
         self._waiting += 1
@@ -147,6 +147,8 @@ class Workers:
             places.release()
 
     async def _spawned(self, role: str) -> _Child:
+        if self._closed:
+            raise _closed_error()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -161,6 +163,9 @@ class Workers:
         )
         child = _Child(process)
         self._children.add(child)
+        if self._closed:  # meanwhile, and nobody else knows of this child
+            await self._end(child)
+            raise _closed_error()
         return child
 
     def _warm(self) -> _Child | None:
@@ -248,6 +253,10 @@ class _Child:
         while await self._stdout.read(_CHUNK):
             pass  # what it had still to say; the pipe closes when all of it is read
         return await self._process.wait()
+
+
+def _closed_error() -> Broken:
+    return Broken("internal", "The gateway is closing: no definition is read any more.")
 
 
 def _crash_error(crash: _Crashed) -> DefinitionUnreadable:

@@ -28,6 +28,7 @@ from gateway.connectors.openapi.document import (
     resolved,
     sequence,
     spend,
+    spend_on,
     text_of,
 )
 from gateway.connectors.openapi.inputs import Content, RequestBody
@@ -138,7 +139,7 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
                 properties.pop("dynamicProperties", None)  # the designer's placeholder
     except Unusable:
         return None
-    spend(document, len(properties))
+    spend_on(document, len(properties))
     return Shape(properties, frozenset(required)) if properties else None
 
 

@@ -20,6 +20,7 @@ from gateway.connectors.openapi.document import (
     resolved,
     sequence,
     spend,
+    spend_on,
 )
 from gateway.model import Place, Style
 
@@ -99,7 +100,7 @@ def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, A
             merged[name, place] = parameter
             if len(merged) > MAX_INPUTS:
                 raise Unusable(f"it has more than {MAX_INPUTS:,} parameters")
-    spend(document, len(merged))
+    spend_on(document, len(merged))
     return tuple(merged.values())
 
 

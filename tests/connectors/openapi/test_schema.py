@@ -16,13 +16,13 @@ from tests.definitions import Json, built, only_tool, openapi, operation, schema
 STRING = {"type": "string"}
 
 
-def _definition(schema: Any, version: str = "3.0.3", **schemas: Any) -> Json:
+def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3") -> Json:
     """A definition whose one tool takes `p` with this schema."""
     parameters = [{"name": "p", "in": "query", "schema": schema}]
     return openapi(
         {"/a": {"get": operation(parameters=parameters)}},
         version,
-        components={"schemas": schemas},
+        components={"schemas": schemas or {}},
     )
 
 
@@ -97,7 +97,7 @@ def test_long_descriptions_of_inputs_are_cut() -> None:
 )
 def test_what_stands_beside_a_reference_counts_from_3_1_on(version: str, translated: Json) -> None:
     written = {"$ref": "#/components/schemas/S", "description": "d", "maxLength": 3}
-    tool = only_tool(_definition(written, version, S=STRING))
+    tool = only_tool(_definition(written, {"S": STRING}, version))
 
     assert schema_of(tool)["properties"]["p"] == translated
 
@@ -111,7 +111,7 @@ def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
         },
     }
     written = {"type": "array", "items": {"$ref": "#/components/schemas/My Tree"}}
-    tool = only_tool(_definition(written, **{"My Tree": tree, "Leaf": STRING, "Unused": STRING}))
+    tool = only_tool(_definition(written, {"My Tree": tree, "Leaf": STRING, "Unused": STRING}))
 
     schema = schema_of(tool)
     assert schema["properties"]["p"]["items"] == {"$ref": "#/$defs/My_Tree"}
@@ -126,7 +126,9 @@ def test_definitions_of_one_name_are_kept_apart() -> None:
             {"$ref": "#/components/schemas/Other/properties/S"},
         ]
     }
-    tool = only_tool(_definition(written, S=STRING, Other={"properties": {"S": {"type": "null"}}}))
+    tool = only_tool(
+        _definition(written, {"S": STRING, "Other": {"properties": {"S": {"type": "null"}}}})
+    )
 
     assert schema_of(tool)["$defs"] == {"S": STRING, "S_2": {"type": "null"}}
 
@@ -143,7 +145,7 @@ def test_definitions_of_one_name_are_kept_apart() -> None:
 )
 def test_a_broken_reference_opens_one_place_and_says_so(reference: str, message: str) -> None:
     loop = {"$ref": "#/components/schemas/Loop"}
-    build = built(_definition({"$ref": reference, "description": "d"}, Loop=loop))
+    build = built(_definition({"$ref": reference, "description": "d"}, {"Loop": loop}))
 
     (tool,) = build.tools
     (problem,) = build.problems
@@ -156,8 +158,10 @@ def test_circles_on_one_level_are_opened_where_they_close() -> None:
     tool = only_tool(
         _definition(
             {"$ref": "#/components/schemas/A"},
-            A={"allOf": [{"$ref": "#/components/schemas/B"}], "type": "object"},
-            B={"anyOf": [{"$ref": "#/components/schemas/A"}, STRING]},
+            {
+                "A": {"allOf": [{"$ref": "#/components/schemas/B"}], "type": "object"},
+                "B": {"anyOf": [{"$ref": "#/components/schemas/A"}, STRING]},
+            },
         )
     )
 
@@ -170,7 +174,7 @@ def test_fan_out_on_one_level_is_bounded() -> None:
     doubled = {
         f"S{n}": {"allOf": [{"$ref": f"#/components/schemas/S{n + 1}"}] * 2} for n in range(40)
     }
-    build = built(_definition({"$ref": "#/components/schemas/S0"}, **doubled, S40=STRING))
+    build = built(_definition({"$ref": "#/components/schemas/S0"}, {**doubled, "S40": STRING}))
 
     (tool,) = build.tools
     assert any("without end" in problem.message for problem in build.problems)
@@ -188,7 +192,7 @@ def test_past_the_budget_deeper_definitions_are_left_open() -> None:
         }
         for n in range(9)
     }
-    tool = only_tool(_definition({"$ref": "#/components/schemas/S0"}, **chain, S9=STRING))
+    tool = only_tool(_definition({"$ref": "#/components/schemas/S0"}, {**chain, "S9": STRING}))
 
     schema = schema_of(tool)
     assert len(tool.input_schema) < INPUT_BUDGET + 1_000

@@ -1,0 +1,245 @@
+"""Children read definitions: warm, replaced when they fail, and never a danger to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import orjson
+import psutil
+import pytest
+
+from gateway.connectors.openapi import build_openapi
+from gateway.connectors.openapi.reading import MAX_OPERATIONS
+from gateway.connectors.workers import Workers
+from gateway.errors import Broken, DefinitionUnreadable
+from gateway.model import Problem
+from tests.definitions import SOURCE, like_github, like_stripe, openapi, operation
+
+SMALL = orjson.dumps(openapi({"/a": {"get": operation()}}))
+MB = 1024 * 1024
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    async with Workers() as running:
+        yield running
+
+
+def _children() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children()
+        if "gateway.connectors.worker_main" in child.cmdline()
+    ]
+
+
+async def test_a_child_builds_what_we_would_and_is_kept_for_the_next(workers: Workers) -> None:
+    first = await workers.build(SMALL, SOURCE)
+    (child,) = _children()
+    second = await workers.build(SMALL, SOURCE)
+
+    assert first == second == build_openapi(SMALL, SOURCE)
+    assert _children() == [child]
+
+
+async def test_work_is_done_in_parallel_up_to_the_count(workers: Workers) -> None:
+    builds = await asyncio.gather(*(workers.build(SMALL, SOURCE) for _ in range(6)))
+
+    assert builds == [build_openapi(SMALL, SOURCE)] * 6
+    assert len(_children()) == 2
+
+
+async def test_an_unreadable_definition_is_refused_in_the_readers_words(workers: Workers) -> None:
+    with pytest.raises(DefinitionUnreadable) as refused:
+        await workers.build(b'{"a": "b" "c"}', SOURCE)
+
+    assert refused.value.message == (
+        "Not valid JSON or YAML: did not find expected ',' or '}' (line 1, column 11)."
+    )
+    assert len(_children()) == 1
+
+
+async def test_a_child_that_misses_its_deadline_is_replaced(workers: Workers) -> None:
+    await workers.build(SMALL, SOURCE)
+    (child,) = _children()
+
+    with pytest.raises(DefinitionUnreadable, match=r"took longer than 0\.05 s"):
+        await workers.build(orjson.dumps(like_stripe()), SOURCE, deadline=0.05)
+
+    assert not child.is_running()
+    assert len((await workers.build(SMALL, SOURCE)).tools) == 1
+
+
+async def test_a_child_ended_from_outside_while_idle_is_replaced(workers: Workers) -> None:
+    await workers.build(SMALL, SOURCE)
+    (child,) = _children()
+    child.kill()
+
+    assert len((await workers.build(SMALL, SOURCE)).tools) == 1
+
+
+async def test_a_crash_over_a_document_is_a_clear_error(workers: Workers) -> None:
+    building = asyncio.ensure_future(workers.build(like_github(), SOURCE))
+    await _until(lambda: bool(_children()))
+    os.kill(_children()[0].pid, signal.SIGSEGV)
+
+    with pytest.raises(DefinitionUnreadable, match="run out of memory or crash"):
+        await building
+
+
+async def test_a_cancelled_build_leaves_no_child_at_work(workers: Workers) -> None:
+    building = asyncio.ensure_future(workers.build(like_github(), SOURCE))
+    await _until(lambda: bool(_children()))
+    (child,) = _children()
+    building.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    assert not child.is_running()
+
+
+async def test_an_idle_child_leaves_after_a_while() -> None:
+    async with Workers(idle_seconds=0.01) as workers:
+        await workers.build(SMALL, SOURCE)
+        await _until(lambda: not _children())
+
+        assert len((await workers.build(SMALL, SOURCE)).tools) == 1
+
+
+async def test_closing_leaves_nothing_behind() -> None:
+    async with Workers() as workers:
+        await workers.build(SMALL, SOURCE)
+        unfinished = asyncio.ensure_future(workers.build(like_github(), SOURCE))
+        await asyncio.sleep(0)  # it has its child now
+
+    with pytest.raises(Broken):
+        await unfinished
+    assert _children() == []
+    with pytest.raises(Broken):
+        await workers.build(SMALL, SOURCE)
+
+
+async def test_children_have_no_secrets_and_no_network(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_SECRET_KEY", "very secret")
+    await workers.build(SMALL, SOURCE)
+
+    assert "GATEWAY_SECRET_KEY" not in _children()[0].environ()
+
+
+async def test_a_validator_gives_advice_beside_the_builds(workers: Workers) -> None:
+    definition = openapi(
+        {"/a/{id}": {"get": operation(parameters=[{"$ref": "http://127.0.0.1:9"}])}}
+    )
+
+    good = await workers.advise(SMALL)
+    bad = await workers.advise(orjson.dumps({**definition, "info": {}}))
+
+    assert good == ()
+    assert bad and {problem.severity for problem in bad} == {"info"}
+    assert _children() == []
+
+
+async def test_advice_on_what_is_too_large_is_skipped(workers: Workers) -> None:
+    assert await workers.advise(b" " * 5 * MB) == (
+        Problem("info", "", "validation skipped: larger than 4 MB"),
+    )
+    slow = await workers.advise(orjson.dumps(like_stripe(100)), deadline=0.05)
+    assert slow == (Problem("info", "", "validation skipped: took longer than 0.05 s"),)
+
+
+def _alias_bomb() -> bytes:
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
+    return "\n".join(["a0: &a0 [x, x]", *levels]).encode()
+
+
+def _operations(count: int) -> bytes:
+    paths = b",".join(b'"/p%d":{"get":{"responses":{}}}' % n for n in range(count))
+    return b'{"openapi":"3.0.0","servers":[{"url":"https://a.example"}],"paths":{%b}}' % paths
+
+
+def _shared(operations: int, parameters: int) -> bytes:
+    listed = [{"name": f"p{n}", "in": "query", "schema": {}} for n in range(parameters)]
+    item = {"get": operation(parameters=listed)}
+    paths = {f"/{n}": {"$ref": "#/components/pathItems/P"} for n in range(operations)}
+    return orjson.dumps(openapi(paths, components={"pathItems": {"P": item}}))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: b"[" * 30_000_000, "objects and lists"),
+        (lambda: b'{"a":' * 90 + b"[" * 200_000 + b"]" * 200_000 + b"}" * 90, "levels deep"),
+        (lambda: b"[" + b"1," * 15_000_000 + b"1]", "items"),
+        (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n" * 7_000_000, "lines"),
+        (_alias_bomb, "aliases stand for"),
+        (lambda: _operations(50_000), f"at most {MAX_OPERATIONS:,}"),
+        (lambda: _shared(20_000, 900), "inputs in all"),
+    ],
+    ids=["brackets", "depth", "numbers", "lines", "aliases", "operations", "fan-out"],
+)
+async def test_hostile_definitions_are_refused_quickly_and_in_little_memory(
+    workers: Workers, make: Callable[[], bytes], words: str
+) -> None:
+    raw = make()
+    await workers.build(SMALL, SOURCE)
+    (child,) = _children()
+    before, own = child.memory_info().rss, psutil.Process().memory_info().rss
+    began = time.monotonic()
+
+    with pytest.raises(DefinitionUnreadable, match=words):
+        await workers.build(raw, SOURCE, deadline=10)
+
+    assert time.monotonic() - began < 5
+    peak = _peak_memory(child.pid)
+    assert peak - before < 100 * MB
+    assert psutil.Process().memory_info().rss - own < 50 * MB
+    assert len((await workers.build(SMALL, SOURCE)).tools) == 1
+
+
+async def test_giants_are_read_within_their_time_and_the_loop_stays_free(workers: Workers) -> None:
+    github, stripe = like_github(), orjson.dumps(like_stripe())
+    await workers.build(SMALL, SOURCE)
+    (child,) = _children()
+    pauses: list[float] = []
+    watching = asyncio.ensure_future(_watch(pauses))
+
+    before = sum(child.cpu_times()[:2])
+    stripe_build = await workers.build(stripe, SOURCE)
+    between = sum(child.cpu_times()[:2])
+    github_build = await workers.build(github, replace(SOURCE, connection="hub"))
+    watching.cancel()
+
+    assert len(stripe_build.tools) == 450
+    assert sum(len(tool.entry) for tool in stripe_build.tools) < 2_000_000
+    assert between - before < 2
+    assert len(github_build.tools) == 1_200
+    assert max(pauses) < 0.1
+
+
+async def _watch(pauses: list[float]) -> None:
+    """How late a timer of five milliseconds is."""
+    while True:
+        asked = time.monotonic()
+        await asyncio.sleep(0.005)
+        pauses.append(time.monotonic() - asked - 0.005)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (other processes have no events for us)
+            await asyncio.sleep(0.002)
+
+
+def _peak_memory(pid: int) -> int:
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
