@@ -210,7 +210,13 @@ def _as_definition(
 
 
 def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build:
-    wraps = [
+    wraps = wraps_of(settings)
+    return build_upstream(orjson.loads(raw), source, wraps, settings.tools, settings.exclude_tools)
+
+
+def wraps_of(settings: McpConnection) -> list[Wrap]:
+    """The `wrap` rules of a connection, without the values they inject."""
+    return [
         Wrap(
             tool=rule.tool,
             as_=rule.as_,
@@ -220,7 +226,6 @@ def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build
         )
         for rule in settings.wrap
     ]
-    return build_upstream(orjson.loads(raw), source, wraps, settings.tools, settings.exclude_tools)
 
 
 def _origin(url: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gateway import __version__
-from gateway.cli import check, inspect, serve, token
+from gateway.cli import bridge, check, client, discover, inspect, manage, serve, token
 from gateway.errors import ConfigInvalid, GatewayError
 
 app = typer.Typer(
@@ -25,6 +25,14 @@ app.command("serve")(serve.serve)
 app.command("check")(check.check)
 app.command("inspect")(inspect.inspect)
 app.command("token")(token.token)
+app.command("discover")(discover.discover)
+app.command("stdio")(bridge.stdio)
+app.command("tools")(client.tools)
+app.command("call")(client.call)
+app.add_typer(manage.connections, name="connections")
+app.add_typer(manage.approvals, name="approvals")
+app.add_typer(manage.changes, name="changes")
+app.add_typer(manage.executions, name="executions")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,90 @@
+"""`gateway discover`: what upstream MCP servers offer now, and what has drifted from it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.remote import JsonOption, fail, show_json, show_table
+from gateway.cli.serve import ConfigOption
+from gateway.config.connection import Connection, McpConnection
+from gateway.config.reading import read_settings
+from gateway.config.settings import Settings
+from gateway.errors import GatewayError
+
+
+def discover(
+    connection: Annotated[
+        str | None, typer.Argument(help="One connection; default: every MCP server.")
+    ] = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = Path("config.toml"),
+) -> None:
+    """Show what upstream MCP servers offer now, and every drift of the configuration from it.
+
+    Exit 1 if a configured name no longer exists or a server can't be reached.
+
+    Example: `gateway discover bookings`
+    """
+    settings = read_settings(config)
+    chosen = {
+        name: found
+        for name, found in settings.connections.items()
+        if isinstance(found, McpConnection) and connection in (None, name)
+    }
+    if connection and not chosen:
+        known = [n for n, c in settings.connections.items() if isinstance(c, McpConnection)]
+        fail(f"{connection} is not an MCP server here; known: {', '.join(known) or 'none'}", 2)
+    reports = asyncio.run(_discovered(settings, chosen))
+    show_json(reports) if as_json else _show(reports)
+    if any(report["drift"] or report["error"] for report in reports):
+        raise typer.Exit(1)
+
+
+async def _discovered(settings: Settings, chosen: dict[str, McpConnection]) -> list[dict[str, Any]]:
+    from gateway.catalog.upstreams import LiveUpstreams
+    from gateway.egress import Egress
+    from gateway.invoke.credentials import Credentials
+    from gateway.invoke.prepared import auth_of
+
+    async with Egress(settings.network.allow) as egress:
+        credentials = Credentials(egress)
+
+        async def headers(
+            name: str, connection: Connection, refused: bool
+        ) -> tuple[tuple[str, str], ...]:
+            return (await credentials.grant(name, auth_of(connection.auth))).headers
+
+        upstreams = LiveUpstreams(egress, headers)
+        async with upstreams.sessions:
+            looks = (_report(upstreams, name, c) for name, c in chosen.items())
+            return list(await asyncio.gather(*looks))
+
+
+async def _report(upstreams: Any, name: str, settings: McpConnection) -> dict[str, Any]:
+    from gateway.catalog.discover import problem_dict, wraps_of
+    from gateway.connectors.upstream import drift
+
+    report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
+    try:
+        listing = await upstreams.list_tools(name, settings)
+    except GatewayError as error:
+        return report | {"error": error.message}
+    report["tools"] = [
+        {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
+    ]
+    problems = drift(listing, wraps_of(settings), settings.tools, settings.exclude_tools)
+    return report | {"drift": [problem_dict(problem) for problem in problems]}
+
+
+def _show(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        print(f"{report['connection']}: {report['error'] or str(len(report['tools'])) + ' tools'}")
+        if report["tools"]:
+            rows = [{**t, "description": t["description"][:80]} for t in report["tools"]]
+            show_table(rows, {"name": "Tool", "description": "Description"})
+        for problem in report["drift"]:
+            print(f"drift: {problem['where']}: {problem['message']}")

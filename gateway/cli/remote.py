@@ -1,0 +1,173 @@
+"""Talking to a running gateway: where it is, who we are, and one exchange over REST or MCP.
+
+`--url` and `--token`, else GATEWAY_URL and GATEWAY_TOKEN, else what config.toml in the working
+directory says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+import typer
+
+from gateway import __version__
+
+SECONDS = 150.0
+VERSION = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "gateway-cli", "version": __version__},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", envvar="GATEWAY_URL", help="The gateway's address.", show_default=False),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", envvar="GATEWAY_TOKEN", help="Your token.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A running gateway, as seen from a terminal."""
+
+    base: str
+    token: str | None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    async def rest(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        """What the REST API answers; a refusal ends the command with its words."""
+        url = f"{self.base}/api/v1{path}"
+        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        async with (
+            aiohttp.ClientSession(headers=self.headers, timeout=timeout) as http,
+            http.request(method, url, json=body, params=query) as answer,
+        ):
+            return _value(answer.status, await answer.read())
+
+    async def mcp(self, method: str, params: dict[str, Any], name: str | None = None) -> Any:
+        """The result of one MCP request; the error object where it is refused."""
+        message = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": method,
+            "params": {**params, "_meta": META},
+        }
+        headers = {
+            **self.headers,
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": VERSION,
+            "Mcp-Method": method,
+            **({"Mcp-Name": name} if name else {}),
+        }
+        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as http,
+            http.post(f"{self.base}/mcp", json=message) as answer,
+        ):
+            body = await answer.read()
+            if answer.status == 401:
+                fail("the gateway wants a token: give --token or GATEWAY_TOKEN")
+            return _last_message(answer.content_type, body)
+
+
+def remote(url: str | None, token: str | None) -> Remote:
+    """The gateway that the options, the environment or config.toml name."""
+    base = (url or _configured()).rstrip("/").removesuffix("/mcp")
+    return Remote(base, token)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Does the work, with network trouble told in words."""
+    try:
+        return asyncio.run(work)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        fail(f"the gateway can't be reached: {error}")
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Ends the command."""
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def show_json(value: Any) -> None:
+    """A value as JSON on standard output."""
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def show_table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
+    """Rows as a table, without anything in them being taken for markup."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns.values())
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(key))) for key in columns))
+    Console().print(table)
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _configured() -> str:
+    config = Path("config.toml")
+    if not config.exists():
+        fail("there is no config.toml here: give --url or GATEWAY_URL", 2)
+    from gateway.config.reading import read_settings
+
+    server = read_settings(config, {**os.environ}).server
+    return server.public_url or f"http://{server.host}:{server.port}"
+
+
+def _value(status: int, body: bytes) -> Any:
+    try:
+        value = orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        fail(f"the gateway answered {status} with something that is not JSON")
+    if status >= 400:
+        error = (value or {}).get("error", {})
+        fail(f"{error.get('message', status)}\n{error.get('hint', '')}".strip())
+    return value
+
+
+def _last_message(content_type: str, body: bytes) -> Any:
+    if content_type == "text/event-stream":
+        lines = [line for line in body.splitlines() if line.startswith(b"data:")]
+        body = lines[-1].removeprefix(b"data:") if lines else b"{}"
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        fail("the gateway's answer is not JSON: is the address right?")

@@ -1,0 +1,141 @@
+"""The commands, run as users run them: real processes against a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from mcp import StdioServerParameters
+from mcp.client.client import Client
+from mcp.client.stdio import stdio_client
+
+from tests.conftest import OPEN, GatewayMaker, Running
+from tests.journeys.test_hot_reload import own_call
+from tests.peers import provider
+
+DEMO = OPEN + "\n[demo]\nenabled = true\n"
+
+
+async def gateway_command(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `gateway WORDS`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=cwd,
+    )
+    async with asyncio.timeout(20):
+        out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+@pytest.fixture
+async def demo(make_gateway: GatewayMaker) -> Running:
+    made: Running = await make_gateway(DEMO)
+    return made
+
+
+async def test_call_prints_the_answer_and_json_the_whole_result(demo: Running) -> None:
+    code, out, _ = await gateway_command("call", "demo_get_book", "id=3", "--url", demo.url)
+    assert (code, orjson.loads(out)["title"]) == (0, "SPQR")
+    words = ("call", "demo_get_book", '{"id": 3}', "--json", "--url", demo.mcp)
+    code, out, _ = await gateway_command(*words)
+    assert (code, orjson.loads(out)["structuredContent"]["author"]) == (0, "Mary Beard")
+
+
+async def test_an_unknown_tool_gets_a_suggestion(demo: Running) -> None:
+    code, _, err = await gateway_command("call", "demo_get_bok", "--url", demo.url)
+    assert code == 1
+    assert err.startswith("Unknown tool: demo_get_bok\nDid you mean demo_get_book")
+
+
+async def test_a_failed_call_exits_with_1(demo: Running) -> None:
+    code, out, _ = await gateway_command("call", "demo_get_book", "id=99", "--url", demo.url)
+    assert code == 1
+    assert "there is no book 99" in out
+
+
+async def test_tools_and_connections_are_listed(demo: Running) -> None:
+    code, out, _ = await gateway_command("tools", "book", "--json", "--url", demo.url)
+    assert code == 0
+    assert len(orjson.loads(out)) == 6
+    code, out, _ = await gateway_command("connections", "list", "--json", "--url", demo.url)
+    assert [row["name"] for row in orjson.loads(out)["connections"]] == ["demo"]
+
+
+async def test_a_connection_is_put_refreshed_and_deleted(demo: Running) -> None:
+    async with provider() as peer:
+        at = ("--url", demo.url)
+        words = ("connections", "put", "shop", "kind=openapi", f"spec={peer.spec}", *at)
+        assert (await gateway_command(*words))[:2] == (0, "shop: connected (1 added)\n")
+        code, out, err = await gateway_command("connections", "refresh", "shop", *at)
+        assert (code, out) == (0, "shop: connected (nothing changed)\n")
+        assert err == "refreshing shop (1 of 1)\n"
+        peer.raw = b"{"
+        code, out, _ = await gateway_command("connections", "refresh", "shop", *at)
+        assert code == 1
+        assert out.startswith("shop: failing")
+        code, out, _ = await gateway_command("connections", "delete", "shop", *at)
+        assert (code, out) == (0, "shop is deleted\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("serve", "--config", "none.toml"), 2, "none.toml: can't be read"),
+        (("check", "--config", "bad.toml"), 2, "bad.toml: server.prot: unknown key"),
+        (("check", "--config", "manifest.toml"), 2, "connections.ats.manifest"),
+        (("inspect", "none.yaml"), 1, "can't be read"),
+        (("nonsense",), 2, "nonsense"),
+        (("tools", "--url", "http://127.0.0.1:9"), 1, "can't be reached"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_said_with_the_right_exit_code(
+    tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    (tmp_path / "bad.toml").write_text("[server]\nprot = 1\n", encoding="utf-8")
+    (tmp_path / "manifest.toml").write_text(
+        '[connections.ats]\nkind = "manifest"\nmanifest = "grenhouse"\n', encoding="utf-8"
+    )
+    found, out, err = await gateway_command(*words, cwd=tmp_path)
+    assert found == code
+    assert said in err + out
+
+
+async def test_a_token_is_made_with_its_configuration_line() -> None:
+    code, out, _ = await gateway_command("token", "--json")
+    made: dict[str, str] = orjson.loads(out)
+    assert code == 0
+    assert len(made["token"]) > 40
+    assert len(made["token_sha256"]) == 64
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
+    demo: Running, mode: Any
+) -> None:
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "gateway", "stdio", "--url", demo.mcp]
+    )
+    changed = asyncio.Event()
+
+    async def on_message(message: Any) -> None:
+        if "list_changed" in str(getattr(message, "method", "")):
+            changed.set()
+
+    async with Client(stdio_client(command), mode=mode, message_handler=on_message) as client:
+        assert "demo_get_book" in {tool.name for tool in (await client.list_tools()).tools}
+        book = await own_call(client, "demo_get_book", id=1)
+        assert book["author"] == "Ursula K. Le Guin"
+        if mode == "legacy":
+            async with provider() as peer:
+                await own_call(
+                    client, "put_connection", name="shop", kind="openapi", spec=peer.spec
+                )
+            async with asyncio.timeout(5):
+                await changed.wait()
