@@ -8,7 +8,7 @@ from typing import Any
 import mcp_types
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.connectors.upstream import MAX_SCHEMA_BYTES, NAME_RULE, Wrap, build_upstream
@@ -295,6 +295,7 @@ tools_of_any_kind = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50)  # each one compiles schemas
 @given(st.lists(tools_of_any_kind, max_size=4))
 def test_whatever_an_upstream_lists_every_tool_is_valid_or_skipped(
     listing: list[dict[str, Any]],

@@ -16,9 +16,9 @@ from tests.peers_mcp import mcp_peer
 
 def test_child_killed_during_a_call_is_noticed_and_everything_ends() -> None:
     async def scenario() -> tuple[int, ...]:
-        async with upstreams(stdio("up"), stdio("stubborn", "--stubborn")) as ups:
+        async with upstreams(stdio("up"), stdio("other")) as ups:
             child = int(text_of(await ups.call("up", "pid", {})))
-            stubborn = int(text_of(await ups.call("stubborn", "pid", {})))
+            other = int(text_of(await ups.call("other", "pid", {})))
             stray = int(text_of(await ups.call("up", "spawn", {})))
             call = asyncio.create_task(ups.call("up", "slow", {}))
             assert text_of(await ups.call("up", "echo", {"text": "after it"})) == "after it"
@@ -26,7 +26,7 @@ def test_child_killed_during_a_call_is_noticed_and_everything_ends() -> None:
             with pytest.raises(UpstreamFailed) as caught:
                 await call
             assert (caught.value.code, caught.value.sent) == ("upstream_unreachable", True)
-            return child, stubborn, stray
+            return child, other, stray
 
     assert [pid for pid in uvloop.run(scenario()) if running(pid)] == []
 
