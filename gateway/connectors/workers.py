@@ -40,6 +40,7 @@ class Workers:
     """Children that read definitions; open as long as the context it manages."""
 
     def __init__(self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._count = count
         self._places = asyncio.Semaphore(count)
         self._advice_place = asyncio.Semaphore(1)
         self._idle_seconds = idle_seconds
@@ -59,8 +60,15 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         self._closed = True
+        for child in self._idle:
+            self._farewell(child)
         self._idle.clear()
-        await asyncio.gather(*(child.end() for child in list(self._children)), *self._farewells)
+        for child in self._children:
+            child.kill()  # whoever waits for its answer hears of it, and ends it
+        for _ in range(self._count):
+            await self._places.acquire()
+        await self._advice_place.acquire()
+        await asyncio.gather(*self._farewells)
 
     async def build(self, raw: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
@@ -92,6 +100,8 @@ class Workers:
         try:
             return await self._asked(child, request, raw, deadline)
         except _Crashed as crash:
+            if self._closed:
+                raise _closed_error() from crash
             if not child.was_warm:
                 raise _crash_error(crash) from crash
         # A warm child may have been ended from outside while it was idle: that says nothing
@@ -114,7 +124,7 @@ class Workers:
                 "Use a smaller or simpler definition.",
             ) from error
         except (OSError, EOFError) as error:
-            raise _Crashed(await self._end(child)) from error
+            raise _Crashed(await child.exit_status()) from error
         finally:
             if keep and not self._closed:
                 self._rest(child)
@@ -188,24 +198,23 @@ class Workers:
             self._idle.remove(child)
             self._farewell(child)
 
-    def _farewell(self, child: _Child) -> None:
-        task = asyncio.get_running_loop().create_task(self._end_quietly(child))
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
-
-    async def _end_quietly(self, child: _Child) -> None:
-        await self._end(child)
-
-    async def _end(self, child: _Child) -> int:
-        """End the child, also when whoever waits for this is being cancelled."""
+    def _farewell(self, child: _Child) -> asyncio.Task[None]:
         self._children.discard(child)
-        return await asyncio.shield(child.end())
+        if child.farewell is None:
+            child.farewell = asyncio.get_running_loop().create_task(child.end())
+            self._farewells.add(child.farewell)
+            child.farewell.add_done_callback(self._farewells.discard)
+        return child.farewell
+
+    async def _end(self, child: _Child) -> None:
+        """End the child, also when whoever waits for this is being cancelled."""
+        await asyncio.shield(self._farewell(child))
 
 
 class _Crashed(Exception):
     """The child ended without an answer."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int | None) -> None:
         super().__init__(status)
         self.status = status
 
@@ -220,6 +229,7 @@ class _Child:
         self._stdout = process.stdout
         self.was_warm = False
         self.leaves: asyncio.TimerHandle | None = None
+        self.farewell: asyncio.Task[None] | None = None
 
     async def ask(self, request: Request, raw: bytes) -> tuple[Answer, bytes]:
         """One job. In chunks: a whole document at once would be copied into a buffer."""
@@ -239,20 +249,34 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.returncode is None and not self._stdout.at_eof()
 
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
     def stay(self) -> None:
         if self.leaves is not None:
             self.leaves.cancel()
             self.leaves = None
 
-    async def end(self) -> int:
-        """Gone when this returns; the exit status, negative for a signal."""
+    async def exit_status(self) -> int | None:
+        """How a child ended that went by itself, negative for a signal; None if it is still here.
+
+        Waiting and not killing: a signal to what is dead already would lose the status.
+        """
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                return await self._process.wait()
+        except TimeoutError:
+            return None
+
+    async def end(self) -> None:
+        """Gone when this returns."""
         self.stay()
         self._stdin.close()
-        if self._process.returncode is None:
-            self._process.kill()
+        self.kill()
         while await self._stdout.read(_CHUNK):
             pass  # what it had still to say; the pipe closes when all of it is read
-        return await self._process.wait()
+        await self._process.wait()
 
 
 def _closed_error() -> Broken:
@@ -262,7 +286,7 @@ def _closed_error() -> Broken:
 def _crash_error(crash: _Crashed) -> DefinitionUnreadable:
     if crash.status == -signal.SIGXCPU:
         what = "needs more processor time than a reader may have"
-    elif crash.status in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
+    elif crash.status is not None and crash.status < 0:
         what = "made its reader run out of memory or crash"
     else:
         what = "made its reader fail"
