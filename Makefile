@@ -1,7 +1,7 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
 
-.PHONY: run test lint bench clean conformance typescript
+.PHONY: run test test-slow lint bench clean conformance typescript
 
 .venv/ready: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -14,6 +14,9 @@ run: .venv/ready
 
 test: .venv/ready
 	$(PY) -m pytest
+
+test-slow: .venv/ready
+	$(PY) -m pytest -m slow
 
 lint: .venv/ready
 	$(PY) -m ruff check .

@@ -5,7 +5,7 @@
     │                            not_connected, unsupported_provider, approval_denied,
     │                            approval_expired
     ├── Fixable                  the caller can mend it: invalid_arguments, connection_invalid,
-    │   │                        idempotency_conflict
+    │   │                        idempotency_conflict, precondition (REST: a wrong If-Match)
     │   ├── DefinitionUnreadable a definition that can't be read or is out of bounds
     │   └── NotFound             what was named does not exist, or not for this caller
     ├── Overloaded               try later: rate_limited, busy, circuit_open
@@ -29,7 +29,7 @@ CODES = frozenset(
     """invalid_arguments read_only access_denied blocked_path not_connected unsupported_provider
     approval_denied approval_expired rate_limited busy circuit_open upstream_error upstream_timeout
     upstream_unreachable idempotency_conflict outcome_unknown connection_invalid store_unavailable
-    internal""".split()
+    internal precondition""".split()
 )
 
 
