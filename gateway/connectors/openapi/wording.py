@@ -31,10 +31,15 @@ def phrase(value: Any, length: int) -> str:
 
 def property_description(raw: Mapping[str, Any]) -> str:
     """What an input means: its description and the names of its values."""
-    text = phrase(raw.get("description"), MAX_PROPERTY_DESCRIPTION) if "description" in raw else ""
+    text = phrase(_for_model(raw), MAX_PROPERTY_DESCRIPTION)
     if "x-ms-enum-values" not in raw:
         return text
     return f"{text} {_enum_words(raw)}".strip()
+
+
+def _for_model(raw: Mapping[str, Any]) -> Any:
+    """A few definitions have words meant for models; they are the better ones."""
+    return raw.get("x-ms-description-for-model") or raw.get("description")
 
 
 def _enum_words(raw: Mapping[str, Any]) -> str:
@@ -48,7 +53,8 @@ def _enum_words(raw: Mapping[str, Any]) -> str:
 
 def tool_title(raw: Mapping[str, Any], fallback: str) -> str:
     """The operation's title: its summary, else its name in words."""
-    said = phrase(raw.get("x-ms-summary"), MAX_TITLE) or phrase(raw.get("summary"), MAX_TITLE)
+    keys = ("x-ms-summary", "summary", "x-ms-name-for-model")
+    said = next((text for key in keys if (text := phrase(raw.get(key), MAX_TITLE))), "")
     words = fallback.replace("_", " ").strip()
     return said or words[:1].upper() + words[1:]
 
@@ -59,7 +65,7 @@ def tool_description(
     """`[Display name] summary — description`, with a warning where the connection has no access."""
     length = source.max_description_chars
     summary = phrase(raw.get("summary"), length)
-    text = phrase(raw.get("x-ms-description-for-model") or raw.get("description"), length)
+    text = phrase(_for_model(raw), length)
     if override:
         words = override
     elif summary and text and not text.startswith(summary):

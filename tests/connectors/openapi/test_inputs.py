@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.connectors.openapi.arguments import ArgumentNames
 from gateway.model import Body, Field, Parameter
 from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
 
@@ -151,6 +155,15 @@ def test_argument_names_are_spelled_for_clients_and_told_apart(
     written = [{"name": name, "in": place, "schema": STRING} for place, name in parameters]
 
     assert list(schema_of(only_tool(_with_parameters(*written)))["properties"]) == arguments
+
+
+@given(st.lists(st.tuples(st.sampled_from(["path", "query", "body"]), st.text(max_size=80))))
+def test_arguments_are_always_distinct_and_within_bounds(wanted: list[tuple[str, str]]) -> None:
+    names = ArgumentNames()
+    taken = [names.take(name, place) for place, name in wanted]
+
+    assert len({name.lower() for name in taken}) == len(taken)
+    assert all(re.fullmatch("[A-Za-z0-9_.-]{1,64}", name) for name in taken)
 
 
 def test_a_body_property_gives_way_to_a_parameter_of_its_name() -> None:
