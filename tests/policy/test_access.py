@@ -1,0 +1,83 @@
+"""Effective access: the whole table, and who may know of a connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.model import Level, Principal
+from gateway.policy.access import level, visible_tools
+from tests.policy.values import connection, snapshot, tool
+
+TOOLS = [tool("shop", name) for name in ("get_book", "add_book", "del_book", "nuke_shop")]
+ALL = {"shop_get_book", "shop_add_book", "shop_del_book"}
+READS = {"shop_get_book"}
+
+
+@pytest.mark.parametrize(
+    ("admin", "user", "effective"),
+    [
+        ("read-write", "read-write", "read-write"),
+        ("read-write", "read-only", "read-only"),
+        ("read-write", "disabled", "disabled"),
+        ("read-only", "read-write", "read-only"),
+        ("read-only", "read-only", "read-only"),
+        ("read-only", "disabled", "disabled"),
+        ("disabled", "read-write", "disabled"),
+        ("disabled", "read-only", "disabled"),
+        ("disabled", "disabled", "disabled"),
+    ],
+)
+def test_effective_access_is_the_smaller_of_the_two(
+    admin: Level, user: Level, effective: Level
+) -> None:
+    now = snapshot(connection("shop", *TOOLS[:3], access=admin))
+    principal = Principal("ann", access=user)
+    assert level(now, principal, now.connections["shop"]) == effective
+    shown = {"read-write": ALL, "read-only": READS, "disabled": set()}[effective]
+    tools = visible_tools(now, principal, now.connections["shop"])
+    assert {each.name for each in tools} == shown
+
+
+@pytest.mark.parametrize(
+    ("default", "for_shop", "chosen", "expected"),
+    [
+        ("read-write", None, None, "read-write"),
+        ("read-only", None, None, "read-only"),
+        ("read-only", "read-write", None, "read-write"),
+        ("read-write", "read-only", None, "read-only"),
+        ("read-write", "read-write", "disabled", "disabled"),
+        ("disabled", "disabled", "read-only", "read-only"),
+    ],
+)
+def test_a_choice_goes_before_the_connections_table_and_that_before_the_default(
+    default: Level, for_shop: Level | None, chosen: Level | None, expected: Level
+) -> None:
+    choices: dict[tuple[str, str], Level] = {("ann", "shop"): chosen} if chosen else {}
+    now = snapshot(connection("shop", *TOOLS[:3]), choices=choices)
+    principal = Principal("ann", access=default, connections={"shop": for_shop} if for_shop else {})
+    assert level(now, principal, now.connections["shop"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("owner", "organization", "known"),
+    [
+        (None, None, True),
+        (None, "acme", True),
+        ("acme", "acme", True),
+        ("acme", "other", False),
+        ("acme", None, False),
+    ],
+)
+def test_a_connection_of_another_organization_does_not_exist(
+    owner: str | None, organization: str | None, known: bool
+) -> None:
+    settings = {"organization": owner} if owner else {}
+    now = snapshot(connection("shop", *TOOLS[:3], **settings))
+    principal = Principal("ann", admin=True, organization=organization)
+    assert (level(now, principal, now.connections["shop"]) is not None) is known
+    assert bool(visible_tools(now, principal, now.connections["shop"])) is known
+
+
+def test_a_connection_that_is_switched_off_shows_nothing() -> None:
+    now = snapshot(connection("shop", *TOOLS[:3], enabled=False))
+    assert visible_tools(now, Principal("ann"), now.connections["shop"]) == ()

@@ -1,0 +1,137 @@
+"""What a principal sees at an address: bundles narrow, routes deny by default, names stay unique."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from gateway.catalog.snapshot import assemble
+from gateway.config.settings import Settings
+from gateway.edge.own_tools import OWN_TOOLS, RESERVED_NAMES
+from gateway.model import Principal
+from gateway.policy.view import PAGE_SIZE, Scope, View, view
+from tests.policy.values import connection, snapshot, tool
+
+SHOP = connection("shop", *(tool("shop", n) for n in ("get_book", "add_book", "del_book")))
+DESK = connection("desk", *(tool("desk", n) for n in ("get_seat", "add_seat")))
+
+CONFIG = """
+[bundles.all_shop]
+connections = ["shop"]
+[bundles.reading]
+connections = ["shop", "desk"]
+allow = ["get_*"]
+[bundles.no_deletes]
+connections = ["shop"]
+deny = ["del_*"]
+[bundles.hidden]
+mode = "meta"
+connections = ["desk"]
+[bundles.small]
+mode = "auto"
+token_budget = 20
+connections = ["desk"]
+[bundles.large]
+mode = "auto"
+token_budget = 29
+connections = ["shop"]
+[roles.clerk]
+bundles = ["reading"]
+[roles.chief]
+bundles = ["all_shop", "reading", "no_deletes", "hidden", "small", "large"]
+[roles.nobody]
+[routes.opening.clerk]
+morning = ["reading"]
+"""
+
+
+def seen(role: str | None, scope: Scope = Scope(), admin: bool = False) -> View:
+    now = snapshot(SHOP, DESK, config=CONFIG)
+    return view(now, Principal("ann", admin=admin, role=role), scope, OWN_TOOLS)
+
+
+def bundles(*names: str) -> Scope:
+    return Scope("bundles", names)
+
+
+@pytest.mark.parametrize(
+    ("role", "scope", "direct", "meta"),
+    [
+        (
+            None,
+            Scope(),
+            "desk_add_seat desk_get_seat shop_add_book shop_del_book shop_get_book",
+            "",
+        ),
+        ("clerk", Scope(), "desk_get_seat shop_get_book", ""),
+        ("nobody", Scope(), "", ""),
+        ("chief", bundles("all_shop"), "shop_add_book shop_del_book shop_get_book", ""),
+        ("chief", bundles("all_shop", "no_deletes"), "shop_add_book shop_get_book", ""),
+        ("chief", bundles("reading", "no_deletes"), "desk_get_seat shop_get_book", ""),
+        ("chief", bundles("hidden"), "", "desk_add_seat desk_get_seat"),
+        ("chief", bundles("hidden", "reading"), "shop_get_book", "desk_get_seat"),
+        ("chief", bundles("small"), "desk_add_seat desk_get_seat", ""),
+        ("chief", bundles("large"), "", "shop_add_book shop_del_book shop_get_book"),
+        ("clerk", bundles("all_shop"), "", ""),
+        ("clerk", bundles("reading", "all_shop"), "", ""),
+        ("chief", bundles("unknown"), "", ""),
+        ("clerk", Scope("step", ("opening", "morning")), "desk_get_seat shop_get_book", ""),
+        ("clerk", Scope("step", ("opening", "evening")), "", ""),
+        ("clerk", Scope("step", ("closing", "morning")), "", ""),
+        ("chief", Scope("step", ("opening", "morning")), "", ""),
+        (None, Scope("step", ("opening", "morning")), "", ""),
+    ],
+    ids=str,
+)
+def test_bundles_roles_and_routes_decide_what_is_seen(
+    role: str | None, scope: Scope, direct: str, meta: str
+) -> None:
+    found = seen(role, scope)
+    assert (" ".join(sorted(found.direct)), " ".join(sorted(found.meta))) == (direct, meta)
+
+
+def test_the_gateways_own_tools_are_listed_where_they_belong() -> None:
+    admins = {"put_connection", "delete_connection", "refresh_tools"}
+    meta = {"mcp_list_tools", "mcp_search_tools", "mcp_get_tool_schema", "mcp_call_tool"}
+    assert seen(None).own >= {"list_dynamic_tools", "list_connections", "read_result"}
+    assert not seen(None).own & (admins | meta)
+    assert seen(None, admin=True).own >= admins
+    assert seen("chief", bundles("all_shop")).own == {"read_result"}
+    assert seen("chief", bundles("hidden")).own == {"read_result", *meta}
+    assert seen("clerk", Scope("step", ("opening", "evening"))).own == frozenset()
+
+
+def test_the_list_is_paged_with_cursors_of_its_own_only() -> None:
+    tools = [tool("shop", f"get_{number:04}") for number in range(PAGE_SIZE + 3)]
+    found = view(snapshot(connection("shop", *tools)), Principal("ann"), Scope(), OWN_TOOLS)
+    first = orjson.loads(b"{" + (found.page(None) or b"") + b"}")
+    second = orjson.loads(b"{" + (found.page(first["nextCursor"]) or b"") + b"}")
+    assert "nextCursor" not in second
+    names = [entry["name"] for entry in first["tools"] + second["tools"]]
+    assert len(names) == len(set(names)) == len(found.entries)
+    for wrong in ("0", "1", "-500", "500x", "99999500", "", "²"):
+        assert found.page(wrong) is None
+
+
+def test_the_digest_changes_exactly_with_the_list() -> None:
+    assert seen(None).digest == seen(None).digest
+    assert seen(None).digest != seen("clerk").digest
+    assert seen(None).digest != seen(None, admin=True).digest
+    assert seen("clerk").digest != seen("clerk", Scope("step", ("opening", "morning"))).digest
+
+
+def test_no_connection_takes_a_name_of_the_gateway_or_of_another() -> None:
+    mine = tool("shop", "get_book")
+    thief = connection("thief", mine, tool("thief", "get_x"))
+    impostor = connection("imp", *(_named(tool("imp", "get_y"), n) for n in RESERVED_NAMES))
+    now = assemble(1, Settings(), [SHOP, thief, impostor], reserved=RESERVED_NAMES)
+    assert now.tools["shop_get_book"].connection == "shop"
+    assert [t.name for t in now.connections["thief"].tools] == ["thief_get_x"]
+    assert now.connections["imp"].tools == ()
+    assert {problem.severity for problem in now.connections["imp"].problems} == {"error"}
+
+
+def _named(one, name):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(one, name=name)
