@@ -54,9 +54,11 @@ class Flight:
         try:
             return await work
         except asyncio.CancelledError:
-            if self.reason is None:
+            if self.reason is not None:
+                raise Stopped from None
+            if self.task.cancelling():
                 raise  # the server itself is going down
-            raise Stopped from None
+            raise RuntimeError("the call was cancelled from within") from None
         finally:
             if self.reason is not None:
                 self.task.uncancel()

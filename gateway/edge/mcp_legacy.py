@@ -179,8 +179,9 @@ async def serve_get(core: Core, exchange: Exchange) -> None:
     session = open_session(core, exchange)
     digest = core.surface.view(exchange.principal, exchange.scope).digest
     # The event id is the digest of the view the client was last told of: a client that comes back
-    # with one learns at once of what it missed, whichever replica it comes back to.
-    known = _told_before(exchange) or digest
+    # with one learns at once of what it missed, whichever replica it comes back to. One that has
+    # just listed learns of what changed before its stream was open.
+    known = _told_before(exchange) or core.streams.noted(session.id, exchange.scope) or digest
     stream = Stream(
         exchange.principal,
         exchange.scope,
@@ -192,6 +193,7 @@ async def serve_get(core: Core, exchange: Exchange) -> None:
     )
     if known != digest:
         stream.tell_changed(digest)
+    core.streams.note(session.id, exchange.scope, digest)
     await core.streams.serve(stream, exchange.receive, exchange.send)
 
 

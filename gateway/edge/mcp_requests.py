@@ -189,9 +189,12 @@ async def _discover(request: Request) -> bytes:
 async def _list_tools(request: Request) -> bytes:
     core, exchange = request.core, request.exchange
     params = request.message.params or {}
-    page = core.surface.view(exchange.principal, exchange.scope).page(params.get("cursor"))
+    view = core.surface.view(exchange.principal, exchange.scope)
+    page = view.page(params.get("cursor"))
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
+    if request.session is not None:
+        core.streams.note(request.session, exchange.scope, view.digest)
     return b"{%b%b}" % (page, core.list_suffix if request.era == "2026" else b"")
 
 
@@ -264,6 +267,7 @@ def _context(request: Request, params: Mapping[str, Any]) -> CallContext:
         elicit=_elicit(request),
         input_responses=params.get("inputResponses"),
         request_state=params.get("requestState"),
+        gone=None if request.reply is None else request.reply.is_gone,
     )
 
 

@@ -33,7 +33,9 @@ from gateway.policy.view import Scope
 BURST_SECONDS = 0.2
 CHECK_SECONDS = 2.0
 MAX_STREAMS_PER_PRINCIPAL = 1024
+MAX_NOTED = 8192
 
+_UNCLEAR = ""
 _log = structlog.get_logger(__name__)
 
 
@@ -173,6 +175,7 @@ class Streams:
         self._max_per_principal = max_per_principal
         self._open: dict[Stream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()
+        self._noted: dict[tuple[str, Scope], str] = {}
         self._closing = False
         self._change_pending = False
         self._keeper: asyncio.Task[None] | None = None
@@ -208,6 +211,16 @@ class Streams:
                 del self._count[name]
             if not self._open:
                 self._empty.set()
+
+    def note(self, session: str, scope: Scope, digest: str) -> None:
+        """Note which list a session has seen or been told of."""
+        if len(self._noted) >= MAX_NOTED:
+            self._noted.pop(next(iter(self._noted)))
+        self._noted[session, scope] = digest
+
+    def noted(self, session: str, scope: Scope) -> str | None:
+        """The list a session knows of, as far as this process can tell."""
+        return self._noted.get((session, scope))
 
     def look_again(self) -> None:
         """Something that streams depend on is over: don't wait for the next pass."""
@@ -252,18 +265,20 @@ class Streams:
                 known[key] = await self._digest(stream)
                 await asyncio.sleep(0)  # many principals: let calls through between their views
             digest = known[key]
-            if digest is None or (stream.alive is not None and not stream.alive()):
+            if digest is None or not _is_alive(stream):
                 stream.end()
-            elif digest == stream.digest or self._change_pending:
+            elif digest in (stream.digest, _UNCLEAR) or self._change_pending:
                 continue
             elif stream.session in told:
                 stream.digest = digest
             else:
                 stream.tell_changed(digest)
-                told |= {stream.session} if stream.session else set()
+                if stream.session is not None:
+                    told.add(stream.session)
+                    self.note(stream.session, stream.scope, digest)
 
     async def _digest(self, stream: Stream) -> str | None:
-        """The digest of what the stream's token sees now; None: nothing."""
+        """The digest of what the stream's token sees now; None: it has no right to see anything."""
         try:
             principal = await self._identity.identify(stream.fields)
             if principal.name != stream.principal.name:
@@ -273,7 +288,7 @@ class Streams:
             return None
         except Exception as error:  # one stream's trouble must not stop the others' pass
             _log.error("stream_check_failed", error=type(error).__name__)
-            return stream.digest
+            return _UNCLEAR
 
     def accept_no_more(self) -> None:
         """Refuse new streams; those that are open go on."""
@@ -294,3 +309,11 @@ class Streams:
         if self._keeper is not None:
             self._keeper.cancel()
             self._keeper = None
+
+
+def _is_alive(stream: Stream) -> bool:
+    try:
+        return stream.alive is None or stream.alive()
+    except Exception as error:  # as above: what can't be found out now will be later
+        _log.error("stream_check_failed", error=type(error).__name__)
+        return True

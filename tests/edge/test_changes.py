@@ -167,3 +167,13 @@ async def test_session_with_several_streams_hears_on_the_newest(edge: Edge) -> N
                 await post(edge, b"")
         edge.toolbox.put("newer")
         assert await changed(older)
+
+
+async def test_change_between_listing_and_opening_the_stream_is_heard_once(edge: Edge) -> None:
+    own = await session(edge, headers=token_of("ann"))
+    await post(edge, request("tools/list"), own)
+    edge.toolbox.put("new")
+    async with opened(edge, own) as events:
+        assert await changed(events)
+    async with opened(edge, own) as events:
+        assert await events.silent(0.3)
