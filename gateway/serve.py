@@ -45,7 +45,7 @@ def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A bound socket, shared with other processes if wanted; ConfigInvalid if it can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -51,7 +51,7 @@ class LiveUpstreams:
             return await self.sessions.list_tools(name)
         probe = f"{name}?{next(self._probes)}"
         self._settings[probe] = settings
-        self.sessions.replace(probe, upstream_of(probe, settings))
+        self.sessions.replace(probe, upstream_of(name, settings))
         try:
             return await self.sessions.list_tools(probe)
         finally:

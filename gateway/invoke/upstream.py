@@ -78,7 +78,12 @@ class UpstreamSender:
         return await self._taken_over(attempt, result)
 
     async def _taken_over(self, attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
-        raw = orjson.dumps(result)
+        try:
+            raw = orjson.dumps(result)
+        except TypeError as error:
+            raise UpstreamFailed(
+                "upstream_error", "The server's answer is nested too deeply"
+            ) from error
         bound = attempt.snapshot.settings.limits.max_output_bytes
         if len(raw) > HEAVY_BYTES:
             cleared = await asyncio.to_thread(attempt.redactor.bytes, raw)
@@ -115,6 +120,8 @@ def _question(elicit: Elicit | None) -> Question | None:
         return None
 
     async def ask(params: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "requestedSchema" not in params:
+            return {"action": "decline"}  # only forms can be passed on
         return await elicit(str(params.get("message", "")), dict(params["requestedSchema"]))
 
     return ask

@@ -1,6 +1,8 @@
-"""What a principal sees at an address: bundles narrow, routes deny by default, names stay unique."""
+"""What a principal sees at an address: bundles narrow, routes deny, names stay unique."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -8,13 +10,14 @@ import pytest
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
 from gateway.edge.own_tools import OWN_TOOLS, RESERVED_NAMES
-from gateway.model import Principal
+from gateway.model import Principal, Tool
 from gateway.policy.view import PAGE_SIZE, Scope, View, view
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = connection("shop", *(tool("shop", n) for n in ("get_book", "add_book", "del_book")))
 DESK = connection("desk", *(tool("desk", n) for n in ("get_seat", "add_seat")))
 
+EVERYTHING = "desk_add_seat desk_get_seat shop_add_book shop_del_book shop_get_book"
 CONFIG = """
 [bundles.all_shop]
 connections = ["shop"]
@@ -45,7 +48,10 @@ morning = ["reading"]
 """
 
 
-def seen(role: str | None, scope: Scope = Scope(), admin: bool = False) -> View:
+OWN = Scope()
+
+
+def seen(role: str | None, scope: Scope = OWN, admin: bool = False) -> View:
     now = snapshot(SHOP, DESK, config=CONFIG)
     return view(now, Principal("ann", admin=admin, role=role), scope, OWN_TOOLS)
 
@@ -57,12 +63,7 @@ def bundles(*names: str) -> Scope:
 @pytest.mark.parametrize(
     ("role", "scope", "direct", "meta"),
     [
-        (
-            None,
-            Scope(),
-            "desk_add_seat desk_get_seat shop_add_book shop_del_book shop_get_book",
-            "",
-        ),
+        (None, OWN, EVERYTHING, ""),
         ("clerk", Scope(), "desk_get_seat shop_get_book", ""),
         ("nobody", Scope(), "", ""),
         ("chief", bundles("all_shop"), "shop_add_book shop_del_book shop_get_book", ""),
@@ -131,7 +132,5 @@ def test_no_connection_takes_a_name_of_the_gateway_or_of_another() -> None:
     assert {problem.severity for problem in now.connections["imp"].problems} == {"error"}
 
 
-def _named(one, name):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _named(one: Tool, name: str) -> Tool:
     return replace(one, name=name)
