@@ -84,7 +84,7 @@ def like_github(operations: int = 1_200, schemas: int = 900, size: int = 13_000_
     pool = " ".join(random.choices(_WORDS, k=4_000))
 
     def text(words: int) -> str:
-        start = random.randrange(len(pool) - words * 8)
+        start = random.randrange(len(pool) - words * 7)
         return pool[start : start + words * 7]
 
     shared = {f"schema-{n}": _github_schema(n, schemas, text) for n in range(schemas)}
@@ -102,9 +102,9 @@ def like_github(operations: int = 1_200, schemas: int = 900, size: int = 13_000_
     return orjson.dumps(document)
 
 
-def _github_schema(number: int, schemas: int, text: Any) -> Json:
+def _github_schema(number: int, schemas: int, text: Any, fields: int = 30) -> Json:
     properties: Json = {}
-    for n in range(30):
+    for n in range(fields):
         if n % 3:
             properties[f"field_{n}"] = {"type": "string", "description": text(8), "example": "x"}
         elif n % 2:
@@ -131,7 +131,7 @@ def _github_operation(number: int, method: str, schemas: int, text: Any) -> Json
         },
     )
     if method in ("post", "patch"):
-        inline = _github_schema(number, schemas, text)
+        inline = _github_schema(number, schemas, text, fields=10)
         found["requestBody"] = {"content": {"application/json": {"schema": inline}}}
     return found
 

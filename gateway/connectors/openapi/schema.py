@@ -25,6 +25,7 @@ from gateway.connectors.openapi.document import (
     Unusable,
     is_internal,
     mapping,
+    sequence,
     spend,
     target_of,
 )
@@ -49,6 +50,13 @@ MAX_PATTERNS = 1_000  # different ones in one document
 MAX_NODES = 20_000  # of one schema between references
 _MAX_CHAIN = 60
 _STUB_DESCRIPTION = 120
+_WORDS = frozenset(
+    ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
+)
+_MENDED = frozenset(
+    ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
+    + ("nullable", "x-nullable")
+)
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -91,6 +99,7 @@ class Schemas:
         self._names: dict[str, str | None] = {}  # by reference, None where it is broken
         self._names_of_targets: dict[int, str] = {}
         self._targets: dict[str, Any] = {}
+        self._turns: dict[str, int] = {}  # by name, how many wanted it
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
         self._checked: set[str] = set()
@@ -187,9 +196,9 @@ class Schemas:
         if key not in self._names_of_targets:
             last = unquote(reference.rsplit("/", 1)[-1]).replace("~1", "_").replace("~0", "_")
             wanted = _UNSAFE_NAME.sub("_", last)[:64] or "schema"
-            name, turn = wanted, 1
+            name = wanted
             while name in self._targets:
-                turn += 1
+                self._turns[wanted] = turn = self._turns.get(wanted, 1) + 1
                 name = f"{wanted}_{turn}"
             self._targets[name] = target
             self._names_of_targets[key] = name
@@ -275,27 +284,33 @@ class Schemas:
         if key == "patternProperties":
             value = {name: part for name, part in value.items() if is_linear_pattern(name)}
         elif key == "properties":
-            value = {name: part for name, part in value.items() if self._belongs(name, part, raw)}
+            value = self._visible(raw)
         parts = {name: self._schema(part, trace, in_place=False) for name, part in value.items()}
         for name, part in parts.items():
             if isinstance(part, dict) and _says_the_same(part.get("title"), name):
                 del part["title"]
         result[key] = parts
 
-    def _belongs(self, name: str, part: Any, raw: Mapping[str, Any]) -> bool:
-        if self.is_hidden(part):
-            return False
-        unseen = self._hidden == "readOnly" and isinstance(part, dict) and is_internal(part)
-        required = raw.get("required")
-        return not unseen or (isinstance(required, list) and name in required)
+    def _visible(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The properties that have a place here; internal ones only where nothing works without."""
+        required = {name for name in sequence(raw.get("required")) if isinstance(name, str)}
+        asked = self._hidden == "readOnly"
+        return {
+            name: part
+            for name, part in raw["properties"].items()
+            if not self.is_hidden(part)
+            and not (asked and is_internal(mapping(part)) and name not in required)
+        }
 
     def _finish(self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]) -> None:
+        """What is said in other words than 2020-12 would say it."""
+        if not _WORDS.isdisjoint(raw):
+            words = {"description": property_description(raw), "title": _title(raw)}
+            result.update((key, text) for key, text in words.items() if text)
+        if _MENDED.isdisjoint(raw) and raw.get("type") != "file":
+            return
         if isinstance(raw.get("items"), list):
             result["prefixItems"] = [self._schema(p, trace, False) for p in raw["items"]]
-        if description := property_description(raw):
-            result["description"] = description
-        if title := _title(raw):
-            result["title"] = title
         if "required" in raw:
             self._set_required(raw, result)
         if "pattern" in raw:
