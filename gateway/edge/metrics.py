@@ -1,0 +1,96 @@
+"""Figures for Prometheus: read off execution records as calls end, and off the parts when asked.
+
+Labels are bounded: connections, states, access levels and error codes, never tools, principals or
+anything a caller can choose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway import __version__
+from gateway.catalog.snapshot import Snapshot
+from gateway.store.executions import Execution
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class Metrics:
+    """Counts calls; everything else is looked up when it is asked for."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        figures: Callable[[], dict[str, int]],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._calls = Counter(
+            "gateway_calls",
+            "Calls by connection, access and how they ended.",
+            ("connection", "access", "status"),
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "gateway_errors",
+            "Calls that failed or were refused, by code.",
+            ("connection", "code"),
+            registry=self.registry,
+        )
+        self._upstream = Counter(
+            "gateway_upstream_answers",
+            "Answers of upstream APIs by class of status.",
+            ("connection", "status"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "gateway_call_seconds",
+            "How long calls took, from the first look at them to their record.",
+            ("connection",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.registry.register(_State(snapshot, figures))
+
+    def finished(self, execution: Execution) -> None:
+        """Counts one call."""
+        connection = execution.connection
+        self._calls.labels(connection, execution.access, execution.status).inc()
+        if execution.error_code:
+            self._errors.labels(connection, execution.error_code).inc()
+        if execution.upstream_status:
+            self._upstream.labels(connection, f"{execution.upstream_status // 100}xx").inc()
+        if execution.result:
+            self._seconds.labels(connection).observe(execution.result["duration_ms"] / 1000)
+
+
+class _State(Collector):
+    """What is so at the moment it is asked for."""
+
+    def __init__(
+        self, snapshot: Callable[[], Snapshot], figures: Callable[[], dict[str, int]]
+    ) -> None:
+        self._snapshot = snapshot
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        info = GaugeMetricFamily("gateway_info", "The running version.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield GaugeMetricFamily(
+            "gateway_catalog_revision", "Revision of the catalog.", snapshot.revision
+        )
+        yield GaugeMetricFamily("gateway_tools", "Tools that are served.", len(snapshot.tools))
+        connections = GaugeMetricFamily(
+            "gateway_connections", "Connections by status.", labels=["status"]
+        )
+        for status, number in Tally(s.status for s in snapshot.connections.values()).items():
+            connections.add_metric([status], number)
+        yield connections
+        for name, value in self._figures().items():
+            yield GaugeMetricFamily(f"gateway_{name}", name.replace("_", " "), value)

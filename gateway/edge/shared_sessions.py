@@ -1,0 +1,117 @@
+"""What processes tell each other about MCP sessions: which ended, what clients say of calls.
+
+A session lives in no process, so a client's next request may land anywhere. That a session was
+ended is kept in the store and told to all; a cancellation, or the answer to a question, is passed
+on to whoever runs the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+import structlog
+
+from gateway.edge.mcp_messages import RequestId
+from gateway.errors import GatewayError
+from gateway.store.database import Database
+from gateway.store.sessions import end_session, ended_sessions
+from gateway.store.signals import MAX_PAYLOAD_BYTES, signal
+
+log = structlog.get_logger("gateway.edge")
+
+CANCELLED = "mcp_cancelled"
+ANSWERED = "mcp_answered"
+SWEEP_AT = 10_000
+UNKNOWN_EXPIRY_SECONDS = 8 * 86_400.0  # longer than any session lives
+
+
+class SharedSessions:
+    """Ended sessions of all processes, held in memory and kept in the store."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._ended: dict[str, float] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        """Reads what was ended before this process began."""
+        self._ended |= await ended_sessions(self._db, time.time())
+
+    async def _load_again(self) -> None:
+        try:
+            await self.load()
+        except GatewayError as error:
+            log.warning("ended sessions not read", error=error.message)
+
+    async def add(self, session: str, expires: float) -> None:
+        """Ends a session everywhere."""
+        self._ended[session] = expires
+        await end_session(self._db, session, expires)
+
+    def contains(self, session: str) -> bool:
+        return session in self._ended
+
+    def hear(self, session: str) -> None:
+        """Takes note of a session that another process ended; after a break, of all."""
+        if not session:
+            self._reading = asyncio.create_task(self._load_again())
+            return
+        now = time.time()
+        if len(self._ended) > SWEEP_AT:
+            self._ended = {id: until for id, until in self._ended.items() if until > now}
+        self._ended.setdefault(session, now + UNKNOWN_EXPIRY_SECONDS)
+
+
+class StoreRelay:
+    """Passes on what a client said of a call that does not run here."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def cancelled(self, session: str, request_id: RequestId) -> None:
+        self._tell(CANCELLED, {"session": session, "id": request_id})
+
+    def answered(self, session: str, request_id: RequestId, body: Mapping[str, Any]) -> None:
+        self._tell(ANSWERED, {"session": session, "id": request_id, "body": dict(body)})
+
+    def _tell(self, kind: str, value: dict[str, Any]) -> None:
+        payload = orjson.dumps(value).decode()
+        if len(payload.encode()) > MAX_PAYLOAD_BYTES:
+            log.warning("message too large for other processes", kind=kind)
+            return
+        task = asyncio.create_task(self._publish(kind, payload))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _publish(self, kind: str, payload: str) -> None:
+        try:
+            await self._db.write(lambda tx: signal(tx, kind, payload))
+        except GatewayError as error:
+            log.warning("other processes not told", kind=kind, error=error.message)
+
+
+def on_cancelled(cancel: Callable[[str, RequestId], bool]) -> Callable[[str], None]:
+    """Cancels a call here on behalf of another process."""
+
+    def hear(payload: str) -> None:
+        if payload:
+            told = orjson.loads(payload)
+            cancel(told["session"], told["id"])
+
+    return hear
+
+
+def on_answered(take: Callable[[str, RequestId, dict[str, Any]], bool]) -> Callable[[str], None]:
+    """Hands a client's answer to a call here on behalf of another process."""
+
+    def hear(payload: str) -> None:
+        if payload:
+            told = orjson.loads(payload)
+            take(told["session"], told["id"], told["body"])
+
+    return hear
