@@ -32,7 +32,9 @@ from gateway.config.settings import Settings
 from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
 from gateway.demo.bookshop import bookshop, definition
-from gateway.edge import rest_catalog, rest_history
+from gateway.edge import rest_calls, rest_catalog, rest_history
+from gateway.edge.doors import resume
+from gateway.edge.events import Feed, events_handler
 from gateway.edge.gateway import Gateway
 from gateway.edge.health import Health
 from gateway.edge.http_guard import HostRules, Refusal, check_host, fold, host_rules, respond
@@ -42,15 +44,15 @@ from gateway.edge.own_tools import RESERVED_NAMES
 from gateway.edge.rest import RestApi
 from gateway.egress import Egress, Request
 from gateway.errors import UpstreamFailed
-from gateway.invoke.call import Invoker, Senders
+from gateway.invoke.call import Senders
 from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
 from gateway.invoke.limits import Limits
-from gateway.invoke.prepared import PreparedConnections, auth_of
+from gateway.invoke.prepared import auth_of
 from gateway.invoke.upstream import UpstreamSender
+from gateway.line import Line
 from gateway.reload import watch
 from gateway.store.database import Database
-from gateway.store.ids import new_id
 from gateway.store.notify import Notifier
 from gateway.store.secrets import check_seal, load_seal
 
@@ -99,6 +101,15 @@ class App:
     rules: HostRules
     demo: ASGIApp
     rest: ASGIApp
+    feed: Feed
+
+    async def drain(self, grace: float) -> None:
+        """Lets calls in flight finish, sends away who waits for a person, closes the streams."""
+        self.feed.close()
+        self.gateway.approvals.drain()
+        began = time.monotonic()
+        await self.mcp.drain(grace)
+        await self.gateway.invoker.running.drain(max(0.0, grace - (time.monotonic() - began)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
@@ -172,13 +183,14 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         limits = Limits(settings.limits.max_concurrent_calls)
         http = HttpSender(egress, own_egress, credentials, limits, db)
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
-        invoker = Invoker(db, PreparedConnections(), senders, replica=new_id(time.time()))
-        gateway = Gateway(catalog, invoker, db)
-        app = _assembled(settings, place, gateway, seal, egress)
+        line = Line(db, seal, senders, lambda: catalog.current)
+        gateway = Gateway(catalog, line.invoker, line.approvals, db)
+        await stack.enter_async_context(line.started(partial(resume, gateway)))
+        app = _assembled(settings, place, gateway, seal, egress, line.feed)
         for task in await _first_look(catalog):
             stack.push_async_callback(_ended, task)
         notifier = Notifier(db)
-        await notifier.start(catalog.hear, lambda kind, payload: None)
+        await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
         for work in (catalog.poll(), catalog.follow(), _watch(settings, place, app, egress)):
             stack.push_async_callback(_ended, asyncio.create_task(work))
@@ -194,7 +206,7 @@ def store_url(settings: Settings, folder: Path) -> str:
 
 
 def _assembled(
-    settings: Settings, place: Place, gateway: Gateway, seal: Any, egress: Egress
+    settings: Settings, place: Place, gateway: Gateway, seal: Any, egress: Egress, feed: Feed
 ) -> App:
     public_url = place.public_url(settings)
     server = settings.server
@@ -225,8 +237,17 @@ def _assembled(
         lambda: {"streams": mcp.open_streams, "calls_in_flight": mcp.running_calls},
     )
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
-    rest = RestApi(gateway, identity, [*rest_catalog.ROUTES, *rest_history.ROUTES])
-    return App(gateway, mcp, health, identity, rules, bookshop(), rest)
+    rest = RestApi(
+        gateway,
+        identity,
+        [
+            *rest_catalog.ROUTES,
+            *rest_calls.ROUTES,
+            *rest_history.ROUTES,
+            ("GET", "/events", events_handler(feed, identity)),
+        ],
+    )
+    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed)
 
 
 async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> None:

@@ -35,6 +35,15 @@ def blocked_by(patterns: Sequence[str], base_url: str, path: str) -> str | None:
     return None
 
 
+def may_mean(template: str, base_url: str, path: str) -> bool:
+    """Whether some server might take this path for one of the template's."""
+    segments = _normalised(re.sub(r"\{[^{}/]*\}", "*", template))
+    exact = re.compile("".join("/" + _segment(s) for s in segments) + r"\Z", re.DOTALL)
+    return any(
+        exact.match("".join(f"/{s}" for s in reading)) for reading in _readings(base_url, path)
+    )
+
+
 def decodings(text: str) -> Iterator[str]:
     """The text, then what each further round of percent-decoding makes of it, until it rests."""
     for _ in range(MAX_DECODINGS):

@@ -24,6 +24,7 @@ import uvloop
 from gateway.app import App, Place, running
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
+from gateway.patience import patient_protocol
 
 log = structlog.get_logger("gateway")
 
@@ -75,7 +76,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=patient_protocol(app.gateway.snapshot.settings.limits.request_seconds),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -127,4 +128,4 @@ class Server(uvicorn.Server):
         if self._announce:
             await asyncio.sleep(TURN_AWAY_SECONDS)
         self.should_exit = True
-        await self._app.mcp.drain(self._grace)
+        await self._app.drain(self._grace)

@@ -35,8 +35,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "invoke": CONFIG | OUT | {"policy", "store", "catalog.snapshot"},
     "edge": LOW | {"invoke", "policy", "catalog"},
     "reload": CONFIG,
-    "app": LOW | {"invoke", "policy", "catalog", "edge", "demo", "reload"},
-    "serve": CONFIG | {"app"},
+    "line": LOW | {"invoke", "policy", "catalog", "edge"},
+    "app": LOW | {"invoke", "policy", "catalog", "edge", "line", "demo", "reload"},
+    "patience": set(),
+    "serve": CONFIG | {"app", "patience"},
     "supervise": CONFIG | {"serve"},
     "cli": LOW
     | {"invoke", "policy", "catalog", "edge", "app", "serve", "supervise"}

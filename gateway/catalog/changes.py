@@ -39,7 +39,7 @@ class Change:
 
 def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Change]:
     """Every change between two builds of one connection, in stable order."""
-    old, new = _by_operation(before), _by_operation(after)
+    old, new = by_operation(before), by_operation(after)
     changes = []
     for key in sorted(old.keys() | new.keys()):
         change = _change(key, old.get(key), new.get(key))
@@ -57,7 +57,7 @@ def held(changes: Sequence[Change], hold: Hold) -> list[Change]:
 
 def served(after: Iterable[Tool], waiting: Sequence[Change]) -> list[Tool]:
     """The tools to serve while these changes wait: what was there before them."""
-    tools = _by_operation(after)
+    tools = by_operation(after)
     for change in waiting:
         tools.pop(change.operation, None)
         if change.before is not None:
@@ -65,18 +65,19 @@ def served(after: Iterable[Tool], waiting: Sequence[Change]) -> list[Tool]:
     return list(tools.values())
 
 
-def operation_key(tool: Tool) -> str:
-    """What makes a tool the same one across two versions of a definition."""
-    return tool.operation or f"{tool.method} {tool.path}"
-
-
-def _by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:
+def by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Tools by what makes each the same one across two versions of a definition."""
     found: dict[str, Tool] = {}
     for tool in tools:
         # Definitions may use one operation id twice: method and path then tell them apart.
         key = operation_key(tool)
         found[key if key not in found else f"{key} ({tool.method} {tool.path})"] = tool
     return found
+
+
+def operation_key(tool: Tool) -> str:
+    """What makes a tool the same one across two versions of a definition."""
+    return tool.operation or f"{tool.method} {tool.path}"
 
 
 def _change(key: str, old: Tool | None, new: Tool | None) -> Change | None:

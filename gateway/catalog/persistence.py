@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import msgspec
 from pydantic import SecretStr
 from sqlalchemy import Connection as Transaction
 
 from gateway.catalog.adopt import Adoption, light
+from gateway.catalog.changes import Change, by_operation
 from gateway.catalog.discover import Found
 from gateway.catalog.fetch import Definition
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
-from gateway.errors import NotFound
+from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.model import Level, Problem, Tool, decode_build, encode_build
 from gateway.store import changes, choices, connections, definitions
 from gateway.store.database import Database
@@ -147,6 +148,61 @@ class StoredCatalog:
         """Keeps a principal's own choice; the revision at which it holds."""
         return await choices.choose_access(self._db, principal, connection, access)
 
+    async def put_permissions(self, permissions: Permissions | None, by: str) -> int:
+        """Keeps permissions, or forgets them; the revision at which that holds."""
+        if permissions is None:
+            revision = await choices.delete_permissions(self._db)
+            return 0 if revision is None else revision
+        shown = permissions.model_dump(mode="json")
+        return (await choices.put_permissions(self._db, shown, by=by, now=time.time())).revision
+
+    async def change(self, id: str) -> changes.Change:
+        """A change that was recorded."""
+        found = await changes.get_change(self._db, id)
+        if found is None:
+            raise NotFound("invalid_arguments", "there is no such change")
+        return found
+
+    async def undecided(self, connection: str, served: Sequence[Tool]) -> list[Change]:
+        """The changes that are kept from being served: what they would replace is served still."""
+        rows = [
+            row
+            for status in ("held", "rejected")
+            for row in await changes.list_changes(
+                self._db, connection=connection, status=status, limit=changes.MAX_LISTED
+            )
+        ]
+        now = by_operation(served)
+        kept = (_change(row) for row in rows)
+        return [change for change in kept if now.get(change.operation) == change.before]
+
+    async def decide(
+        self,
+        change: changes.Change,
+        status: Literal["accepted", "rejected"],
+        by: str,
+        old: Found,
+        new: Found | None,
+    ) -> tuple[changes.Change, int]:
+        """Keeps a decision, with the build that follows from it, if nothing came in between."""
+        build = None if new is None else await asyncio.to_thread(encode_build, new.build)
+
+        def unit(tx: Transaction) -> tuple[changes.Change, int]:
+            lock_revision(tx)
+            decided = changes.decide_in(tx, change.id, status, by=by, now=time.time())
+            if decided is None:
+                raise Fixable("invalid_arguments", "the change does not wait for a decision")
+            if new is not None and build is not None:
+                place = (change.connection, old.definition.location)
+                if not definitions.save_build_in(tx, *place, build, was=old.at, at=new.at):
+                    raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
+            return decided, bump_revision(tx)
+
+        decided = await self._db.write(unit, REVISION_LOCK)
+        if new is not None:
+            self._read[change.connection] = new
+        return decided
+
     async def advice(self, sha256: str) -> tuple[Problem, ...] | None:
         """What the validator said of a document; None if it was never asked."""
         return await definitions.load_validation(self._db, sha256)
@@ -154,6 +210,17 @@ class StoredCatalog:
     async def keep_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
         """Keeps what the validator said."""
         await definitions.save_validation(self._db, sha256, problems, time.time())
+
+
+def with_change(found: Found, change: changes.Change, now: float) -> Found:
+    """What is served once this change is accepted."""
+    tools = by_operation(found.build.tools)
+    after = None if change.after is None else _decode_tool(change.after)
+    if after is None:
+        tools.pop(str(change.operation), None)
+    else:
+        tools[str(change.operation)] = after
+    return replace(found, build=replace(found.build, tools=tuple(tools.values())), at=now)
 
 
 def plain_settings(settings: Connection) -> dict[str, Any]:
@@ -195,6 +262,18 @@ def _row(name: str, new: Adoption) -> definitions.Definition:
 def _found(row: definitions.Definition) -> Found:
     definition = Definition(row.location, b"", row.sha256, row.etag, row.last_modified)
     return Found(definition, decode_build(row.build), row.build_key, row.fetched_at)
+
+
+def _change(row: changes.Change) -> Change:
+    return Change(
+        str(row.operation),
+        row.tool,
+        row.kind,
+        row.change_class,
+        row.reason,
+        None if row.before is None else _decode_tool(row.before),
+        None if row.after is None else _decode_tool(row.after),
+    )
 
 
 def _rows(new: Adoption, by: str) -> list[changes.Change]:

@@ -15,13 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
+from gateway.catalog.admission import refuse_configured, refuse_unsafe
 from gateway.catalog.adopt import Adoption, Report, adopt, failed, light, report_of
+from gateway.catalog.changes import served
 from gateway.catalog.discover import Discoverer, Found, previewed
-from gateway.catalog.persistence import Stored, StoredCatalog
+from gateway.catalog.persistence import Stored, StoredCatalog, with_change
 from gateway.catalog.snapshot import (
     ConnectionState,
     Origin,
@@ -31,11 +33,12 @@ from gateway.catalog.snapshot import (
     with_tools,
 )
 from gateway.catalog.sources import is_local, kind_of, location_of
-from gateway.config.connection import Connection, McpConnection
+from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
-from gateway.config.settings import Permissions, Settings, bundle_trust_problems
-from gateway.errors import Fixable, GatewayError, NotFound
+from gateway.config.settings import Permissions, Settings
+from gateway.errors import GatewayError, NotFound
 from gateway.model import Level, Status, Tool
+from gateway.store.changes import Change as StoredChange
 
 log = structlog.get_logger("gateway.catalog")
 
@@ -130,8 +133,8 @@ class Catalog:
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
         settings = parse_connection(name, values)
-        self._refuse_configured(name)
-        self._refuse_unsafe(name, settings)
+        refuse_configured(self._states.get(name))
+        refuse_unsafe(self.current.settings, name, settings)
         async with self._locks[name]:
             old = self._states.get(name)
             found = await self._discover_new(name, settings)
@@ -148,7 +151,7 @@ class Catalog:
         """Removes a connection that was put; gives the new revision."""
         if name not in self._states:
             raise NotFound("connection_invalid", f"there is no connection {name!r}")
-        self._refuse_configured(name)
+        refuse_configured(self._states[name])
         async with self._locks[name]:
             revision = await self._persistence.delete(name, expected)
             self._forget(name)
@@ -161,6 +164,32 @@ class Catalog:
         revision = await self._persistence.choose(principal, connection, access)
         self._choices = {**self._choices, (principal, connection): access}
         self._swap(revision)
+
+    async def put_permissions(self, permissions: Permissions | None, *, by: str) -> None:
+        """Puts permissions in force over config.toml's; None gives these their force back."""
+        revision = await self._persistence.put_permissions(permissions, by)
+        self._permissions = permissions
+        self._swap(revision)
+        log.info("permissions put" if permissions else "permissions deleted", by=by)
+
+    async def decide_change(
+        self, id: str, status: Literal["accepted", "rejected"], *, by: str
+    ) -> StoredChange:
+        """Decides on a change that is held; an accepted one is served from here on."""
+        change = await self._persistence.change(id)
+        name = change.connection
+        async with self._locks[name]:
+            state, found = self._states.get(name), self._found.get(name)
+            if state is None or found is None:
+                raise NotFound("connection_invalid", f"there is no connection {name!r}")
+            new = with_change(found, change, time.time()) if status == "accepted" else None
+            decided, revision = await self._persistence.decide(change, status, by, found, new)
+            if new is not None:
+                self._found[name] = new
+                self._states[name] = with_tools(replace(state, build=new.build), new.build.tools)
+            self._swap(revision)
+        log.info("change decided", connection=name, tool=change.tool, status=status, by=by)
+        return decided
 
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a put would expose, with nothing stored."""
@@ -216,12 +245,12 @@ class Catalog:
             limits = self.current.settings.limits
             try:
                 found = await self._discoverer.discover(name, state.settings, limits, known)
+                if known is not None and found.build is known.build:
+                    return self._as_before(state, found)
                 new = await asyncio.to_thread(adopt, state, found, time.time())
             except GatewayError as error:
                 return self._failing(name, state, error)
             self.refreshed_at[name] = time.time()
-            if found is known and state.status == "connected":
-                return report_of(new, self.current.revision)
             revision = await self._persistence.save(name, new, by)
             now_served = self._states.get(name)
             if now_served is None or now_served.settings != state.settings:
@@ -229,6 +258,15 @@ class Catalog:
             self._install(replace(new.state, revision=now_served.revision), new)
             self._swap(revision)
             return report_of(new, self.current.revision)
+
+    def _as_before(self, state: ConnectionState, found: Found) -> Report:
+        """Nothing to compare or keep: what is served, and what is held, stays as it is."""
+        self.refreshed_at[state.name] = time.time()
+        if state.status != "connected" and self._states.get(state.name) is state:
+            problems = found.build.problems
+            self._states[state.name] = replace(state, status="connected", problems=problems)
+            self._swap()
+        return Report(state.name, "connected", revision=self.current.revision)
 
     def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:
         log.warning("refresh failed", connection=name, code=error.code, error=error.message)
@@ -242,31 +280,6 @@ class Catalog:
         found = await self._discoverer.discover(name, settings, limits, None)
         await self._discoverer.check_addresses(settings, found.build)
         return found
-
-    def _refuse_configured(self, name: str) -> None:
-        state = self._states.get(name)
-        if state is not None and state.origin != "stored":
-            raise Fixable(
-                "connection_invalid",
-                f"the connection {name!r} is defined in config.toml",
-                "Choose another name, or edit config.toml.",
-            )
-
-    def _refuse_unsafe(self, name: str, settings: Connection) -> None:
-        if isinstance(settings, McpConnection) and settings.transport == "stdio":
-            raise Fixable(
-                "connection_invalid",
-                "commands can't be put at run time",
-                'Write connections with transport = "stdio" into config.toml.',
-            )
-        if settings.trust != "untrusted":
-            return
-        for bundle_name, bundle in self.current.settings.bundles.items():
-            if problems := bundle_trust_problems(bundle_name, bundle, {name}):
-                where, what = problems[0]
-                raise Fixable(
-                    "connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle."
-                )
 
     async def _take(self, stored: Stored, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
@@ -334,7 +347,11 @@ class Catalog:
             return cached
         raw = await self._persistence.raw(name, definition.location)
         definition = replace(definition, raw=raw)
-        return await self._discoverer.rebuild(name, base.settings, limits, definition, None)
+        found = await self._discoverer.rebuild(name, base.settings, limits, definition, None)
+        # Other settings don't accept what is held: the same definition still waits for an admin.
+        undecided = await self._persistence.undecided(name, cached.build.tools)
+        tools = tuple(served(found.build.tools, undecided))
+        return replace(found, build=replace(found.build, tools=tools), at=cached.at)
 
     def _forget(self, name: str) -> None:
         self._states.pop(name, None)

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.connection import NAME_PATTERN, NAME_RULE, AnyConnection, Connection
-from gateway.config.settings import Settings, check_whole
+from gateway.config.settings import Permissions, Settings, check_whole
 from gateway.errors import ConfigInvalid, Fixable
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -82,6 +82,17 @@ def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
             "connection_invalid", "; ".join(lines[:5]), "Correct these keys.", problems=lines[:20]
         ) from error
     return connection
+
+
+def parse_permissions(base: Permissions, values: Mapping[str, Any]) -> Permissions:
+    """Permissions as the REST API brings them; what they don't name stays as config.toml has it."""
+    try:
+        return Permissions.model_validate({**base.model_dump(), **values})
+    except ValidationError as error:
+        lines = list(describe(error))
+        raise Fixable(
+            "invalid_arguments", "; ".join(lines[:5]), "Correct these keys.", problems=lines[:20]
+        ) from error
 
 
 def describe(error: ValidationError) -> Iterator[str]:

@@ -14,14 +14,17 @@ from typing import Any
 import structlog
 from cachetools import LRUCache
 
+from gateway.catalog.azure_watch import AzureWatch
 from gateway.catalog.refresh import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import Snapshot
+from gateway.edge.doors import tool_door
 from gateway.edge.meta_tools import HANDLERS, Asked, reached_tool
 from gateway.edge.own_tools import OWN_TOOLS, SCHEMAS
 from gateway.edge.results import error_result, value_result
 from gateway.edge.surface import CallContext
 from gateway.errors import Broken, GatewayError, UnknownTool
+from gateway.invoke.approvals import Approvals
 from gateway.invoke.arguments import check_arguments
 from gateway.invoke.call import Invoker
 from gateway.model import Principal
@@ -36,10 +39,19 @@ MAX_VIEWS = 2048
 class Gateway:
     """What the gateway serves over MCP, REST and the console."""
 
-    def __init__(self, catalog: Catalog, invoker: Invoker, db: Database) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        invoker: Invoker,
+        approvals: Approvals,
+        db: Database,
+        azure: AzureWatch,
+    ) -> None:
         self.catalog = catalog
         self.invoker = invoker
+        self.approvals = approvals
         self.db = db
+        self.azure = azure
         self._views: LRUCache[tuple[Any, ...], View] = LRUCache(MAX_VIEWS)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
@@ -81,7 +93,10 @@ class Gateway:
         seen = self.view_of(snapshot, context.principal, context.scope)
         tool = seen.direct.get(name)
         if tool is not None:
-            return await self.invoker.call(snapshot, tool, arguments, context, seen.bundle_ids)
+            door = tool_door(self, name, context.scope)
+            return await self.invoker.call(
+                snapshot, tool, arguments, context, seen.bundle_ids, door
+            )
         if name in seen.own:
             return await self._call_own(name, arguments, Asked(self, context, snapshot, seen))
         raise UnknownTool(name)
@@ -100,8 +115,14 @@ class Gateway:
 
     async def _call_reached(self, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
         tool = reached_tool(asked.view, arguments["server_id"], arguments["tool_name"])
+        door = tool_door(self, tool.name, asked.context.scope)
         return await self.invoker.call(
-            asked.snapshot, tool, arguments.get("args", {}), asked.context, asked.view.bundle_ids
+            asked.snapshot,
+            tool,
+            arguments.get("args", {}),
+            asked.context,
+            asked.view.bundle_ids,
+            door,
         )
 
     async def search(

@@ -93,6 +93,10 @@ class Reply:
         if self.on_gone is not None:
             self.on_gone()
 
+    def is_gone(self) -> bool:
+        """Whether the client has left before its answer."""
+        return self._closed
+
     async def finish(self, status: int, body: bytes) -> None:
         """Send the answer itself, after everything that was said before."""
         if self._sender is not None:

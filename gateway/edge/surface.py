@@ -34,6 +34,7 @@ class CallContext:
     elicit: Elicit | None = None  # None: this client can't be asked on this request
     input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
     request_state: str | None = None
+    gone: Callable[[], bool] | None = None  # whether nobody is there any more to be answered
 
 
 class ListedView(Protocol):

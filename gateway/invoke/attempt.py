@@ -6,8 +6,9 @@ makes; nothing else is written down about a call.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,26 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError
 from gateway.invoke.caller import Caller
 from gateway.invoke.redact import Redactor, redact_arguments
-from gateway.model import Tool, digest
+from gateway.model import Principal, Tool, digest
+from gateway.store.columns import json_bytes
 from gateway.store.executions import Execution, ExecutionStatus
 from gateway.store.ids import new_id
 
 MAX_RECORDED_BYTES = 16 * 1024
 CUT_CHARS = 2000
+UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
+
+Find = Callable[[Snapshot, Principal], Tool]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How a call came in, for finding its tool again after it has waited for a person."""
+
+    find: Find  # raises UnknownTool or Refused where the caller has it no longer
+    ticket: Mapping[str, Any] = field(default_factory=dict)  # what another process needs for that
+    judged: Tool | None = None  # what permissions are asked about, where it is not the tool itself
+    unattended: bool = False  # nobody waits for the answer
 
 
 @dataclass(slots=True)
@@ -36,12 +51,16 @@ class Attempt:
     bundle_ids: tuple[str, ...]
     redactor: Redactor
     replica: str
+    door: Door | None = None
     at: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
     id: str = ""
     reason: str = ""
     upstream_status: int | None = None
     token: str | None = None
+    token_given: bool = False  # by the caller, so it may have been used before
+    background: bool = False  # the caller reads the outcome later
+    on_disk: bool = False  # it has a row already
     recorded: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +69,10 @@ class Attempt:
     @property
     def state(self) -> ConnectionState:
         return self.snapshot.connections[self.tool.connection]
+
+    @property
+    def unattended(self) -> bool:
+        return self.background or (self.door is not None and self.door.unattended)
 
     @property
     def duration_ms(self) -> float:
@@ -73,7 +96,7 @@ def execution_of(
         status=status,
         access=tool.access,
         risk=tool.risk,
-        arguments=_bounded(attempt.redactor.json(redact_arguments(attempt.arguments))),
+        arguments=shown_arguments(attempt),
         args_digest=arguments_digest(attempt.arguments),
         created_at=attempt.at,
         revision=attempt.snapshot.revision,
@@ -87,14 +110,22 @@ def execution_of(
         reason=attempt.reason,
         session=caller.session,
         client=caller.client,
-        era=caller.era,
+        era=UNATTENDED if attempt.unattended else caller.era,
         replica=attempt.replica,
     )
 
 
 def arguments_digest(arguments: Mapping[str, Any]) -> str:
     """Names exactly these arguments, however they are ordered."""
-    return digest(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+    try:
+        return digest(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS))
+    except TypeError:  # huge numbers, lone surrogates
+        return digest(json.dumps(arguments, sort_keys=True).encode())
+
+
+def shown_arguments(attempt: Attempt) -> Any:
+    """The arguments for people: secrets masked, bounded."""
+    return _bounded(attempt.redactor.json(redact_arguments(attempt.arguments)), MAX_RECORDED_BYTES)
 
 
 def _outcome(
@@ -103,9 +134,12 @@ def _outcome(
     result: Mapping[str, Any] | None,
     error: GatewayError | None,
 ) -> dict[str, Any]:
+    # Whoever reads the outcome later has no other place to read it from.
+    limit = attempt.snapshot.settings.limits.max_output_bytes
+    bound = 2 * limit if attempt.unattended else MAX_RECORDED_BYTES
     outcome: dict[str, Any] = {
         "success": status == "completed",
-        "output": None if error else _bounded(output_of(result)),
+        "output": None if error else _bounded(output_of(result), bound),
         "error": error.as_dict() if error else None,
         "duration_ms": attempt.duration_ms,
     }
@@ -124,10 +158,10 @@ def output_of(result: Mapping[str, Any] | None) -> Any:
     return "\n".join(texts)
 
 
-def _bounded(value: Any) -> Any:
+def _bounded(value: Any, bound: int) -> Any:
     """The value, or the beginning of its text where it is too large for a history."""
-    text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    if len(text) <= MAX_RECORDED_BYTES:
+    text = json_bytes(value)
+    if len(text) <= bound:
         return value
     shown = text[:CUT_CHARS].decode("utf-8", "ignore")
     return {"truncated": True, "bytes": len(text), "preview": shown}

@@ -9,6 +9,7 @@ its caller has gone; a read ends with its caller.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,24 +19,58 @@ import structlog
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Broken, GatewayError, Refused
 from gateway.invoke.arguments import check_arguments
-from gateway.invoke.attempt import Attempt, execution_of
+from gateway.invoke.attempt import Attempt, Door, execution_of
+from gateway.invoke.background import Running
 from gateway.invoke.caller import Caller
+from gateway.invoke.idempotency import FirstAnswers, recorded_values, take_token, with_token
+from gateway.invoke.outcomes import (
+    ANSWERED,
+    NotApproved,
+    Unanswered,
+    failed_result,
+    going_on,
+    meta_of,
+    outcome_unknown,
+    status_of,
+    was_sent,
+)
 from gateway.invoke.prepared import Prepared, PreparedConnections
+from gateway.invoke.signals import Signals
 from gateway.model import Tool
 from gateway.policy.access import level, shows
 from gateway.policy.decide import decide
+from gateway.store.approvals import Approval, use_approval
 from gateway.store.database import Database
-from gateway.store.executions import ExecutionStatus, begin, finish, record_finished
+from gateway.store.executions import (
+    FINISHED,
+    Execution,
+    ExecutionStatus,
+    begin,
+    finish,
+    record_finished,
+)
 
 log = structlog.get_logger("gateway.call")
 
+BACKGROUND_META = "gateway/background"
+RECORD_TRIES = 30
+RECORD_SECONDS = 2.0
+
 Sender = Callable[[Attempt, Prepared], Awaitable[dict[str, Any]]]
+Finished = Callable[[Execution], None]
 
 
 class Approver(Protocol):
-    """Asks a person; returns when the call may go on, raises Refused when it may not."""
+    """Asks a person."""
 
-    async def obtain(self, attempt: Attempt) -> None: ...
+    async def obtain(self, attempt: Attempt) -> Approval | None:
+        """What the call may go on with: an approval to be used up, or None where none is needed.
+
+        Raises NotApproved, or Unanswered where the caller can't be kept waiting.
+        """
+
+    async def waited_for(self, execution: Execution) -> bool:
+        """Whether someone still waits for the decision on this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +91,22 @@ class Invoker:
         senders: Senders,
         *,
         replica: str,
+        signals: Signals | None = None,
         approver: Approver | None = None,
-        finished: Callable[[Any], None] = lambda execution: None,
     ) -> None:
         self._db = db
         self._prepared = prepared
         self._senders = senders
         self._replica = replica
+        self._signals = signals or Signals()
         self._approver = approver
-        self._finished = finished
-        self._writing: set[asyncio.Task[dict[str, Any]]] = set()
+        self._first_answers = FirstAnswers(db, self._signals)
+        self._listeners: list[Finished] = []
+        self.running = Running()
+
+    def on_finished(self, listener: Finished) -> None:
+        """Calls back with the record of each call that ended here."""
+        self._listeners.append(listener)
 
     async def call(
         self,
@@ -74,91 +115,168 @@ class Invoker:
         arguments: Mapping[str, Any],
         caller: Caller,
         bundle_ids: tuple[str, ...] = (),
+        door: Door | None = None,
     ) -> dict[str, Any]:
         """The wire dict of the result. Failures are results too."""
-        prepared = self._prepared.of(snapshot, tool.connection)
-        attempt = Attempt(
-            snapshot, tool, arguments, caller, bundle_ids, prepared.redactor, self._replica
-        )
+        attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
+        attempt.background = caller.meta.get(BACKGROUND_META) is True
         try:
-            await self._allow(attempt)
-            if tool.access == "read" and attempt.token is None:
-                result = await self._send(attempt, prepared)
-                self._record(attempt, "failed" if result["isError"] else "completed", result)
-                return result
-            return await self._finish_whatever_happens(attempt, prepared)
+            return await self._call(attempt)
+        except Unanswered as unanswered:
+            return unanswered.result
+        except NotApproved as error:
+            return with_token(failed_result(attempt, error), attempt.token)
         except GatewayError as error:
             return self._refuse(attempt, error)
         except asyncio.CancelledError:
-            if tool.access == "read":
+            if attempt.tool.access == "read" and not attempt.on_disk:
                 self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
             raise
         except Exception:  # the boundary: a caller gets a code, the log gets the stack
             log.exception("call failed", tool=tool.name, execution=attempt.id)
             return self._refuse(attempt, Broken("internal", "the gateway failed on this call"))
 
-    async def _allow(self, attempt: Attempt) -> None:
-        """Returns when the call may be sent; raises when it may not."""
+    def attempt(
+        self,
+        snapshot: Snapshot,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        caller: Caller,
+        bundle_ids: tuple[str, ...] = (),
+        door: Door | None = None,
+    ) -> Attempt:
+        """A call that is about to be made."""
+        redactor = self._prepared.of(snapshot, tool.connection).redactor
+        return Attempt(snapshot, tool, arguments, caller, bundle_ids, redactor, self._replica, door)
+
+    async def resume(self, attempt: Attempt, approval: Approval) -> None:
+        """Carries out a call that was approved after its caller had left."""
+        self._allow(attempt)
+        await self.running.finished(attempt, self._write(attempt, approval))
+
+    async def _call(self, attempt: Attempt) -> dict[str, Any]:
+        approval = await self._approved(attempt) if self._allow(attempt) else None
+        if isinstance(approval, dict):
+            return approval
+        if attempt.background:
+            return await self._in_background(attempt, approval)
+        if attempt.tool.access == "read" and attempt.token is None and approval is None:
+            result = await self._send(attempt)
+            self._record(attempt, _ended(result), result)
+            return result
+        return await self.running.finished(attempt, self._write(attempt, approval))
+
+    def _allow(self, attempt: Attempt) -> bool:
+        """Whether a person must be asked first; raises where the call may not be made at all."""
         snapshot, tool = attempt.snapshot, attempt.tool
         granted = level(snapshot, attempt.caller.principal, attempt.state)
         if not shows(granted, tool):
             raise Refused("access_denied", f"you have no access to {attempt.state.display_name}")
-        decision = decide(tool, snapshot.permissions)
+        judged = attempt.door.judged if attempt.door else None
+        decision = decide(judged or tool, snapshot.permissions)
         attempt.reason = decision.reason
         if decision.outcome == "block":
             raise Refused(decision.code, _blocked(attempt, decision.code), decision.reason)
         check_arguments(tool.fingerprint, tool.input_schema, attempt.arguments)
-        if decision.outcome == "confirm" and self._approver is not None:
-            await self._approver.obtain(attempt)
+        if attempt.token is None:
+            take_token(attempt)
+        return decision.outcome == "confirm" and self._approver is not None
 
-    async def _send(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
+    async def _approved(self, attempt: Attempt) -> Approval | dict[str, Any] | None:
+        """The approval to use up, or the answer where the caller's token had one already."""
+        assert self._approver is not None
+        if attempt.token_given:
+            earlier = await self._first_answers.earlier(attempt, self._approver.waited_for)
+            if earlier is not None:
+                return earlier
+        return await self._approver.obtain(attempt)
+
+    async def _in_background(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any]:
+        """Begins a call and answers at once; the outcome is read from its record."""
+        self.running.check_room(attempt)
+        first = await self._begin(attempt, approval)
+        if first is not None:
+            return first
+        self.running.start(attempt, self._complete(attempt))
+        started = going_on(attempt, "executing", "The call runs in the background.")
+        return with_token(started, attempt.token)
+
+    async def _write(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any]:
+        first = await self._begin(attempt, approval)
+        return first if first is not None else await self._complete(attempt)
+
+    async def _begin(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any] | None:
+        """Puts the call on disk; gives the first answer where its token had one already."""
+        execution = execution_of(attempt, "executing")
+        attempt.on_disk = True
+        if approval is None:
+            begun = await begin(self._db, execution)
+        else:
+            begun = await use_approval(self._db, approval, execution, time.time())
+        if begun.outcome == "new":
+            return None
+        return await self._first_answers.answer_of(attempt, begun)
+
+    async def _complete(self, attempt: Attempt) -> dict[str, Any]:
+        """Sends a call that is on disk, and puts its end there too, whatever happens."""
+        try:
+            result = await self._send(attempt)
+        except asyncio.CancelledError as error:
+            await self._fail(attempt, Broken("cancelled", "the call was cancelled"), error)
+            raise
+        except GatewayError as error:
+            return await self._fail(attempt, error, error)
+        except Exception as error:  # whatever it was, the row must not stay as executing
+            log.exception("call failed", tool=attempt.tool.name, execution=attempt.id)
+            told = Broken("internal", "the gateway failed on this call")
+            return await self._fail(attempt, told, error)
+        if attempt.tool.upstream is not None:
+            attempt.recorded = recorded_values(attempt.tool.upstream.record, result)
+        result = with_token(result, attempt.token)
+        await self._end(attempt, execution_of(attempt, _ended(result), result))
+        return result
+
+    async def _fail(
+        self, attempt: Attempt, error: GatewayError, cause: BaseException
+    ) -> dict[str, Any]:
+        """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
+        sent = was_sent(attempt, cause)
+        in_doubt = attempt.token is not None or error.code == "cancelled"
+        if sent and in_doubt and error.code not in ANSWERED and attempt.tool.access != "read":
+            error = outcome_unknown(attempt, error)
+        result = with_token(failed_result(attempt, error), attempt.token)
+        execution = execution_of(attempt, status_of(error), result, error)
+        await self._end(attempt, execution, sent=sent)
+        return result
+
+    async def _send(self, attempt: Attempt) -> dict[str, Any]:
+        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
         send = self._senders.http if attempt.tool.http else self._senders.upstream
         result = await send(attempt, prepared)
-        result["_meta"] = {
-            **result.get("_meta", {}),
-            "gateway/execution_id": attempt.id,
-            "gateway/status": "failed" if result["isError"] else "completed",
-            "gateway/duration_ms": attempt.duration_ms,
-        }
+        result["_meta"] = {**result.get("_meta", {}), **meta_of(attempt, _ended(result))}
         return result
 
-    async def _finish_whatever_happens(
-        self, attempt: Attempt, prepared: Prepared
-    ) -> dict[str, Any]:
-        """A write runs in a task of its own: once begun it is finished and recorded."""
-        task = asyncio.create_task(self._write(attempt, prepared), name=f"call {attempt.id}")
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-        return await asyncio.shield(task)
-
-    async def _write(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
-        await begin(self._db, execution_of(attempt, "executing"))
+    async def _end(self, attempt: Attempt, execution: Execution, *, sent: bool = True) -> None:
         try:
-            result = await self._send(attempt, prepared)
-        except GatewayError as error:
-            sent = getattr(error, "sent", False)
-            result = self._result_of(attempt, error)
-            await self._end(attempt, "failed", result, error, sent=sent)
-            return result
-        await self._end(attempt, "failed" if result["isError"] else "completed", result, None)
-        return result
+            await finish(self._db, execution, sent=sent)
+        except GatewayError:
+            # It has happened, and the caller is told so; the record follows when the store is back.
+            self.running.start_unbounded(attempt, self._finish_later(execution, sent))
+        self._tell(execution)
 
-    async def _end(
-        self,
-        attempt: Attempt,
-        status: ExecutionStatus,
-        result: Mapping[str, Any],
-        error: GatewayError | None,
-        *,
-        sent: bool = True,
-    ) -> None:
-        execution = execution_of(attempt, status, result, error)
-        await finish(self._db, execution, sent=sent)
-        self._finished(execution)
+    async def _finish_later(self, execution: Execution, sent: bool) -> None:
+        for _ in range(RECORD_TRIES):
+            await asyncio.sleep(RECORD_SECONDS)
+            try:
+                await finish(self._db, execution, sent=sent)
+                return
+            except GatewayError:
+                continue
+        log.error("execution not recorded", execution=execution.id)
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> dict[str, Any]:
-        result = self._result_of(attempt, error)
-        self._record(attempt, _status_of(error), result, error)
+        result = with_token(failed_result(attempt, error), attempt.token)
+        self._record(attempt, status_of(error), result, error)
         return result
 
     def _record(
@@ -170,35 +288,20 @@ class Invoker:
     ) -> None:
         execution = execution_of(attempt, status, result, error)
         record_finished(self._db, execution)
-        self._finished(execution)
+        self._tell(execution)
 
-    def _result_of(self, attempt: Attempt, error: GatewayError) -> dict[str, Any]:
-        shown = attempt.redactor.json(error.as_dict())
-        text = f"{shown['message']} {shown['hint']}".strip()
-        return {
-            "content": [{"type": "text", "text": text}],
-            "structuredContent": {"error": shown},
-            "isError": True,
-            "_meta": {
-                "gateway/execution_id": attempt.id,
-                "gateway/status": _status_of(error),
-                "gateway/duration_ms": attempt.duration_ms,
-            },
-        }
+    def _tell(self, execution: Execution) -> None:
+        if execution.idempotency_token is not None:
+            self._signals.hear(FINISHED, execution.id)
+        for listener in self._listeners:
+            listener(execution)
 
-    async def drain(self, seconds: float) -> None:
-        """Waits for writes that are under way, at most so long."""
-        if self._writing:
-            await asyncio.wait(self._writing, timeout=seconds)
+
+def _ended(result: Mapping[str, Any]) -> ExecutionStatus:
+    return "failed" if result.get("isError") else "completed"
 
 
 def _blocked(attempt: Attempt, code: str) -> str:
     if code == "read_only":
         return f"You have read-only access to {attempt.state.display_name}"
     return f"{attempt.tool.name} is blocked"
-
-
-def _status_of(error: GatewayError) -> ExecutionStatus:
-    if error.code == "approval_expired":
-        return "expired"
-    return "denied" if isinstance(error, Refused) else "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.model import Principal
@@ -34,3 +35,32 @@ class Caller(Protocol):
     def input_responses(self) -> Mapping[str, Any] | None: ...
     @property
     def request_state(self) -> str | None: ...
+    @property
+    def gone(self) -> Callable[[], bool] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentCaller:
+    """One that does not wait for the answer, or whom nothing can be asked: REST, a restart."""
+
+    principal: Principal
+    client: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    era: str = "rest"
+    session: str | None = None
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None
+    elicit: Elicit | None = None
+    input_responses: Mapping[str, Any] | None = None
+    request_state: str | None = None
+    gone: Callable[[], bool] | None = None
+
+
+def takes_forms(caller: Caller) -> bool:
+    """Whether this client can be asked by answering it with a question (2026-07-28)."""
+    if caller.era != "2026":
+        return False
+    elicitation = caller.capabilities.get("elicitation")
+    if not isinstance(elicitation, Mapping):
+        return False
+    return "form" in elicitation or "url" not in elicitation

@@ -80,6 +80,15 @@ async def save_build(
     return await db.write(unit, REVISION_LOCK)
 
 
+def save_build_in(
+    tx: Connection, connection: str, location: str, build: bytes, *, was: float, at: float
+) -> bool:
+    """Replaces a build inside a unit of the caller's, if it is still the one of that time."""
+    same = _is(connection, location) & (_table.c.fetched_at == was)
+    changed = update(_table).where(same).values(build=build, fetched_at=at)
+    return tx.execute(changed).rowcount == 1
+
+
 async def touch_definition(
     db: Database,
     connection: str,

@@ -1,0 +1,227 @@
+"""A raw request to a connection's API, under the same rules as its tools. Pure.
+
+The request goes to the connection's own base URL and nowhere else. Its path is made plain first:
+dot segments are resolved, and a path that leaves the base path in any spelling is refused. Where it
+is the path of a tool, what is said of that tool holds here too; what a manifest or the operator
+calls dangerous can't be reached; and a caller whose role narrows what it sees reaches only that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from gateway.blocklist import decodings, may_mean
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.catalog.sources import kind_of
+from gateway.connectors.manifest import DANGEROUS
+from gateway.errors import Fixable, NotFound, Refused
+from gateway.model import RISK_OF_ACCESS, Access, Body, HttpOperation, Parameter, Principal, Tool
+from gateway.model import digest as sha256
+from gateway.policy.access import level, may_know
+from gateway.policy.view import View, bundles_of
+
+NAME = "proxy"
+ACCESS_OF_METHOD: Mapping[str, Access] = {
+    "GET": "read",
+    "HEAD": "read",
+    "POST": "write",
+    "PUT": "write",
+    "PATCH": "write",
+    "DELETE": "delete",
+}
+STRICTNESS: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
+MAX_PATH_CHARS = 4096
+_SCALAR = {"type": ["string", "number", "boolean", "null"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "method": {"enum": list(ACCESS_OF_METHOD)},
+        "path": {"type": "string", "minLength": 1, "maxLength": MAX_PATH_CHARS},
+        "query": {
+            "type": "object",
+            "additionalProperties": {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]},
+        },
+        "body": {},
+    },
+    "required": ["method", "path"],
+    "additionalProperties": False,
+}
+_SCHEMA = orjson.dumps(SCHEMA)
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\#]")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRequest:
+    """What a caller wants to be sent."""
+
+    connection: str
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same as a tool's arguments, for the ledger and for people."""
+        given = {"method": self.method, "path": self.path}
+        more = {"query": dict(self.query), "body": self.body}
+        return given | {name: value for name, value in more.items() if value not in (None, {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Proxied:
+    """The request as a tool, and the tool whose permissions it falls under."""
+
+    tool: Tool
+    judged: Tool
+
+
+def proxy_request(connection: object, method: object, path: object, **more: Any) -> ProxyRequest:
+    """The request in a body, with its path made plain; raises where it can't be sent."""
+    if not isinstance(connection, str) or not isinstance(path, str) or not isinstance(method, str):
+        raise Fixable("invalid_arguments", "connection, method and path must be strings")
+    if method.upper() not in ACCESS_OF_METHOD:
+        raise Fixable("invalid_arguments", f"method must be one of {', '.join(ACCESS_OF_METHOD)}")
+    query = more.get("query") or {}
+    if not isinstance(query, Mapping):
+        raise Fixable("invalid_arguments", "query must be an object")
+    plain, inline = plain_path(path)
+    return ProxyRequest(connection, method.upper(), plain, {**inline, **query}, more.get("body"))
+
+
+def plain_path(path: str) -> tuple[str, dict[str, Any]]:
+    """The path with its dot segments resolved, and the query that was written into it."""
+    if len(path) > MAX_PATH_CHARS or _FORBIDDEN.search(path) or "://" in path.partition("?")[0]:
+        raise Fixable(
+            "invalid_arguments",
+            "path must be a path of the connection's API, such as /candidates/7",
+            "Percent-encode blanks and other special characters; give no host.",
+        )
+    path, _, query = path.partition("?")
+    resolved: list[str] = []
+    for segment in path.removeprefix("/").split("/"):
+        if segment == ".." and not resolved:
+            raise _not_allowed("The path leaves the connection's base URL.")
+        if segment == "..":
+            resolved.pop()
+        elif segment != ".":
+            resolved.append(segment)
+    plain = "/" + "/".join(resolved)
+    if any(_has_dots(text) for text in decodings(plain)):
+        raise _not_allowed("The path hides dot segments.")
+    inline: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        inline[name] = [*_as_list(inline[name]), value] if name in inline else value
+    return plain.replace("{", "%7B").replace("}", "%7D"), inline
+
+
+def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest) -> Proxied:
+    """The request as a tool of its own; raises what the caller is told where it may not be made."""
+    state = _connection(snapshot, principal, request.connection)
+    build = state.build
+    assert build is not None
+    for skipped in build.skipped:
+        dangerous = skipped.reason == DANGEROUS or skipped.reason.startswith("marked dangerous")
+        if dangerous and _same(skipped.method, skipped.path, build.base_url, request):
+            raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
+    known = list(_known(state, request))
+    if bundles_of(snapshot, principal, seen.scope) is not None:
+        known = [tool for tool in known if tool.name in seen.tools]
+        if not known:
+            raise Refused(
+                "access_denied", "your role has no tool for this request", "Use a tool you see."
+            )
+    tool = _tool(state, request, known)
+    if level(snapshot, principal, state) == "read-only" and tool.access != "read":
+        raise Refused("read_only", f"You have read-only access to {state.display_name}")
+    named = known[0].name if known else NAME
+    return Proxied(tool, replace(tool, name=named))
+
+
+def _connection(snapshot: Snapshot, principal: Principal, name: str) -> ConnectionState:
+    state = snapshot.connections.get(name)
+    if state is None or not may_know(principal, state):
+        raise NotFound("connection_invalid", f"there is no connection {name!r}")
+    if kind_of(state.settings) == "mcp":
+        raise Refused(
+            "unsupported_provider", f"{state.display_name} is an MCP server: it has no HTTP API"
+        )
+    if level(snapshot, principal, state) == "disabled":
+        raise Refused("access_denied", f"you have no access to {state.display_name}")
+    if state.status not in ("connected", "failing") or state.build is None:
+        raise Refused("not_connected", f"{state.display_name} is not connected")
+    return state
+
+
+def _known(state: ConnectionState, request: ProxyRequest) -> Iterator[Tool]:
+    """The tools that make this request, the strictest first."""
+    assert state.build is not None
+    base_url = state.build.base_url
+    same = [tool for tool in state.tools if _same(tool.method, tool.path, base_url, request)]
+    yield from sorted(same, key=lambda tool: -STRICTNESS[tool.access])
+
+
+def _same(method: str, path: str, base_url: str, request: ProxyRequest) -> bool:
+    reads = ("GET", "HEAD")
+    same = method.upper() == request.method or (method.upper() in reads and request.method in reads)
+    return same and may_mean(path, base_url, request.path)
+
+
+def _tool(state: ConnectionState, request: ProxyRequest, known: list[Tool]) -> Tool:
+    assert state.build is not None
+    access = ACCESS_OF_METHOD[request.method]
+    for tool in known:
+        access = max(access, tool.access, key=lambda one: STRICTNESS[one])
+    operation = HttpOperation(
+        method=request.method,
+        base_url=state.build.base_url,
+        path=request.path,
+        parameters=tuple(
+            Parameter(name, "query", None, style="form", explode=True, constant=value)
+            for name, value in request.query.items()
+        ),
+        body=Body("application/json", whole="body") if request.body is not None else None,
+        accept="*/*",
+    )
+    bound = [request.method, operation.base_url, state.settings.auth.type, access]
+    bound += [tool.fingerprint for tool in known]
+    return Tool(
+        name=NAME,
+        local_name=NAME,
+        connection=state.name,
+        operation=None,
+        method=request.method,
+        path=request.path,
+        access=access,
+        risk=known[0].risk if known else RISK_OF_ACCESS[access],
+        trust=state.settings.trust,
+        title="Raw request",
+        description="",
+        input_schema=_SCHEMA,
+        entry=b"",
+        tokens=0,
+        fingerprint=sha256(orjson.dumps([NAME, *bound])),
+        http=operation,
+    )
+
+
+def _has_dots(text: str) -> bool:
+    segments = text.replace("\\", "/").split("/")
+    return any(segment.partition(";")[0].strip() in (".", "..") for segment in segments)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _not_allowed(hint: str) -> Refused:
+    return Refused("blocked_path", "Access to this endpoint is not allowed", hint)
