@@ -22,7 +22,7 @@ import jsonschema_rs
 import orjson
 
 from gateway.connectors.text import cut, visible
-from gateway.connectors.tools import token_cost
+from gateway.connectors.tools import opening, token_cost
 from gateway.connectors.upstream_headers import invalid_header_mark
 from gateway.connectors.upstream_listing import TOO_DEEP
 from gateway.model import (
@@ -311,7 +311,7 @@ def _description(
 ) -> str:
     given = raw.get("description")
     text = override.description or (given if isinstance(given, str) else _title(raw))
-    start = f"[{source.display_name}] " if source.display_name else ""
+    start = opening(source, source.display_name)
     note = IDEMPOTENCY_NOTE if target.idempotency_field else ""
     if not source.authenticated:
         note = f" ⚠ {source.display_name} is not authenticated yet.{note}"
