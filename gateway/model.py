@@ -20,6 +20,7 @@ Level = Literal["read-write", "read-only", "disabled"]
 Trust = Literal["trusted", "untrusted"]
 Kind = Literal["openapi", "manifest", "mcp", "arm"]
 Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending"]
+BuiltStatus = Literal["connected", "unauthenticated", "failing"]
 Severity = Literal["error", "warning", "info"]
 Place = Literal["path", "query", "header", "cookie"]
 Style = Literal[
@@ -96,7 +97,6 @@ class HttpOperation:
     body: Body | None = None
     accept: str = "application/json"
     idempotency_header: str | None = None
-    envelope: str | None = None  # ARM: the connection's resource id; the call goes by dynamicInvoke
     target: Literal["http"] = "http"
 
 
@@ -185,6 +185,9 @@ class Build:
     auth_scheme: str | None = None  # the word before a token in Authorization; None: Bearer
     auth_name: str | None = None  # what carries an API key, as the definition says
     auth_in: str | None = None
+    status: BuiltStatus = "connected"  # as the far side itself says
+    envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
+    links_base: str = ""  # where next links in answers lead, if not under `base_url`
 
 
 @dataclass(frozen=True, slots=True)

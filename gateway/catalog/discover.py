@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher
+from gateway.catalog.azure import AzureDirectory
+from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher, same_bytes
 from gateway.catalog.sources import build_key, location_of, source_of
 from gateway.config.connection import (
+    ArmConnection,
     Connection,
     ManifestConnection,
     McpConnection,
@@ -26,7 +28,7 @@ from gateway.config.connection import (
 from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.upstream import Wrap, build_upstream
-from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
+from gateway.errors import Fixable, GatewayError
 from gateway.model import Build, Problem, Source, digest
 
 BUILD_SECONDS = 20.0
@@ -56,12 +58,22 @@ class Discoverer:
     workers: Builder
     list_upstream: Callable[[str, McpConnection], Awaitable[Sequence[dict[str, Any]]]]
     check_address: Callable[[str], Awaitable[None]]
+    azure: AzureDirectory
 
     async def discover(
-        self, name: str, settings: Connection, limits: Limits, known: Found | None
+        self,
+        name: str,
+        settings: Connection,
+        limits: Limits,
+        known: Found | None,
+        *,
+        planned: bool = False,
     ) -> Found:
-        """What this connection offers now; the very object `known` where nothing changed."""
-        definition = await self._read(name, settings, limits, known)
+        """What this connection offers now; the very object `known` where nothing changed.
+
+        With `planned`, what one would offer that Azure does not have yet.
+        """
+        definition = await self._read(name, settings, limits, known, planned)
         return await self.rebuild(name, settings, limits, definition, known)
 
     async def rebuild(
@@ -104,7 +116,12 @@ class Discoverer:
                     raise Fixable("connection_invalid", error.message, error.hint) from error
 
     async def _read(
-        self, name: str, settings: Connection, limits: Limits, known: Found | None
+        self,
+        name: str,
+        settings: Connection,
+        limits: Limits,
+        known: Found | None,
+        planned: bool,
     ) -> Definition:
         held = known.definition if known else None
         if isinstance(settings, McpConnection):
@@ -120,7 +137,11 @@ class Discoverer:
                 max_bytes=limits.max_spec_bytes,
                 seconds=settings.timeout_seconds or FETCH_SECONDS,
             )
-        raise DefinitionUnreadable("connections of kind arm come from the [azure] table")
+        assert isinstance(settings, ArmConnection)
+        definition = await self.azure.definition(
+            name, settings, max_bytes=limits.max_spec_bytes, planned=planned
+        )
+        return held if held and same_bytes(held, definition) else definition
 
     async def _read_manifest(
         self, settings: ManifestConnection, limits: Limits, held: Definition | None

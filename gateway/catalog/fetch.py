@@ -131,9 +131,13 @@ def _validators(known: Definition | None) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
+def same_bytes(one: Definition, other: Definition) -> bool:
+    """Whether two definitions are the same text from the same place; bytes may not be at hand."""
+    return one.sha256 == other.sha256 and one.location == other.location
+
+
 def _same_or(known: Definition | None, found: Definition) -> Definition:
-    same = known is not None and known.sha256 == found.sha256 and known.location == found.location
-    return known if same and known is not None else found
+    return known if known is not None and same_bytes(known, found) else found
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

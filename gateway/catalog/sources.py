@@ -14,7 +14,7 @@ from gateway.config.connection import (
     McpConnection,
     OpenApiConnection,
 )
-from gateway.model import BUILD_CODEC_VERSION, Kind, Override, Source, digest
+from gateway.model import BUILD_CODEC_VERSION, Kind, Override, Source, Status, digest
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -70,6 +70,16 @@ def location_of(settings: Connection) -> str:
     if isinstance(settings, McpConnection):
         return settings.url or " ".join((settings.command or "", *settings.args))
     return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
+
+
+def is_active(settings: Connection) -> bool:
+    """Whether a connection is to be looked at and called at all."""
+    return settings.enabled and settings.access != "disabled"
+
+
+def resting(settings: Connection) -> Status:
+    """How a connection is before anything is known of it."""
+    return "pending" if is_active(settings) else "disabled"
 
 
 def is_local(settings: Connection) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from gateway.cli.serve import ConfigOption
-from gateway.config.connection import Connection
+from gateway.config.connection import NAME_PATTERN, Connection
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.model import Problem
@@ -65,20 +66,27 @@ def _settings(config: Path) -> Settings:
 async def _preview(
     what: str, kind: KindOption | None, settings: Settings, folder: Path
 ) -> dict[str, Any]:
+    from gateway.catalog.azure import AzureDirectory
     from gateway.catalog.discover import Discoverer, previewed
     from gateway.catalog.fetch import Fetcher
     from gateway.catalog.sources import kind_of
     from gateway.config.reading import parse_connection
     from gateway.connectors.workers import Workers
     from gateway.egress import Egress
+    from gateway.invoke.azure import ask_azure
+    from gateway.invoke.credentials import Credentials
 
     connection: Connection | None = settings.connections.get(what)
-    name = what if connection else "preview"
+    in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
+    name = what if connection or in_azure else "preview"
     if connection is None:
         folder = Path()
-        connection = parse_connection(name, _values(what, kind))
+        values = {"kind": "arm"} if in_azure else _values(what, kind)
+        connection = parse_connection(name, values)
     async with Egress(settings.network.allow) as egress, Workers(count=1) as workers:
-        discoverer = Discoverer(Fetcher(egress, folder), workers, _no_upstream, egress.check)
+        credentials = Credentials(egress)
+        azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
+        discoverer = Discoverer(Fetcher(egress, folder), workers, _no_upstream, egress.check, azure)
         found = await discoverer.discover(name, connection, settings.limits, None)
         advice: tuple[Problem, ...] = ()
         if kind_of(connection) == "openapi":

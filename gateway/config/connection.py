@@ -197,6 +197,7 @@ class ArmConnection(Connection):
     resource_id: str | None = None
     invoke: Literal["dynamic", "runtime"] = "dynamic"
     parameter_values: dict[str, Any] = Field(default_factory=dict)
+    created_here: bool = False  # by put_connection: then delete_connection removes it in Azure too
 
 
 AnyConnection = Annotated[

@@ -35,7 +35,7 @@ _NICENESS = 15
 # A kind of connection and what builds its tools, imported when it is first needed.
 BUILDERS = {
     "openapi": "gateway.connectors.openapi:build_openapi",
-    "arm": "gateway.connectors.openapi:build_openapi",
+    "arm": "gateway.connectors.arm_build:build_arm",
     "manifest": "gateway.connectors.manifest:build_manifest",
 }
 _NETWORK = frozenset(

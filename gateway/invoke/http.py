@@ -10,6 +10,7 @@ from typing import Any
 from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.credentials import Credentials, send_granted
+from gateway.invoke.envelope import enveloped, opened
 from gateway.invoke.limits import Limits, Outcome
 from gateway.invoke.output import HEAVY_BYTES, Shaped, shape
 from gateway.invoke.prepared import Prepared, redactor_with
@@ -43,6 +44,8 @@ class HttpSender:
         assert operation is not None
         arguments = {**attempt.arguments, **prepared.inject}
         request = build_request(operation, arguments, prepared.blocklist)
+        if operation.idempotency_header is not None and attempt.token is not None:
+            request = with_headers(request, ((operation.idempotency_header, attempt.token),))
         answer = await self.exchange(attempt, prepared, request, operation.base_url)
         return await self.result(attempt, answer)
 
@@ -51,6 +54,9 @@ class HttpSender:
     ) -> Answer:
         """One request of a connection, with its headers and credentials and within its limits."""
         request = with_headers(request, prepared.headers)
+        envelope = prepared.envelope
+        if envelope is not None:
+            request = enveloped(request, base_url, envelope)
         principal = attempt.caller.principal.name
         self._limits.take(prepared.name, principal, prepared.rate_limit)
         async with self._limits.call(prepared.name) as outcome:
@@ -59,8 +65,11 @@ class HttpSender:
                 return await self._send(attempt, prepared, granted, outcome)
 
             answer, grant = await send_granted(
-                self._credentials, prepared.name, prepared.auth, request, base_url, send
+                self._credentials, prepared.vouched_by, prepared.auth, request, base_url, send
             )
+            if envelope is not None:
+                answer = await _opened(answer)
+            outcome.answered(answer.status, answer.header("retry-after"))
         attempt.redactor = redactor_with(prepared, grant)
         attempt.upstream_status = answer.status
         return answer
@@ -79,7 +88,6 @@ class HttpSender:
                 outcome.failed()
                 raise
             answer = await egress.send(request, deadline=seconds, max_bytes=most)
-        outcome.answered(answer.status, answer.header("retry-after"))
         return answer
 
     async def result(self, attempt: Attempt, answer: Answer) -> dict[str, Any]:
@@ -98,6 +106,12 @@ class HttpSender:
     async def _keep(self, attempt: Attempt, shaped: Shaped, body: bytes) -> None:
         owner, until = attempt.caller.principal.name, time.time() + RESULT_SECONDS
         await save_result(self._db, LargeResult(attempt.id, owner, shaped.media_type, body, until))
+
+
+async def _opened(answer: Answer) -> Answer:
+    if len(answer.body) > HEAVY_BYTES:
+        return await asyncio.to_thread(opened, answer)
+    return opened(answer)
 
 
 def _shaped(attempt: Attempt, answer: Answer) -> Shaped:

@@ -13,11 +13,18 @@ from typing import Any
 from pydantic import SecretStr
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAuth2Auth
 from gateway.config.connection import Auth as AuthSettings
-from gateway.config.connection import BasicAuth, Connection
+from gateway.config.settings import Azure
 from gateway.invoke.credentials import Auth, Grant, renewable
 from gateway.invoke.redact import Redactor, names_a_secret, redactor_of
 from gateway.model import Build, RateLimit
+
+# Names no connection can have: Azure's tokens are one for all connections behind it.
+AZURE = "[azure]"
+AZURE_RUNTIME = "[azure runtime]"
+# Azure's connectors don't take a token that was made for managing Azure, nor should they see one.
+RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,8 @@ class Prepared:
     name: str
     settings: Connection
     auth: Auth
+    vouched_by: str  # whose token it is: the connection's own, or one that several share
+    envelope: str | None  # Azure's resource that makes the call for us
     headers: tuple[tuple[str, str], ...]
     inject: Mapping[str, Any]
     blocklist: tuple[str, ...]
@@ -39,30 +48,33 @@ class PreparedConnections:
     """One `Prepared` a connection, made again when its settings or its build change."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[ConnectionState, Prepared]] = {}
+        self._known: dict[str, tuple[ConnectionState, Azure | None, Prepared]] = {}
 
     def of(self, snapshot: Snapshot, name: str) -> Prepared:
         """The connection of this snapshot, ready for calls."""
-        state = snapshot.connections[name]
+        state, azure = snapshot.connections[name], snapshot.settings.azure
         known = self._known.get(name)
-        if known is not None and known[0] is state:
-            return known[1]
-        prepared = prepare(state)
-        self._known[name] = (state, prepared)
+        if known is not None and known[0] is state and known[1] is azure:
+            return known[2]
+        prepared = prepare(state, azure)
+        self._known[name] = (state, azure, prepared)
         for gone in self._known.keys() - snapshot.connections.keys():
             del self._known[gone]
         return prepared
 
 
-def prepare(state: ConnectionState) -> Prepared:
+def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
     """What calls of this connection need."""
     settings, build = state.settings, state.build
     limit = settings.rate_limit
-    secrets = frozenset(secrets_of(settings))
+    auth, vouched_by = _vouching(state, azure)
+    secrets = frozenset(secrets_of(settings) | _secrets_in(auth))
     return Prepared(
         state.name,
         settings,
-        auth_of(settings.auth, build),
+        auth_of(auth, build),
+        vouched_by,
+        build.envelope if build else None,
         tuple(settings.headers.items()),
         settings.inject,
         (*settings.blocklist, *(build.blocklist if build else ())),
@@ -72,6 +84,18 @@ def prepare(state: ConnectionState) -> Prepared:
         secrets,
         Redactor(secrets),
     )
+
+
+def _vouching(state: ConnectionState, azure: Azure | None) -> tuple[AuthSettings, str]:
+    """How calls prove themselves, and under which name tokens for that are kept."""
+    settings, build = state.settings, state.build
+    if not isinstance(settings, ArmConnection) or azure is None or settings.auth.type != "none":
+        return settings.auth, state.name
+    if build is None or build.envelope is not None:
+        return azure.auth, AZURE
+    if isinstance(azure.auth, OAuth2Auth):
+        return azure.auth.model_copy(update={"scopes": (RUNTIME_SCOPE,)}), AZURE_RUNTIME
+    return azure.auth, AZURE_RUNTIME
 
 
 def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
@@ -86,13 +110,18 @@ def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
 
 def secrets_of(settings: Connection) -> set[str]:
     """Every text of the settings that must not be shown to anyone."""
-    auth = settings.auth
+    found = _secrets_in(settings.auth)
+    named = [*settings.headers.items(), *getattr(settings, "parameter_values", {}).items()]
+    found |= {value for name, value in named if names_a_secret(name) and isinstance(value, str)}
+    injected = [settings.inject, *(r.inject for r in getattr(settings, "wrap", ()))]
+    found |= {v for values in injected for v in values.values() if isinstance(v, str)}
+    return {value for value in found if value}
+
+
+def _secrets_in(auth: AuthSettings) -> set[str]:
     found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
     if isinstance(auth, BasicAuth):
         found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
-    found |= {value for name, value in settings.headers.items() if names_a_secret(name)}
-    injected = [settings.inject, *(r.inject for r in getattr(settings, "wrap", ()))]
-    found |= {v for values in injected for v in values.values() if isinstance(v, str)}
     return {value for value in found if value}
 
 

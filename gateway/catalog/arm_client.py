@@ -1,0 +1,162 @@
+"""Azure Resource Manager as a client sees it: paths, one API version, pages, throttling, errors.
+
+It asks only its own endpoint: a page's `nextLink` to anywhere else is refused. Being throttled is
+normal there; all requests wait out a pause that was asked for, briefly, then give up with the time
+that is left. Credentials are added by the one who hands in `send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from gateway.config.settings import Azure
+from gateway.egress import Answer, Request
+from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
+
+API_VERSION = "2016-06-01"
+MAX_BYTES = 8 * 1024 * 1024
+MAX_PAGES = 50
+MAX_TRIES = 3
+MAX_WAIT_SECONDS = 10.0
+DEFAULT_PAUSE_SECONDS = 2.0
+MAX_WORDS = 300
+
+Send = Callable[[Azure, Request, int], Awaitable[Answer]]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class ArmClient:
+    """Requests to Azure Resource Manager."""
+
+    def __init__(self, send: Send, *, sleep: Sleep = asyncio.sleep) -> None:
+        self._send = send
+        self._sleep = sleep
+        self._paused_until = 0.0
+
+    async def get(self, azure: Azure, path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
+        """The body of what is at this path, which may have a query."""
+        return (await self._exchange(azure, "GET", _url(azure, path), None, max_bytes)).body
+
+    async def ask(self, azure: Azure, method: str, path: str, body: Any = None) -> Any:
+        """The JSON that comes of a request; None where nothing does."""
+        answer = await self._exchange(azure, method, _url(azure, path), body, MAX_BYTES)
+        return _json(answer.body) if answer.body.strip() else None
+
+    async def pages(self, azure: Azure, path: str) -> AsyncIterator[Any]:
+        """The entries of a list, page by page. A list that can't be read to its end is an error."""
+        url = _url(azure, path)
+        for _ in range(MAX_PAGES):
+            page = _json((await self._exchange(azure, "GET", url, None, MAX_BYTES)).body)
+            entries = page.get("value") if isinstance(page, dict) else None
+            if not isinstance(entries, list):
+                raise UpstreamFailed("upstream_error", "Azure's answer is not a list.")
+            for entry in entries:
+                yield entry
+            following = page.get("nextLink")
+            if not isinstance(following, str) or not following:
+                return
+            url = _on_same_host(azure, following)
+        raise UpstreamFailed("upstream_error", f"Azure's list has more than {MAX_PAGES} pages.")
+
+    async def _exchange(
+        self, azure: Azure, method: str, url: str, body: Any, max_bytes: int
+    ) -> Answer:
+        headers = [("Accept", "application/json")]
+        if body is not None:
+            headers.append(("Content-Type", "application/json"))
+        data = orjson.dumps(body) if body is not None else None
+        request = Request(method, url, tuple(headers), data)
+        for last in (False,) * (MAX_TRIES - 1) + (True,):
+            await self._wait()
+            answer = await self._send(azure, request, max_bytes)
+            if answer.status != 429:
+                return _accepted(answer, max_bytes)
+            self._paused_until = time.monotonic() + _pause(answer)
+            if last:
+                break
+        raise self._throttled()
+
+    async def _wait(self) -> None:
+        """Waits out a pause that Azure asked for, unless it is too long to keep anyone waiting."""
+        seconds = self._paused_until - time.monotonic()
+        if seconds > MAX_WAIT_SECONDS:
+            raise self._throttled()
+        if seconds > 0:
+            await self._sleep(seconds)
+
+    def _throttled(self) -> Overloaded:
+        seconds = max(1, round(self._paused_until - time.monotonic() + 0.5))
+        return Overloaded(
+            "rate_limited",
+            "Azure asked to be left alone for a while.",
+            f"Try again in {seconds} s.",
+            retry_after=seconds,
+        )
+
+
+def is_missing(error: GatewayError) -> bool:
+    """Whether Azure said that there is no such resource."""
+    return error.details.get("status") == 404
+
+
+def _url(azure: Azure, path: str) -> str:
+    joint = "&" if "?" in path else "?"
+    return f"{azure.endpoint.rstrip('/')}{path}{joint}api-version={API_VERSION}"
+
+
+def _on_same_host(azure: Azure, link: str) -> str:
+    here, there = urlsplit(azure.endpoint), urlsplit(link)
+    if (here.scheme, here.netloc.lower()) != (there.scheme, there.netloc.lower()):
+        raise Refused(
+            "access_denied",
+            "Azure's list goes on at another host, which is not followed.",
+            "Check azure.endpoint.",
+        )
+    return link
+
+
+def _pause(answer: Answer) -> float:
+    text = (answer.header("retry-after") or "").strip()
+    return float(text[:6]) if text.isascii() and text.isdigit() else DEFAULT_PAUSE_SECONDS
+
+
+def _accepted(answer: Answer, max_bytes: int) -> Answer:
+    if answer.truncated:
+        raise UpstreamFailed("upstream_error", f"Azure's answer is over {max_bytes} bytes.")
+    if answer.status < 300:
+        return answer
+    words = _words(answer.body)
+    raise UpstreamFailed(
+        "upstream_error",
+        f"Azure answered {answer.status}{': ' + words if words else '.'}",
+        _HINTS.get(answer.status, "Check the [azure] table, or try again later."),
+        status=answer.status,
+    )
+
+
+_HINTS = {
+    401: "Azure does not accept the credentials: check azure.auth.",
+    403: "The credentials lack a permission: give them a role on the resource group.",
+    404: "Check azure.subscription_id, azure.resource_group and azure.location.",
+}
+
+
+def _words(body: bytes) -> str:
+    try:
+        error = orjson.loads(body)["error"]
+        return " ".join(f"{error.get('code', '')} {error.get('message', '')}".split())[:MAX_WORDS]
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise UpstreamFailed("upstream_error", "Azure's answer is not JSON.") from error

@@ -1,0 +1,49 @@
+"""The tools of an Azure managed connection: its API's, called by way of Azure.
+
+Runs in a worker process, like every reading of a definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.connectors.arm import Facts, unpacked
+from gateway.connectors.openapi import build_openapi
+from gateway.connectors.openapi.document import open_document
+from gateway.connectors.openapi.reading import read_definition
+from gateway.connectors.openapi.servers import base_url_of
+from gateway.model import Build, Problem, Severity, Source
+
+
+def build_arm(raw: bytes, source: Source) -> Build:
+    """The tools of a managed connection, called by way of Azure or at its runtime address."""
+    facts, export = unpacked(raw)
+    direct = facts.invoke == "runtime" and facts.runtime_url
+    base_url = facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id
+    source = replace(
+        source, base_url=base_url, authenticated=facts.status != "unauthenticated", location=""
+    )
+    build = build_openapi(export, source)
+    return replace(
+        build,
+        status=facts.status,
+        problems=(*_problems(facts), *build.problems),
+        envelope=None if direct else facts.id,
+        links_base=_own_base(export, source),
+    )
+
+
+def _problems(facts: Facts) -> tuple[Problem, ...]:
+    found: list[Problem] = []
+    if facts.problem:
+        severity: Severity = "warning" if facts.status == "connected" else "error"
+        found.append(Problem(severity, "connection", facts.problem))
+    if facts.invoke == "runtime" and not facts.runtime_url:
+        words = "Azure gives no runtime address for this connection; calls go by dynamicInvoke"
+        found.append(Problem("info", "connection", words))
+    return tuple(found)
+
+
+def _own_base(export: bytes, source: Source) -> str:
+    """Where the definition itself says its API is: next links in answers lead there."""
+    return base_url_of(open_document(read_definition(export)), replace(source, base_url=None))
