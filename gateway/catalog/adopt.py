@@ -65,7 +65,7 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
     changes = compare(state.build.tools if state.build else (), found.build.tools)
     waiting = [] if first else held(changes, state.settings.held)
     build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
-    after = replace(state, build=build, status="connected", problems=build.problems)
+    after = replace(state, build=build, status=build.status, problems=build.problems)
     if not state.settings.enabled or state.settings.access == "disabled":
         after = replace(after, status="disabled")
     return Adoption(
@@ -76,6 +76,13 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
         first,
         now,
     )
+
+
+def with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
+    """The new settings with the tools served so far, until theirs are known."""
+    if old is None or base.status == "disabled" or old.build is None:
+        return base
+    return with_tools(replace(base, build=old.build), old.tools)
 
 
 def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:

@@ -18,14 +18,15 @@ from pydantic import SecretStr
 from sqlalchemy import Connection as Transaction
 
 from gateway.catalog.adopt import Adoption, light
+from gateway.catalog.azure import LISTING
 from gateway.catalog.changes import Change, by_operation
 from gateway.catalog.discover import Found
-from gateway.catalog.fetch import Definition
+from gateway.catalog.fetch import Definition, same_bytes
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
 from gateway.errors import Fixable, NotFound, Overloaded
-from gateway.model import Level, Problem, Tool, decode_build, encode_build
+from gateway.model import Build, Level, Problem, Tool, decode_build, encode_build
 from gateway.store import changes, choices, connections, definitions
 from gateway.store.database import Database
 from gateway.store.ids import new_id
@@ -54,6 +55,7 @@ class Stored:
     found: Mapping[str, Found]
     choices: Mapping[tuple[str, str], Level]
     permissions: Permissions | None
+    azure: Definition | None = None  # what the resource group held when it was last listed
 
 
 class StoredCatalog:
@@ -81,7 +83,14 @@ class StoredCatalog:
             found,
             {(who, what): level for who, by in chosen.items() for what, level in by.items()},
             Permissions.model_validate(permissions.settings) if permissions else None,
+            await self._listing(found.pop(LISTING, None)),
         )
+
+    async def _listing(self, found: Found | None) -> Definition | None:
+        if found is None:
+            return None
+        definition = found.definition
+        return replace(definition, raw=await self.raw(LISTING, definition.location))
 
     async def _load_found(self) -> dict[str, Found]:
         """Every definition with its build; only those that are news are read and decoded."""
@@ -143,6 +152,18 @@ class StoredCatalog:
         revision = await self._db.write(unit, REVISION_LOCK)
         self._read[name] = light(new.found)
         return revision
+
+    async def keep_listing(self, listing: Definition, now: float) -> bool:
+        """Keeps what Azure's resource group holds; whether that is news."""
+        known = self._read.get(LISTING)
+        if known is not None and same_bytes(known.definition, listing):
+            return False
+        build = encode_build(Build("arm", "", ""))
+        row = definitions.Definition(
+            LISTING, listing.location, listing.sha256, build_key="", build=build, fetched_at=now
+        )
+        await definitions.save_definition(self._db, row, listing.raw)
+        return True
 
     async def choose(self, principal: str, connection: str, access: Level) -> int:
         """Keeps a principal's own choice; the revision at which it holds."""

@@ -20,7 +20,16 @@ from typing import Any, Literal
 import structlog
 
 from gateway.catalog.admission import refuse_configured, refuse_unsafe
-from gateway.catalog.adopt import Adoption, Report, adopt, failed, light, report_of
+from gateway.catalog.adopt import (
+    Adoption,
+    Report,
+    adopt,
+    failed,
+    light,
+    report_of,
+    with_last_good,
+)
+from gateway.catalog.azure_group import found_in_azure, present_in_azure, remove_from_azure
 from gateway.catalog.changes import served
 from gateway.catalog.discover import Discoverer, Found, previewed
 from gateway.catalog.persistence import Stored, StoredCatalog, with_change
@@ -32,12 +41,12 @@ from gateway.catalog.snapshot import (
     same_content,
     with_tools,
 )
-from gateway.catalog.sources import is_local, kind_of, location_of
+from gateway.catalog.sources import is_active, is_local, kind_of, location_of, resting
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
-from gateway.model import Level, Status, Tool
+from gateway.model import Level, Tool
 from gateway.store.changes import Change as StoredChange
 
 log = structlog.get_logger("gateway.catalog")
@@ -102,7 +111,7 @@ class Catalog:
         return [
             name
             for name, state in self._states.items()
-            if state.status == "pending" and _active(state.settings)
+            if state.status == "pending" and is_active(state.settings)
         ]
 
     def hear(self, revision: int) -> None:
@@ -132,14 +141,15 @@ class Catalog:
         expected: int | None = None,
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
-        settings = parse_connection(name, values)
-        refuse_configured(self._states.get(name))
-        refuse_unsafe(self.current.settings, name, settings)
-        async with self._locks[name]:
+        asked, old = parse_connection(name, values), self._states.get(name)
+        refuse_configured(old, asked)
+        refuse_unsafe(self.current.settings, name, asked)
+        present = present_in_azure(self._discoverer.azure, name, asked, old)
+        async with self._locks[name], present as settings:
             old = self._states.get(name)
             found = await self._discover_new(name, settings)
-            base = ConnectionState(name, settings, "stored", status=_resting(settings))
-            new = await asyncio.to_thread(adopt, _with_last_good(base, old), found, time.time())
+            base = ConnectionState(name, settings, "stored", status=resting(settings))
+            new = await asyncio.to_thread(adopt, with_last_good(base, old), found, time.time())
             revision = await self._persistence.put(name, settings, new, expected, by)
             state = replace(new.state, revision=revision)
             self._install(state, new)
@@ -153,6 +163,8 @@ class Catalog:
             raise NotFound("connection_invalid", f"there is no connection {name!r}")
         refuse_configured(self._states[name])
         async with self._locks[name]:
+            if expected in (None, self._states[name].revision):
+                await remove_from_azure(self._discoverer.azure, self._states[name].settings)
             revision = await self._persistence.delete(name, expected)
             self._forget(name)
             self._swap(revision)
@@ -194,7 +206,7 @@ class Catalog:
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a put would expose, with nothing stored."""
         settings = parse_connection(name, values)
-        found = await self._discover_new(name, settings)
+        found = await self._discover_new(name, settings, planned=True)
         return previewed(name, kind_of(settings), found)
 
     async def refresh(self, names: Collection[str] | None = None, *, by: str) -> list[Report]:
@@ -230,7 +242,7 @@ class Catalog:
             name
             for name, state in self._states.items()
             if state.settings.refresh_seconds
-            and _active(state.settings)
+            and is_active(state.settings)
             and now - self.refreshed_at.get(name, 0) >= state.settings.refresh_seconds
         }
 
@@ -239,7 +251,7 @@ class Catalog:
             state = self._states.get(name)
             if state is None:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            if not _active(state.settings):
+            if not is_active(state.settings):
                 return Report(name, "disabled")
             known = self._found.get(name)
             limits = self.current.settings.limits
@@ -262,11 +274,11 @@ class Catalog:
     def _as_before(self, state: ConnectionState, found: Found) -> Report:
         """Nothing to compare or keep: what is served, and what is held, stays as it is."""
         self.refreshed_at[state.name] = time.time()
-        if state.status != "connected" and self._states.get(state.name) is state:
-            problems = found.build.problems
-            self._states[state.name] = replace(state, status="connected", problems=problems)
+        status, problems = found.build.status, found.build.problems
+        if state.status != status and self._states.get(state.name) is state:
+            self._states[state.name] = replace(state, status=status, problems=problems)
             self._swap()
-        return Report(state.name, "connected", revision=self.current.revision)
+        return Report(state.name, status, revision=self.current.revision)
 
     def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:
         log.warning("refresh failed", connection=name, code=error.code, error=error.message)
@@ -275,9 +287,9 @@ class Catalog:
             self._swap()
         return Report(name, "failing", error=error.message)
 
-    async def _discover_new(self, name: str, settings: Connection) -> Found:
+    async def _discover_new(self, name: str, settings: Connection, planned: bool = False) -> Found:
         limits = self.current.settings.limits
-        found = await self._discoverer.discover(name, settings, limits, None)
+        found = await self._discoverer.discover(name, settings, limits, None, planned=planned)
         await self._discoverer.check_addresses(settings, found.build)
         return found
 
@@ -287,7 +299,7 @@ class Catalog:
         seen = dict(self._states)
         states: dict[str, ConnectionState] = {}
         for name, (connection, origin, revision) in self._wanted(stored, settings).items():
-            base = ConnectionState(name, connection, origin, revision, _resting(connection))
+            base = ConnectionState(name, connection, origin, revision, resting(connection))
             states[name] = await self._kept_or_cached(base, stored.found.get(name), settings)
         # What a put or refresh installed while we waited is newer than what we read.
         newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
@@ -306,7 +318,8 @@ class Catalog:
         wanted |= {name: (c, "config", 0) for name, c in settings.connections.items()}
         if settings.demo.enabled:
             wanted |= {name: (c, "demo", 0) for name, c in self._demo.items()}
-        return wanted
+        found = found_in_azure(stored.azure, settings, wanted)
+        return wanted | {name: (c, "azure", 0) for name, c in found.items()}
 
     async def _kept_or_cached(
         self, base: ConnectionState, cached: Found | None, settings: Settings
@@ -315,8 +328,8 @@ class Catalog:
         old = self._states.get(base.name)
         if old is not None and self._is_current(old, base, cached, settings):
             return old
-        base = _with_last_good(base, old)
-        if cached is None or not _active(base.settings):
+        base = with_last_good(base, old)
+        if cached is None or not is_active(base.settings):
             return base
         if cached.definition.location != location_of(base.settings):
             return base
@@ -326,7 +339,8 @@ class Catalog:
             log.warning("cached definition not usable", connection=base.name, error=error.message)
             return base
         self._found[base.name] = light(found)
-        state = replace(base, build=found.build, status="connected", problems=found.build.problems)
+        state = replace(base, build=found.build, status=found.build.status)
+        state = replace(state, problems=found.build.problems)
         return with_tools(state, found.build.tools)
 
     def _is_current(
@@ -379,18 +393,3 @@ class Catalog:
         self.current = snapshot
         for listener in list(self._listeners):
             listener()
-
-
-def _active(settings: Connection) -> bool:
-    return settings.enabled and settings.access != "disabled"
-
-
-def _resting(settings: Connection) -> Status:
-    return "pending" if _active(settings) else "disabled"
-
-
-def _with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
-    """The new settings with the tools served so far, until theirs are known."""
-    if old is None or not _active(base.settings) or old.build is None:
-        return base
-    return with_tools(replace(base, build=old.build), old.tools)
