@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
+from gateway.catalog.azure import AzureDirectory
+from gateway.catalog.azure_watch import AzureWatch
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.fetch import Fetcher
 from gateway.catalog.persistence import StoredCatalog
@@ -40,10 +41,20 @@ from gateway.edge.health import Health
 from gateway.edge.http_guard import HostRules, Refusal, check_host, fold, host_rules, respond
 from gateway.edge.identity import Identity, auth_settings
 from gateway.edge.mcp_server import EdgeSettings, McpEndpoint, resource_metadata
+from gateway.edge.metrics import Metrics
 from gateway.edge.own_tools import RESERVED_NAMES
 from gateway.edge.rest import RestApi
+from gateway.edge.shared_sessions import (
+    ANSWERED,
+    CANCELLED,
+    SharedSessions,
+    StoreRelay,
+    on_answered,
+    on_cancelled,
+)
 from gateway.egress import Egress, Request
 from gateway.errors import UpstreamFailed
+from gateway.invoke.azure import ask_azure
 from gateway.invoke.call import Senders
 from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
@@ -54,7 +65,8 @@ from gateway.line import Line
 from gateway.reload import watch
 from gateway.store.database import Database
 from gateway.store.notify import Notifier
-from gateway.store.secrets import check_seal, load_seal
+from gateway.store.secrets import Seal, check_seal, load_seal
+from gateway.store.sessions import SESSION_ENDED
 
 log = structlog.get_logger("gateway")
 
@@ -162,6 +174,9 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             workers,
             upstreams.list_tools,
             egress.check,
+            AzureDirectory(
+                partial(ask_azure, egress, credentials), lambda: catalog.current.settings.azure
+            ),
         )
         demo = OpenApiConnection(
             kind="openapi",
@@ -169,30 +184,38 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             spec=definition().decode(),
             base_url=f"{place.own_url}/demo",
         )
+        persistence = StoredCatalog(db, seal)
         catalog = Catalog(
             settings,
             discoverer,
-            StoredCatalog(db, seal),
+            persistence,
             reserved=RESERVED_NAMES,
             portable=portable_tools,
             demo={"demo": demo},
         )
         catalog.on_change(lambda: upstreams.follow(catalog.current))
         upstreams.sessions.on_tools_changed(catalog.wake)
+        azure = AzureWatch(discoverer.azure, catalog, persistence)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls)
         http = HttpSender(egress, own_egress, credentials, limits, db)
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
         line = Line(db, seal, senders, lambda: catalog.current)
-        gateway = Gateway(catalog, line.invoker, line.approvals, db)
+        gateway = Gateway(catalog, line.invoker, line.approvals, db, azure)
         await stack.enter_async_context(line.started(partial(resume, gateway)))
-        app = _assembled(settings, place, gateway, seal, egress, line.feed)
-        for task in await _first_look(catalog):
+        sessions = SharedSessions(db)
+        await sessions.load()
+        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions)
+        line.signals.on(SESSION_ENDED, sessions.hear)
+        line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
+        line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
+        for task in await _first_look(catalog, azure):
             stack.push_async_callback(_ended, task)
         notifier = Notifier(db)
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
-        for work in (catalog.poll(), catalog.follow(), _watch(settings, place, app, egress)):
+        watching = _watch(settings, place, app, egress)
+        for work in (catalog.poll(), catalog.follow(), azure.poll(), watching):
             stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
 
@@ -206,7 +229,13 @@ def store_url(settings: Settings, folder: Path) -> str:
 
 
 def _assembled(
-    settings: Settings, place: Place, gateway: Gateway, seal: Any, egress: Egress, feed: Feed
+    settings: Settings,
+    place: Place,
+    gateway: Gateway,
+    seal: Seal,
+    egress: Egress,
+    feed: Feed,
+    sessions: SharedSessions,
 ) -> App:
     public_url = place.public_url(settings)
     server = settings.server
@@ -230,12 +259,16 @@ def _assembled(
             instructions=INSTRUCTIONS,
             request_seconds=settings.limits.request_seconds,
         ),
+        ended=sessions,
+        relay=StoreRelay(gateway.db),
     )
-    health = Health(
-        gateway,
-        CollectorRegistry(),
-        lambda: {"streams": mcp.open_streams, "calls_in_flight": mcp.running_calls},
-    )
+
+    def figures() -> dict[str, int]:
+        return {"streams": mcp.open_streams, "calls_in_flight": mcp.running_calls}
+
+    metrics = Metrics(lambda: gateway.snapshot, figures)
+    gateway.invoker.on_finished(metrics.finished)
+    health = Health(gateway, metrics.registry, figures)
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
     rest = RestApi(
         gateway,
@@ -252,14 +285,17 @@ def _assembled(
 
 async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> None:
     """Applies edits of config.toml for as long as the gateway runs."""
-    catalog = app.gateway.catalog
+    catalog, azure = app.gateway.catalog, app.gateway.azure
 
     async def apply(edited: Settings) -> None:
         egress.allow(edited.network.allow)
+        before = catalog.current.settings.azure
         pending = await catalog.apply(edited)
         # No await between the swap and this: policy and identity change together.
         app.identity.settings = auth_settings(edited, place.public_url(edited))
         await catalog.refresh(pending, by="config.toml")
+        if edited.azure != before:
+            await azure.refresh(by="config.toml")
 
     def report(problem: str | None) -> None:
         app.health.config_problem = problem
@@ -279,21 +315,23 @@ async def _upstream_headers(
     return grant.headers
 
 
-async def _first_look(catalog: Catalog) -> list[asyncio.Task[Any]]:
+async def _first_look(catalog: Catalog, azure: AzureWatch) -> list[asyncio.Task[Any]]:
     """Starts the first refresh, and gives what was never read before a moment.
 
     So the first client finds tools: what lies on this machine is waited for, a network only so
     long. What is cached is refreshed behind, without anyone waiting.
     """
-    unread = catalog.unread()
+    unread, in_azure = catalog.unread(), azure.connections()
     local = [name for name, near in unread.items() if near]
-    far = [name for name, near in unread.items() if not near]
-    cached = [name for name in catalog.current.connections if name not in unread]
+    far = [name for name, near in unread.items() if not near and name not in in_azure]
+    known = {*unread, *in_azure}
+    cached = [name for name in catalog.current.connections if name not in known]
     tasks = [
         asyncio.create_task(catalog.refresh(names, by="start")) for names in (local, far, cached)
     ]
+    tasks.append(asyncio.create_task(azure.refresh(by="start")))
     await asyncio.wait([tasks[0]])
-    await asyncio.wait([tasks[1]], timeout=FIRST_LOOK_SECONDS)
+    await asyncio.wait([tasks[1]] if in_azure else tasks[1::2], timeout=FIRST_LOOK_SECONDS)
     return tasks
 
 
