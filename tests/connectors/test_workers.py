@@ -186,7 +186,7 @@ def _shared(operations: int, parameters: int) -> bytes:
         (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n" * 7_000_000, "lines"),
         (_alias_bomb, "aliases stand for"),
         (lambda: _operations(50_000), f"at most {MAX_OPERATIONS:,}"),
-        (lambda: _shared(20_000, 900), "inputs in all"),
+        (lambda: _shared(20_000, 900), "inputs and texts in all"),
     ],
     ids=["brackets", "depth", "numbers", "lines", "aliases", "operations", "fan-out"],
 )

@@ -31,7 +31,7 @@ from gateway.connectors.openapi.document import (
     spend_on,
     text_of,
 )
-from gateway.connectors.openapi.inputs import Content, RequestBody
+from gateway.connectors.openapi.inputs import MAX_INPUTS, Content, RequestBody
 from gateway.connectors.openapi.schema import Schemas
 from gateway.model import Body, Field, Source, Style
 
@@ -139,8 +139,10 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
                 properties.pop("dynamicProperties", None)  # the designer's placeholder
     except Unusable:
         return None
+    if not properties or len(properties) > MAX_INPUTS:
+        return None
     spend_on(document, len(properties))
-    return Shape(properties, frozenset(required)) if properties else None
+    return Shape(properties, frozenset(required))
 
 
 def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
@@ -156,6 +158,7 @@ def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
             seen.add(id(part))
             found.append(part)
             waiting.extend(sequence(part.get("allOf")))
+    spend(document, total - 1)
     return found[::-1]
 
 

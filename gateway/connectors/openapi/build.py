@@ -30,6 +30,8 @@ from gateway.connectors.openapi.document import (
     open_document,
     operations,
     sequence,
+    spend,
+    text_of,
 )
 from gateway.connectors.openapi.inputs import (
     Content,
@@ -74,6 +76,8 @@ MAX_LISTED = 24 * 1024 * 1024
 MAX_ANSWERS = 12 * 1024 * 1024  # bytes of answers' schemas that are kept
 MAX_KEYWORDS = 1_000  # characters
 _MAX_ACCEPTED = 5
+_LONG_TEXT = 4_096
+_WORDS_COST = 256  # characters, for one unit of work
 _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 
 
@@ -137,6 +141,7 @@ class _Work:
             self.skipped.append(Skipped(None, method, path, reason))
             return
         self.place = f"{found.method} {found.path}"
+        spend(self.document, _length_of_words(found) // _WORDS_COST)
         base_url = operation_base_url(self.document, found, self.source, self.base_url)
         refused = refusal(self.document, found, self.marks, self.source, base_url)
         if refused is None:
@@ -220,6 +225,11 @@ class _Work:
 
 def _nameable(operation: Operation) -> Nameable:
     return Nameable(operation.id, operation.method, operation.path)
+
+
+def _length_of_words(operation: Operation) -> int:
+    texts = (text_of(operation.raw.get(key)) for key in ("summary", "description"))
+    return sum(min(len(text), _LONG_TEXT) for text in texts)
 
 
 # --- one operation --------------------------------------------------------------------------------

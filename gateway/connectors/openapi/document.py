@@ -121,7 +121,7 @@ def spend(document: Document, amount: int) -> None:
     document.work[0] += amount
     if document.work[0] > MAX_WORK:
         raise DefinitionUnreadable(
-            f"The definition's operations have more than {MAX_WORK:,} inputs in all.",
+            f"The definition's operations come to more than {MAX_WORK:,} inputs and texts in all.",
             "Split the definition, or serve only the part that is needed.",
         )
 

@@ -15,6 +15,7 @@ from gateway.connectors.openapi.document import Document, Operation, mapping, se
 from gateway.model import Source
 
 MAX_URL = 2_000
+MAX_SERVERS = 5
 _ODD = re.compile(r"[\s{}]")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
@@ -42,7 +43,7 @@ def operation_base_url(
 
 
 def _first_usable(servers: Any, location: str) -> str:
-    for server in sequence(servers):
+    for server in sequence(servers)[:MAX_SERVERS]:
         if url := _server_url(mapping(server), location):
             return url
     return ""
@@ -52,7 +53,7 @@ def _server_url(server: Mapping[str, Any], location: str) -> str:
     variables = mapping(server.get("variables"))
     url = _VARIABLE.sub(
         lambda found: _default_of(mapping(variables.get(found[1])), found[0]),
-        text_of(server.get("url")).strip(),
+        text_of(server.get("url"))[:MAX_URL].strip(),
     )
     return _absolute(url, location)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ from gateway.model import Source
 MAX_TITLE = 128
 MAX_PROPERTY_DESCRIPTION = 256
 _MAX_ENUM_WORDS = 160
-_SPACES = re.compile(r"\s+")
 
 
 def phrase(value: Any, length: int) -> str:
@@ -24,9 +22,9 @@ def phrase(value: Any, length: int) -> str:
     text = value
     if len(text) <= length and text.isascii() and text.isprintable() and "  " not in text:
         return text.strip()
-    if len(text) > 4 * length:
-        text = text[: 4 * length]  # nothing below needs more, and some descriptions are books
-    return cut(_SPACES.sub(" ", visible(text)).strip(), length)
+    if len(text) > 2 * length:
+        text = text[: 2 * length]  # nothing below needs more, and some descriptions are books
+    return cut(" ".join(visible(text).split()), length)
 
 
 def property_description(raw: Mapping[str, Any]) -> str:
