@@ -58,7 +58,7 @@ def take_token(attempt: Attempt) -> None:
 def needs_token(tool: Tool) -> bool:
     """Whether the other side takes an idempotency token for this tool."""
     if tool.http is not None:
-        return tool.http.idempotency_header is not None
+        return tool.http.idempotency_header is not None and tool.access != "read"
     return tool.upstream is not None and tool.upstream.idempotency_field is not None
 
 
