@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx2
+from aiohttp import web
 from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult
 
+from tests.conftest import gateway_process
 from tests.peers import Provider
 
 TOKENS = {name: f"{name}-token-0123456789" for name in ("ann", "bob", "root", "eve")}
@@ -74,6 +77,20 @@ spec = "{peer.spec}"
 """
 
 
+class Gate:
+    """Holds requests to the shop still until the test lets them go."""
+
+    def __init__(self, peer: Provider) -> None:
+        self.entered = asyncio.Event()
+        self.release = asyncio.Event()
+        peer.answer = self.answer
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.entered.set()
+        await self.release.wait()
+        return web.json_response({"placed": True})
+
+
 class Api:
     """The REST API as one principal."""
 
@@ -104,7 +121,7 @@ class Api:
         async with asyncio.timeout(10):
             while True:
                 _, found = await self("GET", f"/executions/{id}")
-                if not statuses or found["status"] in statuses:
+                if found.get("status") in (statuses or (found.get("status", ""),)):
                     return dict(found)
                 await asyncio.sleep(0.02)
 
@@ -114,6 +131,16 @@ async def api(url: str, name: str) -> AsyncIterator[Api]:
     headers = {"Authorization": f"Bearer {TOKENS[name]}"}
     async with aiohttp.ClientSession(headers=headers) as http:
         yield Api(url, http)
+
+
+@asynccontextmanager
+async def serving(folder: Path, name: str) -> AsyncIterator[tuple[Any, Api]]:
+    """`gateway serve` on the folder's configuration, and the REST API of a principal."""
+    async with (
+        gateway_process(folder / "config.toml") as (process, url),
+        api(url.removesuffix("/mcp"), name) as rest,
+    ):
+        yield process, rest
 
 
 @asynccontextmanager

@@ -120,13 +120,11 @@ async def test_client_that_can_not_be_asked_waits_with_progress(
 ) -> None:
     said: list[str | None] = []
 
-    async def progress(done: float, total: float | None, message: str | None) -> None:
+    async def note(progress: float, total: float | None, message: str | None) -> None:
         said.append(message)
 
     async with client(shop.url, "ann", mode) as ann, api(shop.url, "root") as root:
-        call = asyncio.create_task(
-            ann.call_tool("shop_place_order", ORDER, progress_callback=progress)
-        )
+        call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER, progress_callback=note))
         [waiting] = await root.pending()
         assert {key: waiting[key] for key in ("tool", "connection", "principal", "method")} == {
             "tool": "shop_place_order",

@@ -1,0 +1,120 @@
+"""The feed: what is told to whom, and how a reader that was cut off goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import ClientTimeout
+
+from tests.conftest import GatewayMaker, Running
+from tests.journeys.confirming import Api, api, config, orders_api, serving
+from tests.peers import Provider, provider
+
+FREELY = 'level = "full_access"'
+IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
+ORDER = {"book": "Emma"}
+CALL = "/tools/shop_place_order/call"
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Provider]:
+    async with provider() as shop:
+        shop.document = orders_api(shop.url)
+        yield shop
+
+
+@pytest.fixture
+async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
+    made: Running = await make_gateway(config(peer, FREELY, connection=IDEMPOTENT))
+    return made
+
+
+@pytest.fixture
+async def ann(shop: Running) -> AsyncIterator[Api]:
+    async with api(shop.url, "ann") as made:
+        yield made
+
+
+@asynccontextmanager
+async def events(rest: Api, last: str | None = None) -> AsyncIterator[AsyncIterator[Any]]:
+    """The feed as it comes: (id, kind, data)."""
+    headers = {} if last is None else {"Last-Event-ID": last}
+    stream = rest.http.get(f"{rest.url}/events", headers=headers, timeout=ClientTimeout(10))
+    async with stream as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+
+        async def read() -> AsyncIterator[Any]:
+            fields: dict[str, str] = {}
+            async for raw in answer.content:
+                line = raw.decode().rstrip("\n")
+                if not line and "event" in fields:
+                    yield fields.get("id"), fields["event"], orjson.loads(fields["data"])
+                    fields = {}
+                elif not line:
+                    fields = {}
+                else:
+                    name, _, value = line.partition(": ")
+                    fields[name] = value
+
+        yield read()
+
+
+async def next_of(feed: AsyncIterator[Any], kind: str) -> tuple[str | None, dict[str, Any]]:
+    async with asyncio.timeout(5):
+        async for id, found, data in feed:
+            if found == kind:
+                return id, data
+    raise AssertionError(f"the stream ended before {kind}")
+
+
+async def test_feed_tells_of_confirmations_and_results_and_goes_on_where_it_was_cut(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    shop: Running = await make_gateway(config(peer))
+    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+        async with events(root) as feed:
+            _, waiting = await ann("POST", CALL, {"arguments": ORDER})
+            id, asked = await next_of(feed, "confirmation")
+            assert (asked["status"], asked["execution_id"]) == ("pending", waiting["execution_id"])
+        await root.decide("approve")
+        await ann.execution(waiting["execution_id"], "completed")
+        async with events(root, id) as feed:
+            _, decided = await next_of(feed, "confirmation")
+            assert (decided["status"], decided["decided_by"]) == ("approved", "root")
+            _, result = await next_of(feed, "result")
+            assert (result["id"], result["status"]) == (waiting["execution_id"], "completed")
+            _, read = await ann("POST", "/tools/shop_get_order/call", {"arguments": {"id": "1"}})
+            assert (await next_of(feed, "result"))[1]["id"] == read["execution_id"]
+
+
+async def test_feed_gives_others_only_their_own_and_tells_of_tools_and_connections(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    async with api(shop.url, "bob") as bob, api(shop.url, "root") as root, events(bob) as feed:
+        await ann("POST", CALL, {"arguments": ORDER})
+        _, his = await bob("POST", CALL, {"arguments": ORDER})
+        assert (await next_of(feed, "result"))[1]["id"] == his["execution_id"]
+        peer.document = {**orders_api(peer.url), "paths": {"/x": {"get": {"responses": {}}}}}
+        await root("POST", "/connections/shop/refresh")
+        await next_of(feed, "tools_changed")
+        assert (await next_of(feed, "connection"))[1] == {
+            "name": "shop",
+            "status": "connected",
+            "tools": 1,
+            "effective_access": "read-write",
+        }
+
+
+async def test_feed_ends_when_the_gateway_does(peer: Provider, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(config(peer, FREELY), encoding="utf-8")
+    async with serving(tmp_path, "root") as (process, root), events(root) as feed:
+        process.terminate()
+        async with asyncio.timeout(5):
+            assert [event async for event in feed] == []
+            assert await process.wait() == 0

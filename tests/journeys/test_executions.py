@@ -1,0 +1,271 @@
+"""What was called and what became of it: the history, and tokens that are used once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from mcp_types import RequestParamsMeta
+
+from tests.conftest import GatewayMaker, Running
+from tests.journeys.confirming import (
+    Api,
+    Gate,
+    api,
+    client,
+    config,
+    error_code,
+    orders_api,
+    sent,
+    serving,
+)
+from tests.peers import Provider, provider
+
+FREELY = 'level = "full_access"'
+IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
+ORDER = {"book": "Emma"}
+CALL = "/tools/shop_place_order/call"
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Provider]:
+    async with provider() as shop:
+        shop.document = orders_api(shop.url)
+        yield shop
+
+
+@pytest.fixture
+async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
+    made: Running = await make_gateway(config(peer, FREELY, connection=IDEMPOTENT))
+    return made
+
+
+@pytest.fixture
+async def ann(shop: Running) -> AsyncIterator[Api]:
+    async with api(shop.url, "ann") as made:
+        yield made
+
+
+def token_meta(token: Any) -> RequestParamsMeta:
+    return cast(RequestParamsMeta, {"gateway/idempotency_token": token})
+
+
+async def test_call_is_recorded_whole(shop: Running, peer: Provider, ann: Api) -> None:
+    status, answer = await ann("POST", CALL, {"arguments": {**ORDER, "notes": []}})
+    token = answer["idempotency_token"]
+    assert (status, answer) == (
+        200,
+        {
+            "success": True,
+            "output": {"path": "/orders", "method": "POST"},
+            "error": None,
+            "duration_ms": answer["duration_ms"],
+            "execution_id": answer["execution_id"],
+            "idempotency_token": token,
+        },
+    )
+    record = await ann.execution(answer["execution_id"])
+    assert record == {
+        "id": answer["execution_id"],
+        "tool": "shop_place_order",
+        "connection": "shop",
+        "principal": "ann",
+        "status": "completed",
+        "access": "write",
+        "risk": "medium",
+        "arguments": {"book": "Emma", "notes": []},
+        "result": {
+            "success": True,
+            "output": {"path": "/orders", "method": "POST"},
+            "error": None,
+            "duration_ms": record["result"]["duration_ms"],
+        },
+        "error_code": None,
+        "upstream_status": 200,
+        "idempotency_token": token,
+        "recorded": None,
+        "bundle_ids": [],
+        "created_at": record["created_at"],
+        "finished_at": record["finished_at"],
+        "revision": record["revision"],
+    }
+    assert peer.headers[-1]["Idempotency-Key"] == token
+    async with client(shop.url, "ann") as agent:
+        found = await agent.call_tool("find_execution", {"token": token})
+        got = await agent.call_tool("get_execution", {"id": record["id"]})
+        listed = await agent.call_tool("list_executions", {"tool": "shop_place_order"})
+    assert found.structured_content == {**record, "executions": [record]}
+    assert got.structured_content == record
+    assert listed.structured_content == {"executions": [record], "next": None}
+
+
+async def test_refused_and_invalid_calls_are_recorded_too(shop: Running, ann: Api) -> None:
+    status, wrong = await ann("POST", CALL, {"arguments": {"book": 7}})
+    assert (status, wrong["success"], wrong["error"]["code"]) == (422, False, "invalid_arguments")
+    record = await ann.execution(wrong["execution_id"])
+    assert (record["status"], record["error_code"]) == ("failed", "invalid_arguments")
+
+
+async def test_own_executions_only_and_everyones_for_an_admin(shop: Running, ann: Api) -> None:
+    async with api(shop.url, "bob") as bob, api(shop.url, "root") as root:
+        _, hers = await ann("POST", CALL, {"arguments": ORDER})
+        _, his = await bob("POST", CALL, {"arguments": ORDER})
+        ids = [hers["execution_id"], his["execution_id"]]
+        for one, seen in ((ann, ids[:1]), (bob, ids[1:]), (root, ids)):
+            _, page = await one("GET", "/executions?principal=")
+            listed = [each["id"] for each in (await one("GET", "/executions"))[1]["executions"]]
+            assert (sorted(listed), page["next"]) == (seen, None)
+        assert (await bob("GET", f"/executions/{ids[0]}"))[0] == 404
+        _, filtered = await root("GET", "/executions?principal=ann&status=completed&limit=1")
+        assert [each["id"] for each in filtered["executions"]] == ids[:1]
+        _, first = await root("GET", "/executions?limit=1")
+        _, second = await root("GET", f"/executions?limit=1&cursor={first['next']}")
+        pages = [page["executions"][0]["id"] for page in (first, second)]
+        assert (sorted(pages), second["next"]) == (ids, None)
+        assert (await root("GET", "/executions?status=finished"))[0] == 422
+
+
+async def test_fifty_equal_calls_at_once_are_one_upstream_request(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    gate = Gate(peer)
+    calls = [
+        asyncio.create_task(ann("POST", CALL, {"arguments": ORDER, "idempotency_token": "t-1"}))
+        for _ in range(50)
+    ]
+    await asyncio.wait_for(gate.entered.wait(), 5)
+    gate.release.set()
+    answers = await asyncio.gather(*calls)
+    later = await ann("POST", CALL, {"arguments": ORDER, "idempotency_token": "t-1"})
+    assert sent(peer) == 1
+    assert [answer for answer in answers if answer != later] == []
+    assert later[1]["output"] == {"placed": True}
+
+
+async def test_token_is_in_the_result_and_its_last_line(shop: Running, peer: Provider) -> None:
+    async with client(shop.url, "ann") as agent:
+        first = await agent.call_tool("shop_place_order", ORDER, meta=token_meta("t-1"))
+        again = await agent.call_tool("shop_place_order", ORDER, meta=token_meta("t-1"))
+        fresh = await agent.call_tool("shop_place_order", ORDER)
+    assert (first.meta or {})["gateway/idempotency_token"] == "t-1"
+    assert first.content[-1].model_dump()["text"] == "Idempotency token: t-1"
+    assert again.meta == {**(first.meta or {}), "gateway/replayed": True}
+    assert (again.content, again.structured_content) == (first.content, first.structured_content)
+    assert len((fresh.meta or {})["gateway/idempotency_token"]) == 36
+    assert sent(peer) == 2
+
+
+async def test_token_with_other_arguments_is_a_conflict(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    await ann("POST", CALL, {"arguments": ORDER, "idempotency_token": "t-1"})
+    other = {"arguments": {"book": "Persuasion"}, "idempotency_token": "t-1"}
+    status, answer = await ann("POST", CALL, other)
+    assert (status, answer["error"]["code"]) == (409, "idempotency_conflict")
+    async with api(shop.url, "bob") as bob:
+        assert (await bob("POST", CALL, other))[0] == 200  # a token is its principal's own
+    assert sent(peer) == 2
+
+
+@pytest.mark.parametrize("token", ["", "a b", "ä", "x" * 201, 7])
+async def test_token_must_be_visible_ascii(shop: Running, peer: Provider, token: Any) -> None:
+    async with client(shop.url, "ann") as agent:
+        result = await agent.call_tool("shop_place_order", ORDER, meta=token_meta(token))
+    assert (error_code(result), sent(peer)) == ("invalid_arguments", 0)
+
+
+async def test_upstream_error_is_replayed(shop: Running, peer: Provider, ann: Api) -> None:
+    async def full(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": "no stock"}, status=409)
+
+    peer.answer = full
+    body = {"arguments": ORDER, "idempotency_token": "t-1"}
+    first, again = await ann("POST", CALL, body), await ann("POST", CALL, body)
+    assert first == again
+    assert (first[0], first[1]["error"]["code"], first[1]["error"]["status"]) == (
+        200,
+        "upstream_error",
+        409,
+    )
+    assert sent(peer) == 1
+
+
+async def test_failure_before_sending_frees_the_token_and_one_after_does_not(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    shop: Running = await make_gateway(
+        config(peer, FREELY, connection=f"{IDEMPOTENT}\ntimeout_seconds = 0.2")
+    )
+    async with api(shop.url, "ann") as ann:
+        body = {"arguments": ORDER, "idempotency_token": "t-1"}
+        Gate(peer)
+        status, unknown = await ann("POST", CALL, body)
+        assert (status, unknown["error"]["code"]) == (200, "outcome_unknown")
+        peer.answer = None
+        again = await ann("POST", CALL, body)
+        assert (again[1]["error"]["code"], sent(peer)) == ("outcome_unknown", 1)
+        record = await ann.execution(unknown["execution_id"])
+        assert (record["status"], record["error_code"]) == ("unknown", "outcome_unknown")
+
+
+async def test_call_that_never_left_may_be_made_again_with_its_token(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    port = peer.port
+    body = {"arguments": ORDER, "idempotency_token": "t-1"}
+    async with provider() as gone:
+        closed = gone.url
+    peer.document = orders_api(closed)
+    async with api(shop.url, "root") as root:
+        await root("POST", "/connections/shop/refresh")
+        _, failed = await ann("POST", CALL, body)
+        assert failed["error"]["code"] == "upstream_unreachable"
+        peer.document = orders_api(f"http://127.0.0.1:{port}")
+        await root("POST", "/connections/shop/refresh")
+        _, made = await ann("POST", CALL, body)
+    assert (made["success"], sent(peer)) == (True, 1)
+    async with client(shop.url, "ann") as agent:
+        found = (await agent.call_tool("find_execution", {"token": "t-1"})).structured_content
+    assert found is not None and found["id"] == made["execution_id"]
+    assert [each["status"] for each in found["executions"]] == ["completed", "failed"]
+
+
+async def test_call_is_refused_before_sending_if_it_can_not_be_recorded(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    await shop.app.gateway.db.close()
+    status, answer = await ann("POST", CALL, {"arguments": ORDER})
+    assert (status, answer["error"]["code"], sent(peer)) == (503, "store_unavailable", 0)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_again(
+    tmp_path: Path, peer: Provider, store: str, request: pytest.FixtureRequest
+) -> None:
+    more = ""
+    if store == "postgresql":
+        database = request.getfixturevalue("postgres").new_database()
+        more = f'[store]\nurl = "{request.getfixturevalue("postgres").url(database)}"'
+    text = config(peer, FREELY, more, IDEMPOTENT)
+    (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+    body = {"arguments": ORDER, "idempotency_token": "t-1"}
+    gate = Gate(peer)
+    async with serving(tmp_path, "ann") as (process, ann):
+        call = asyncio.create_task(ann("POST", CALL, body))
+        await asyncio.wait_for(gate.entered.wait(), 10)
+        process.kill()
+        await process.wait()
+        await asyncio.gather(call, return_exceptions=True)
+    gate.release.set()
+    async with serving(tmp_path, "ann") as (_, ann):
+        _, again = await ann("POST", CALL, body)
+        _, found = await ann("GET", "/executions?token=t-1")
+    assert again["error"]["code"] == "outcome_unknown"
+    assert [(each["status"], each["tool"]) for each in found["executions"]] == [
+        ("unknown", "shop_place_order")
+    ]
+    assert sent(peer) == 1

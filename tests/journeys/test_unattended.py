@@ -1,0 +1,120 @@
+"""Calls whose caller does not wait: REST's that need a decision, background ones, cancelling."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from mcp_types import RequestParamsMeta
+
+from tests.conftest import GatewayMaker, Running, gateway_process
+from tests.journeys.confirming import Api, Gate, api, client, config, orders_api, sent
+from tests.peers import Provider, provider, until
+
+FREELY = 'level = "full_access"'
+IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
+ORDER = {"book": "Emma"}
+CALL = "/tools/shop_place_order/call"
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Provider]:
+    async with provider() as shop:
+        shop.document = orders_api(shop.url)
+        yield shop
+
+
+@pytest.fixture
+async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
+    made: Running = await make_gateway(config(peer, FREELY, connection=IDEMPOTENT))
+    return made
+
+
+@pytest.fixture
+async def ann(shop: Running) -> AsyncIterator[Api]:
+    async with api(shop.url, "ann") as made:
+        yield made
+
+
+async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    shop: Running = await make_gateway(config(peer))
+    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+        status, waiting = await ann("POST", CALL, {"arguments": ORDER})
+        assert (status, waiting["status"]) == (202, "pending_confirmation")
+        await root.decide("approve")
+        record = await ann.execution(waiting["execution_id"], "completed")
+        assert record["result"]["output"] == {"path": "/orders", "method": "POST"}
+        _, denied = await ann("POST", CALL, {"arguments": ORDER})
+        await root.decide("deny")
+        ended = await ann.execution(denied["execution_id"], "denied")
+        assert ended["error_code"] == "approval_denied"
+    assert sent(peer) == 1
+
+
+async def test_rest_call_approved_while_the_gateway_is_down_runs_at_its_next_start(
+    tmp_path: Path, peer: Provider
+) -> None:
+    (tmp_path / "config.toml").write_text(config(peer), encoding="utf-8")
+    async with gateway_process(tmp_path / "config.toml") as (process, url):
+        base = url.removesuffix("/mcp")
+        async with api(base, "ann") as ann, api(base, "root") as root:
+            _, waiting = await ann("POST", CALL, {"arguments": ORDER})
+            await root.pending()
+            process.kill()
+            await process.wait()
+    async with gateway_process(tmp_path / "config.toml") as (_, url):
+        base = url.removesuffix("/mcp")
+        async with api(base, "ann") as ann, api(base, "root") as root:
+            await root.decide("approve")
+            record = await ann.execution(waiting["execution_id"], "completed")
+    assert (record["status"], sent(peer)) == ("completed", 1)
+
+
+async def test_background_call_is_answered_at_once_and_read_later(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    gate = Gate(peer)
+    meta = cast(RequestParamsMeta, {"gateway/background": True})
+    async with client(shop.url, "ann") as agent:
+        started = await agent.call_tool("shop_get_order", {"id": "7"}, meta=meta)
+        id = (started.structured_content or {})["execution_id"]
+        running = await agent.call_tool("get_execution", {"id": id})
+        assert (running.structured_content or {})["status"] == "executing"
+        gate.release.set()
+        record = await ann.execution(id, "completed")
+    assert record["result"]["output"] == {"placed": True}
+    status, second = await ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
+    assert (status, second["status"]) == (202, "executing")
+    assert (await ann.execution(second["execution_id"], "completed"))["access"] == "write"
+
+
+async def test_background_calls_are_bounded_and_can_be_cancelled(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    Gate(peer)
+    path = "/tools/shop_get_order/call?background=true"
+    started = [await ann("POST", path, {"arguments": {"id": str(n)}}) for n in range(17)]
+    assert [status for status, _ in started] == [202] * 16 + [503]
+    read = started[0][1]["execution_id"]
+    assert (await ann("DELETE", f"/executions/{read}"))[1]["status"] == "failed"
+    status, write = await ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
+    assert status == 202
+    await until(lambda: sent(peer) == 1)
+    async with api(shop.url, "bob") as bob:
+        assert (await bob("DELETE", f"/executions/{write['execution_id']}"))[0] == 404
+    _, cancelled = await ann("DELETE", f"/executions/{write['execution_id']}")
+    assert (cancelled["status"], cancelled["error_code"]) == ("unknown", "outcome_unknown")
+
+
+async def test_waiting_call_can_be_withdrawn(make_gateway: GatewayMaker, peer: Provider) -> None:
+    shop: Running = await make_gateway(config(peer))
+    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+        _, waiting = await ann("POST", CALL, {"arguments": ORDER})
+        _, ended = await ann("DELETE", f"/executions/{waiting['execution_id']}")
+        assert ended["status"] == "denied"
+        assert await root.pending(0) == []
+    assert sent(peer) == 0
