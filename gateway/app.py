@@ -34,6 +34,7 @@ from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
 from gateway.demo.bookshop import bookshop, definition
 from gateway.edge import rest_calls, rest_catalog, rest_history
+from gateway.edge.console.app import Console, console_of
 from gateway.edge.doors import resume
 from gateway.edge.events import Feed, events_handler
 from gateway.edge.gateway import Gateway
@@ -114,6 +115,7 @@ class App:
     demo: ASGIApp
     rest: ASGIApp
     feed: Feed
+    console: Console
 
     async def drain(self, grace: float) -> None:
         """Lets calls in flight finish, sends away who waits for a person, closes the streams."""
@@ -143,6 +145,8 @@ class App:
             return
         if path.startswith("/api/"):
             await self.rest(scope, receive, send)
+        elif path == "/console" or path.startswith("/console/"):
+            await self.console(scope, receive, send)
         elif path.startswith("/.well-known/"):
             document = resource_metadata(self.identity, path)
             await respond(send, 200 if document else 404, document or b"")
@@ -178,12 +182,6 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
                 partial(ask_azure, egress, credentials), lambda: catalog.current.settings.azure
             ),
         )
-        demo = OpenApiConnection(
-            kind="openapi",
-            display_name="Book shop",
-            spec=definition().decode(),
-            base_url=f"{place.own_url}/demo",
-        )
         persistence = StoredCatalog(db, seal)
         catalog = Catalog(
             settings,
@@ -191,7 +189,7 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             persistence,
             reserved=RESERVED_NAMES,
             portable=portable_tools,
-            demo={"demo": demo},
+            demo={"demo": demo_connection(place.own_url)},
         )
         catalog.on_change(lambda: upstreams.follow(catalog.current))
         upstreams.sessions.on_tools_changed(catalog.wake)
@@ -218,6 +216,16 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         for work in (catalog.poll(), catalog.follow(), azure.poll(), watching):
             stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
+
+
+def demo_connection(own_url: str) -> OpenApiConnection:
+    """The bookshop as a connection like any other."""
+    return OpenApiConnection(
+        kind="openapi",
+        display_name="Book shop",
+        spec=definition().decode(),
+        base_url=f"{own_url}/demo",
+    )
 
 
 def store_url(settings: Settings, folder: Path) -> str:
@@ -280,7 +288,9 @@ def _assembled(
             ("GET", "/events", events_handler(feed, identity)),
         ],
     )
-    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed)
+    console = console_of(gateway, identity, seal, health, feed, public_url)
+    mcp.on_heard(console.parts.contacts.note)
+    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console)
 
 
 async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> None:

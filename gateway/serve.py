@@ -97,6 +97,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self._announce:
             print(f"Gateway ready: {self._place.own_url}/mcp", flush=True)
+            link = self._app.console.link(self._place.own_url)
+            print(f"Console: {link}", file=sys.stderr, flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

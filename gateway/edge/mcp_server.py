@@ -10,7 +10,7 @@ so that a client of 2026 which forgot it is told just that.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -63,6 +63,8 @@ __all__ = [
 MAX_BUNDLES = 32
 STREAMS_CLOSE_SECONDS = 1.0
 
+Heard = Callable[[str, bytes], None]
+
 _log = structlog.get_logger(__name__)
 _OWN = Scope("own")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -84,6 +86,11 @@ class McpEndpoint:
         relay: Relay | None = None,
     ) -> None:
         self._core = Core(surface, identity, Sessions(seal, ended), settings, relay)
+        self._heard: Heard = lambda principal, agent: None
+
+    def on_heard(self, heard: Heard) -> None:
+        """Has `heard` called with the principal and the user agent of every request."""
+        self._heard = heard
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,6 +126,7 @@ class McpEndpoint:
         except Unauthenticated as error:
             await self._challenge(send, fields, str(error))
             return
+        self._heard(principal.name, fields.get(b"user-agent", b""))
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
         exchange = Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
         if scope["method"] == "POST":

@@ -28,3 +28,15 @@ async def ended_sessions(db: Database, now: float) -> dict[str, float]:
     """Every ended session that has not expired, and when it will."""
     statement = select(_table).where(_table.c.expires_at > now)
     return await db.read(lambda tx: {row.id: row.expires_at for row in tx.execute(statement)})
+
+
+async def first_use(db: Database, id: str, expires_at: float) -> bool:
+    """Uses up what works once, in any process; False if someone was first."""
+    row = {"id": id, "expires_at": expires_at}
+    return await db.write(lambda tx: tx.execute(insert_new(tx, _table), row).rowcount) == 1
+
+
+async def is_ended(db: Database, id: str) -> bool:
+    """Whether this was ended, or used up."""
+    statement = select(_table.c.id).where(_table.c.id == id)
+    return await db.read(lambda tx: tx.execute(statement).first()) is not None

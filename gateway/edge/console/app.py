@@ -1,0 +1,285 @@
+"""The door of the console: who comes in, what a form must carry, what every answer says.
+
+Only the cookie counts here; a bearer token does not. Every post carries the session's token, in a
+header or a field, and comes from our own origin. Nothing on a page may come from elsewhere or run
+inline: the policy in the headers says so, and templates escape whatever they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.edge.console import (
+    pages_access,
+    pages_approvals,
+    pages_connections,
+    pages_executions,
+    pages_overview,
+    pages_tools,
+)
+from gateway.edge.console.assets import KEPT, PREFIX, served
+from gateway.edge.console.contacts import Contacts
+from gateway.edge.console.live import Live, PageStream
+from gateway.edge.console.parts import Parts
+from gateway.edge.console.rendering import render
+from gateway.edge.console.sessions import COOKIE, Session, Sessions
+from gateway.edge.console.sign_in import SignIn
+from gateway.edge.console.visit import Form, Visit
+from gateway.edge.events import Feed
+from gateway.edge.gateway import Gateway
+from gateway.edge.health import Health
+from gateway.edge.http_guard import Fields, Refusal, fold, read_body
+from gateway.edge.identity import Identity
+from gateway.edge.meta_tools import Asked
+from gateway.edge.rest import STATUS_OF_CODE
+from gateway.edge.surface import CallContext
+from gateway.errors import Broken, GatewayError, NotFound, Refused
+from gateway.policy.view import Scope as ViewScope
+from gateway.store.secrets import Seal
+
+log = structlog.get_logger("gateway.console")
+
+MAX_FORM_BYTES = 36 * 1024 * 1024  # a pasted definition
+MAX_FORM_FIELDS = 500
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+        "img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
+        "base-uri 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Nothing to other sites; "no-referrer" would make browsers hide the origin of our own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+Handler = Callable[[Visit], Awaitable[Response]]
+
+PAGES: tuple[tuple[str, Handler, Live | None], ...] = (
+    ("/console", pages_overview.overview, pages_overview.live),
+    ("/console/connections", pages_connections.connections, None),
+    ("/console/connections/new", pages_connections.new, None),
+    ("/console/connections/{name}", pages_connections.connection, pages_connections.live_one),
+    ("/console/tools", pages_tools.tools, None),
+    ("/console/tool", pages_tools.tool, None),
+    ("/console/approvals", pages_approvals.approvals, pages_approvals.live),
+    ("/console/executions", pages_executions.executions, None),
+    ("/console/executions/{id}", pages_executions.execution, pages_executions.live_one),
+    ("/console/access", pages_access.access, None),
+)
+ACTIONS: tuple[tuple[str, Handler], ...] = (
+    ("/console/connections", pages_connections.put),
+    ("/console/connections/preview", pages_connections.preview),
+    ("/console/connections/{name}/refresh", pages_connections.refresh),
+    ("/console/connections/{name}/delete", pages_connections.delete),
+    ("/console/changes/{id}", pages_connections.decide_change),
+    ("/console/tool", pages_tools.call),
+    ("/console/approvals/{id}", pages_approvals.decide),
+    ("/console/access/{name}", pages_access.choose),
+    ("/console/permissions", pages_access.permissions),
+)
+
+
+class Console:
+    """The ASGI application under /console."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._sign_in = SignIn(parts.sessions, parts.identity, parts.public_url)
+        self._pages = [(_route(path, "GET"), page, live) for path, page, live in PAGES]
+        self._actions = [(_route(path, "POST"), action) for path, action in ACTIONS]
+
+    def link(self, url: str) -> str:
+        """The address to print at start: it signs in once, where there is an admin to be."""
+        address = f"{url}/console/sign-in"
+        link = self.parts.sessions.link()
+        return f"{address}?link={link}" if link else address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            fields = fold(scope["headers"])
+            response = await self._respond(scope, receive, fields)
+        except Refusal as refusal:
+            response = Response(refusal.message, refusal.status, media_type="text/plain")
+        except ConnectionError:
+            return
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        await response(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, fields: Fields) -> Response:
+        path, method = scope["path"], scope["method"]
+        if path.startswith(PREFIX):
+            return _static(path, method)
+        request = Request(scope, receive)
+        if method == "POST":
+            check_origin(fields)
+        if path == "/console/sign-in":
+            form = await _form(fields, receive) if method == "POST" else {}
+            return await self._sign_in(request, form)
+        session = await self.parts.sessions.current(request.cookies.get(COOKIE))
+        if session is None:
+            return _to_sign_in(request)
+        if path == "/console/":
+            return RedirectResponse("/console", 303)
+        if path == "/console/events":
+            return self._events(request, session)
+        return await self._page_or_action(request, session, fields, receive)
+
+    async def _page_or_action(
+        self, request: Request, session: Session, fields: Fields, receive: Receive
+    ) -> Response:
+        form: Form = {}
+        if request.method == "POST":
+            form = await _form(fields, receive)
+            presented = request.headers.get("x-csrf-token") or form.get("csrf", "")
+            if not session.owns(presented):
+                raise Refusal(403, "This form is not from a page of your session: load it again.")
+            if request.url.path == "/console/sign-out":
+                return await self._sign_in.out(session)
+        visit = self._visit(request, session, form)
+        try:
+            handler, params = self._handler(request)
+            request.scope["path_params"] = params
+            return await handler(visit)
+        except GatewayError as error:
+            return _failed(visit, error)
+        except Exception:  # the boundary: a stack must never reach a browser
+            log.exception("page failed", path=request.url.path)
+            return _failed(visit, Broken("internal", "The console failed on this request."))
+
+    def _handler(self, request: Request) -> tuple[Handler, dict[str, Any]]:
+        for route, page, _ in self._pages:
+            if (params := _matched(route, request.scope)) is not None:
+                return page, params
+        for route, action in self._actions:
+            if (params := _matched(route, request.scope)) is not None:
+                return action, params
+        raise NotFound("invalid_arguments", "There is nothing at this address.")
+
+    def _events(self, request: Request, session: Session) -> Response:
+        """The stream of the page at `at`: rendered again and again as that page would be."""
+        at = urlsplit(request.query_params.get("at", "/console")[:4096])
+        scope = {
+            **request.scope,
+            "method": "GET",
+            "path": at.path,
+            "raw_path": at.path.encode(),
+            "query_string": at.query.encode(),
+        }
+        live, params = self._live(scope)
+        cookie = request.cookies.get(COOKIE)
+
+        async def again() -> Visit | None:
+            now = await self.parts.sessions.current(cookie)
+            if now is None:
+                return None
+            return self._visit(Request({**scope, "path_params": params}), now, {})
+
+        try:
+            return PageStream(self.parts.feed, again, live, session.principal.name)
+        except GatewayError as error:
+            return Response(error.message, 503, {"retry-after": "5"}, "text/plain")
+
+    def _live(self, scope: Mapping[str, Any]) -> tuple[Live | None, dict[str, Any]]:
+        for route, _, live in self._pages:
+            if (params := _matched(route, scope)) is not None:
+                return live, params
+        return None, {}
+
+    def _visit(self, request: Request, session: Session, form: Form) -> Visit:
+        gateway = self.parts.gateway
+        context = CallContext(
+            principal=session.principal,
+            scope=ViewScope("own"),
+            era="2026",
+            protocol_version="console",
+            client="console",
+        )
+        snapshot = gateway.catalog.current
+        seen = gateway.view_of(snapshot, session.principal, context.scope)
+        return Visit(self.parts, session, Asked(gateway, context, snapshot, seen), request, form)
+
+
+def console_of(
+    gateway: Gateway, identity: Identity, seal: Seal, health: Health, feed: Feed, public_url: str
+) -> Console:
+    """The console on these parts of the gateway."""
+    contacts = Contacts()
+    contacts.on_first = feed.wake
+    sessions = Sessions(identity, seal, gateway.db)
+    return Console(Parts(gateway, identity, sessions, health, feed, contacts, public_url))
+
+
+def check_origin(fields: Fields) -> None:
+    """Refuses a post that another site's page makes; `allowed_origins` are for MCP, not for us."""
+    origin, host = fields.get(b"origin"), fields.get(b"host", b"")
+    if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
+        raise Refusal(403, "This form comes from another site.")
+    if fields.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
+        raise Refusal(403, "This form comes from another site.")
+
+
+def _route(path: str, method: str) -> Route:
+    return Route(path, lambda request: Response(), methods=[method])
+
+
+def _matched(route: Route, scope: Mapping[str, Any]) -> dict[str, Any] | None:
+    match, child = route.matches(dict(scope))
+    return child["path_params"] if match is Match.FULL else None
+
+
+def _static(path: str, method: str) -> Response:
+    found = served().get(path)
+    if found is None or method not in ("GET", "HEAD"):
+        return Response("Not Found", 404, media_type="text/plain")
+    return Response(found.body, 200, {"cache-control": KEPT}, found.media_type)
+
+
+async def _form(fields: Fields, receive: Receive) -> Form:
+    kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
+    body = await read_body(fields, receive, MAX_FORM_BYTES)
+    if not body:
+        return {}
+    if kind != b"application/x-www-form-urlencoded":
+        raise Refusal(415, "A form is expected here.")
+    try:
+        pairs = parse_qsl(
+            body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError:
+        raise Refusal(400, "The form can't be read.") from None
+    return dict(pairs)
+
+
+def _to_sign_in(request: Request) -> Response:
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=401, headers={"hx-redirect": "/console/sign-in"})
+    if request.method in ("GET", "HEAD") and request.url.path != "/console/events":
+        return RedirectResponse("/console/sign-in", 303)
+    return Response("Sign in first.", 401, media_type="text/plain")
+
+
+def _failed(visit: Visit, error: GatewayError) -> Response:
+    status = 404 if isinstance(error, NotFound) else STATUS_OF_CODE.get(error.code, 500)
+    if isinstance(error, Refused):
+        status = 403
+    values = {"me": visit.principal, "csrf": visit.session.csrf, "error": error}
+    if visit.partial:
+        to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
+        words = f"{error.message} {error.hint}".strip()
+        text = render("_toast.html", message=words, good=False)
+        return Response(text, status, to_corner, "text/html")
+    return Response(render("failed.html", **values), status, media_type="text/html")

@@ -1,0 +1,40 @@
+"""When each principal's clients last spoke MCP, for "Connect a client" to turn green."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+MAX_PRINCIPALS = 4096
+MAX_AGENT_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """The last request of a principal, and what sent it."""
+
+    at: float
+    agent: str
+
+
+class Contacts:
+    """Remembers the last contact with each principal in this process."""
+
+    def __init__(self) -> None:
+        self._last: LRUCache[str, Contact] = LRUCache(MAX_PRINCIPALS)
+        self.on_first: Callable[[], None] = lambda: None
+
+    def note(self, principal: str, agent: bytes) -> None:
+        """A client of this principal has spoken."""
+        first = principal not in self._last
+        name = agent[:MAX_AGENT_CHARS].decode("utf-8", "replace")
+        self._last[principal] = Contact(time.time(), name)
+        if first:
+            self.on_first()
+
+    def of(self, principal: str) -> Contact | None:
+        """The last contact, if there was one."""
+        return self._last.get(principal)

@@ -1,0 +1,198 @@
+// Small behaviours that pages need besides htmx. No inline handlers, no eval.
+const one = (selector, root = document) => root.querySelector(selector);
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+// --- dialogs, tabs, copying, theme ---
+
+document.addEventListener('click', event => {
+  const button = event.target.closest('button');
+  if (!button) {
+    if (event.target.matches('dialog')) event.target.close(); // the backdrop
+    return;
+  }
+  if (button.dataset.open) one(button.dataset.open)?.showModal();
+  if ('close' in button.dataset) button.closest('dialog').close();
+  if (button.dataset.copy) copy(button);
+  if ('themeToggle' in button.dataset) toggleTheme();
+  if (button.getAttribute('role') === 'tab') choose(button);
+});
+
+async function copy(button) {
+  const source = one(button.dataset.copy);
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+  } catch { // no permission: select it, so that a key press copies
+    getSelection().selectAllChildren(source);
+    document.execCommand('copy');
+  }
+  button.classList.add('done');
+  setTimeout(() => button.classList.remove('done'), 1200);
+}
+
+function choose(tab) {
+  for (const other of all('[role=tab]', tab.parentElement)) {
+    const chosen = other === tab;
+    other.setAttribute('aria-selected', chosen);
+    other.tabIndex = chosen ? 0 : -1;
+    document.getElementById(other.getAttribute('aria-controls')).hidden = !chosen;
+  }
+  tab.focus();
+}
+
+function toggleTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme
+    ? root.dataset.theme === 'dark'
+    : matchMedia('(prefers-color-scheme: dark)').matches;
+  root.dataset.theme = dark ? 'light' : 'dark';
+  localStorage.setItem('theme', root.dataset.theme);
+}
+
+// --- keys ---
+
+let going = false;
+document.addEventListener('keydown', event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const tab = event.target.closest?.('[role=tab]');
+  if (tab && ['ArrowRight', 'ArrowLeft'].includes(event.key)) {
+    const next = event.key === 'ArrowRight' ? 'nextElementSibling' : 'previousElementSibling';
+    if (tab[next]) choose(tab[next]);
+    return;
+  }
+  if (event.target.closest?.('input, textarea, select') || one('dialog[open]')) {
+    if (event.key === 'Escape' && event.target.matches('[data-search]')) event.target.blur();
+    return;
+  }
+  if (going) {
+    going = false;
+    one(`[data-go="${CSS.escape(event.key)}"]`)?.click();
+    return;
+  }
+  switch (event.key) {
+    case '/': {
+      const search = one('[data-search]');
+      if (search) {
+        event.preventDefault();
+        search.focus();
+        search.select();
+      }
+      break;
+    }
+    case 'g': going = true; setTimeout(() => { going = false; }, 1000); break;
+    case 't': toggleTheme(); break;
+    case 'k': one('#connect')?.showModal(); break;
+    case '?': one('#keys')?.showModal(); break;
+  }
+});
+
+// --- times and countdowns ---
+
+function span(seconds) {
+  for (const [size, unit] of [[86400, 'd'], [3600, 'h'], [60, 'min'], [1, 's']]) {
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+  }
+  return '0 s';
+}
+
+function age() {
+  for (const time of all('time[data-at]')) {
+    const seconds = Date.now() / 1000 - Number(time.dataset.at);
+    const words = Math.abs(seconds) < 5 ? 'just now' : seconds > 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
+    if (time.textContent !== words) time.textContent = words;
+  }
+}
+
+// The server says how much is left, so a clock that is wrong here does not matter.
+const deadlines = new WeakMap();
+function count() {
+  for (const mark of all('[data-deadline]')) {
+    let until = deadlines.get(mark);
+    if (!until || until.key !== mark.dataset.deadline) {
+      until = { key: mark.dataset.deadline, at: performance.now() + Number(mark.dataset.left) * 1000 };
+      deadlines.set(mark, until);
+    }
+    const left = Math.max(0, Math.round((until.at - performance.now()) / 1000));
+    if (mark.matches('progress')) {
+      mark.value = left;
+      mark.classList.toggle('soon', left <= 15);
+    } else {
+      mark.textContent = left ? `${left} s left` : 'time is up';
+    }
+  }
+}
+age();
+count();
+setInterval(age, 5000);
+setInterval(count, 1000);
+
+// --- live ---
+
+const live = one('#live');
+const say = (state, words) => {
+  live.dataset.state = state;
+  live.lastElementChild.textContent = words;
+};
+document.addEventListener('htmx:sse:after:connection', () => say('on', 'live'));
+document.addEventListener('htmx:sse:before:connection', event => {
+  if (event.detail.connection.attempt > 0) say('off', 'reconnecting');
+});
+document.addEventListener('htmx:sse:error', () => say('off', 'reconnecting'));
+document.addEventListener('htmx:sse:close', () => say('off', 'stopped'));
+document.addEventListener('signed-out', () => location.assign('/console/sign-in'));
+
+// A card that ended while the pointer or the focus is on the cards stays where it is, switched off:
+// otherwise the next one would slide under a finger that is about to press.
+document.addEventListener('htmx:before:swap', event => {
+  for (const task of event.detail.tasks) {
+    if (task.target?.id === 'cards') keepPlaces(task.target, task.fragment);
+  }
+});
+
+function keepPlaces(cards, fragment) {
+  if (!cards.matches(':hover, :focus-within')) return;
+  const coming = new Set(all('.card', fragment).map(card => card.id));
+  const old = all('.card', cards);
+  old.forEach((card, place) => {
+    if (coming.has(card.id)) return;
+    const ended = card.cloneNode(true);
+    ended.classList.add('ended');
+    for (const control of all('button, input', ended)) control.disabled = true;
+    const before = old.slice(place + 1).find(next => coming.has(next.id));
+    fragment.insertBefore(ended, before ? fragment.getElementById(before.id) : null);
+    one('.empty', fragment)?.remove();
+  });
+}
+const sweep = () => {
+  const cards = one('#cards');
+  if (cards && !cards.matches(':hover, :focus-within')) for (const card of all('.ended', cards)) card.remove();
+};
+document.addEventListener('pointerover', sweep);
+document.addEventListener('focusin', sweep);
+
+document.addEventListener('htmx:after:swap', () => {
+  age();
+  count();
+  for (const toast of all('.toast:not([data-shown])')) {
+    toast.dataset.shown = '';
+    setTimeout(() => toast.remove(), 6000);
+  }
+});
+
+// --- forms ---
+
+// What is empty does not belong into an address.
+document.addEventListener('htmx:config:request', event => {
+  const { request } = event.detail.ctx;
+  if (request.method !== 'GET' || !(request.body instanceof FormData)) return;
+  for (const [name, value] of [...request.body]) if (value === '') request.body.delete(name);
+});
+document.addEventListener('change', event => {
+  event.target.closest?.('form[data-auto]')?.requestSubmit();
+});
+// Filters of pages that are not asked for in parts.
+document.addEventListener('submit', event => {
+  if (event.defaultPrevented) return;
+  for (const input of all('input, select', event.target)) {
+    if (event.target.method === 'get' && !input.value) input.disabled = true;
+  }
+});
