@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx2
 from aiohttp import web
 from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
+from mcp.client.session import ElicitationFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult
 
@@ -20,7 +21,7 @@ from tests.conftest import gateway_process
 from tests.peers import Provider
 
 TOKENS = {name: f"{name}-token-0123456789" for name in ("ann", "bob", "root", "eve")}
-Answer = Callable[[ClientRequestContext, ElicitRequestParams], Awaitable[ElicitResult]]
+Answer = ElicitationFnT
 
 
 def orders_api(url: str, **operations: dict[str, Any]) -> dict[str, Any]:

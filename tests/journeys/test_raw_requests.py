@@ -1,0 +1,165 @@
+"""Raw requests to a connection's API: under the same rules as its tools, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import GatewayMaker, Running
+from tests.journeys.confirming import api, config, orders_api, sent
+from tests.peers import Provider, provider
+from tests.peers_mcp import mcp_peer
+
+FREELY = 'level = "full_access"'
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Provider]:
+    async with provider() as shop:
+        shop.document = orders_api(f"{shop.url}/base")
+        yield shop
+
+
+def wanted(method: str, path: str, **more: Any) -> dict[str, Any]:
+    return {"connection": "shop", "method": method, "path": path, **more}
+
+
+async def test_request_goes_to_the_connection_and_is_recorded(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY))
+    async with api(shop.url, "ann") as ann:
+        status, answer = await ann(
+            "POST", "/proxy", wanted("post", "/stock/../notes?a=1", query={"b": [2, 3]}, body=[1])
+        )
+        record = await ann.execution(answer["execution_id"])
+    assert peer.requests == [("POST", "/base/notes?a=1&b=2&b=3", b"[1]")]
+    assert (status, answer["success"]) == (200, True)
+    assert {key: record[key] for key in ("tool", "access", "risk", "status", "arguments")} == {
+        "tool": "proxy",
+        "access": "write",
+        "risk": "medium",
+        "status": "completed",
+        "arguments": {
+            "method": "POST",
+            "path": "/notes",
+            "query": {"a": "1", "b": [2, 3]},
+            "body": [1],
+        },
+    }
+
+
+RULES = """
+access = "read-write"
+blocklist = ["/users"]
+operations = { cancelOrder = { access = "dangerous" }, getOrder = { access = "write" } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/Users/7", 403, "blocked_path"),
+        ("GET", "/%75sers", 403, "blocked_path"),
+        ("GET", "/../outside", 403, "blocked_path"),
+        ("DELETE", "/orders/7", 403, "blocked_path"),
+        ("DELETE", "/orders/%37/", 403, "blocked_path"),
+        ("TRACE", "/orders", 422, "invalid_arguments"),
+        ("GET", "http://elsewhere/", 422, "invalid_arguments"),
+    ],
+)
+async def test_what_is_blocked_or_dangerous_is_not_reached(
+    make_gateway: GatewayMaker, peer: Provider, method: str, path: str, status: int, code: str
+) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY, connection=RULES))
+    async with api(shop.url, "ann") as ann:
+        answered, body = await ann("POST", "/proxy", wanted(method, path))
+    assert (answered, body["error"]["code"], peer.requests) == (status, code, [])
+    if code == "blocked_path":
+        assert body["error"]["message"] == "Access to this endpoint is not allowed"
+
+
+async def test_read_only_caller_reads_only(make_gateway: GatewayMaker, peer: Provider) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY, connection=RULES))
+    async with api(shop.url, "ann") as ann:
+        await ann("PUT", "/access/shop", {"access": "read-only"})
+        answers = [
+            await ann("POST", "/proxy", wanted(method, path))
+            for method, path in (("POST", "/notes"), ("GET", "/orders/7"), ("GET", "/notes"))
+        ]
+        await ann("PUT", "/access/shop", {"access": "disabled"})
+        off = await ann("POST", "/proxy", wanted("GET", "/notes"))
+    assert [status for status, _ in answers] == [403, 403, 200]
+    assert answers[0][1]["error"] == {
+        "code": "read_only",
+        "message": "You have read-only access to Orders",
+        "hint": "",
+    }
+    assert answers[1][1]["error"]["code"] == "read_only"  # configured as a write
+    assert (off[0], off[1]["error"]["code"]) == (403, "access_denied")
+    assert sent(peer, "GET") == 1
+
+
+async def test_connections_without_an_http_api_or_a_definition_are_refused(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    async with mcp_peer() as server:
+        more = f"""
+[connections.tools]
+kind = "mcp"
+url = "{server.url}"
+[connections.gone]
+kind = "openapi"
+spec = "missing.json"
+"""
+        shop: Running = await make_gateway(config(peer, FREELY, more))
+        async with api(shop.url, "ann") as ann:
+            answers = [
+                await ann("POST", "/proxy", {**wanted("GET", "/x"), "connection": name})
+                for name in ("tools", "gone", "nothing")
+            ]
+    assert [(status, body["error"]["code"]) for status, body in answers] == [
+        (404, "unsupported_provider"),
+        (409, "not_connected"),
+        (404, "connection_invalid"),
+    ]
+
+
+async def test_write_needs_a_decision_and_then_runs_by_itself(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    shop: Running = await make_gateway(config(peer))
+    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+        status, waiting = await ann("POST", "/proxy", wanted("PUT", "/notes/7", body={"a": 1}))
+        assert status == 202
+        [asked] = await root.pending()
+        assert (asked["method"], asked["url"]) == ("PUT", f"{peer.url}/base/notes/7")
+        await root.decide("approve", asked["id"])
+        record = await ann.execution(waiting["execution_id"], "completed")
+    assert record["upstream_status"] == 200
+    assert peer.requests == [("PUT", "/base/notes/7", b'{"a":1}')]
+
+
+async def test_role_reaches_only_what_its_bundles_give(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    roles = """
+[bundles.reading]
+connections = ["shop"]
+allow = ["get_*"]
+[roles.reader]
+bundles = ["reading"]
+"""
+    text = config(peer, FREELY, roles).replace(
+        "[principals.ann]", '[principals.ann]\nrole = "reader"'
+    )
+    shop: Running = await make_gateway(text)
+    async with api(shop.url, "ann") as ann:
+        answers = [
+            await ann("POST", "/proxy", wanted(method, path))
+            for method, path in (("GET", "/orders/7"), ("GET", "/notes"), ("POST", "/orders"))
+        ]
+    assert [status for status, _ in answers] == [200, 403, 403]
+    assert [path for _, path, _ in peer.requests] == ["/base/orders/7"]
