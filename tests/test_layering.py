@@ -35,13 +35,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "invoke": CONFIG | OUT | {"policy", "store", "catalog.snapshot"},
     "edge": LOW | {"invoke", "policy", "catalog"},
     "reload": CONFIG,
+    "rehearsal": LOW | {"app", "policy", "catalog", "edge"},
     "line": LOW | {"invoke", "policy", "catalog", "edge"},
     "app": LOW | {"invoke", "policy", "catalog", "edge", "line", "demo", "reload"},
     "patience": set(),
     "serve": CONFIG | {"app", "patience"},
     "supervise": CONFIG | {"serve"},
     "cli": LOW
-    | {"invoke", "policy", "catalog", "edge", "app", "serve", "supervise"}
+    | {"invoke", "policy", "catalog", "edge", "app", "serve", "supervise", "rehearsal"}
     | {"reload", "logs"},
     "__main__": {"cli"},
 }

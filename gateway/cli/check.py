@@ -16,13 +16,18 @@ from gateway.errors import ConfigInvalid, DefinitionUnreadable
 
 def check(
     config: ConfigOption = Path("config.toml"),
+    replay: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help="Rehearse it on the last N recorded calls."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Validate the configuration and its manifests without starting.
 
-    Exit 0, or 2 with file, key, what is wrong and what is allowed.
+    Exit 0, or 2 with file, key, what is wrong and what is allowed. With `--replay N` it also says
+    which of the last N recorded calls this configuration would have refused or asked about.
 
-    Example: `gateway check --config config.toml`
+    Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
     """
     try:
         settings = read_settings(config)
@@ -34,7 +39,34 @@ def check(
             print(orjson.dumps({"valid": False, "problems": list(error.problems)}).decode())
             raise typer.Exit(2) from error
         raise
-    _report(settings, config, as_json)
+    if replay is None:
+        _report(settings, config, as_json)
+    else:
+        _rehearse(settings, config, replay, as_json)
+
+
+def _rehearse(settings: Settings, config: Path, calls: int, as_json: bool) -> None:
+    import asyncio
+    from dataclasses import asdict
+
+    from gateway.cli.remote import show_json, show_table
+    from gateway.rehearsal import rehearse_recorded
+
+    found = asyncio.run(rehearse_recorded(settings, config.resolve(), calls))
+    rows = [asdict(each) for each in found]
+    if as_json:
+        show_json({"valid": True, "replayed": rows})
+        return
+    columns = {
+        "tool": "Tool",
+        "principal": "Who",
+        "status": "Was",
+        "outcome": "Would be",
+        "reason": "Why",
+        "execution": "Execution",
+    }
+    show_table(rows, columns)
+    print(f"{len(rows)} of the last {calls} recorded calls would not simply have gone through")
 
 
 def _check_manifests(settings: Settings, config: Path) -> None:

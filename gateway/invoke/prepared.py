@@ -27,6 +27,9 @@ AZURE_RUNTIME = "[azure runtime]"
 RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
+DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A connection, ready for calls."""
@@ -104,7 +107,11 @@ def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
     if build is not None and build.auth_scheme:
         values["scheme"] = build.auth_scheme
     if settings.type == "api-key" and build is not None:
-        values = {"name": build.auth_name, "place": build.auth_in or "header", **values}
+        declared = {
+            "name": build.auth_name or DEFAULT_KEY_HEADER,
+            "place": build.auth_in or "header",
+        }
+        values = declared | values
     return Auth(**values)
 
 

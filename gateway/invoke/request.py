@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from gateway.blocklist import blocked_by, decodings
 from gateway.egress import Request
-from gateway.errors import Refused
+from gateway.errors import Fixable, Refused
 from gateway.invoke.arguments import problem
 from gateway.invoke.body import encode_body
 from gateway.invoke.styles import (
@@ -36,6 +36,12 @@ def build_request(
     operation: HttpOperation, arguments: Mapping[str, Any], blocklist: Sequence[str] = ()
 ) -> Request:
     """The request that this operation makes of these arguments."""
+    if not operation.base_url:
+        raise Fixable(
+            "connection_invalid",
+            "The connection's definition does not say where the API is",
+            "An operator must give base_url.",
+        )
     path = _path(operation, arguments)
     check_not_blocked(blocklist, operation.base_url, path)
     query = _query(operation.parameters, arguments)

@@ -85,6 +85,7 @@ def parameter_slots(
             sent.append(_parameter(given, None, constant(document, default)))
             continue
         if internal and not given.required:
+            sent.append(_parameter(given, None, None))  # nobody is asked; a look-up may give it
             continue
         argument = names.take(given.name, given.place)
         sent.append(_parameter(given, argument, None))

@@ -45,7 +45,12 @@ from gateway.connectors.openapi.lookups import look_ups, with_hint
 from gateway.connectors.openapi.paths import called_path, path_inputs
 from gateway.connectors.openapi.reading import read_definition
 from gateway.connectors.openapi.schema import Schemas
-from gateway.connectors.openapi.security import folded, provided_by_auth, required_credentials
+from gateway.connectors.openapi.security import (
+    declared_key,
+    folded,
+    provided_by_auth,
+    required_credentials,
+)
 from gateway.connectors.openapi.selection import (
     Marks,
     Refusal,
@@ -71,6 +76,7 @@ from gateway.model import (
     digest,
 )
 
+MAX_DISPLAY_NAME = 60
 MAX_PROBLEMS = 200
 MAX_LISTED = 24 * 1024 * 1024
 MAX_ANSWERS = 12 * 1024 * 1024  # bytes of answers' schemas that are kept
@@ -84,9 +90,11 @@ _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 def build_openapi(raw: bytes, source: Source) -> Build:
     """The tools of one definition. Raises DefinitionUnreadable for what can't be read at all."""
     document = open_document(read_definition(raw))
+    title = phrase(mapping(document.root.get("info")).get("title"), MAX_DISPLAY_NAME)
+    source = replace(source, display_name=source.display_name or title or source.connection)
     work = _Work(document, source, marks_of(document, raw), base_url_of(document, source))
     if not work.base_url:
-        work.report("warning", "servers", "no base URL; give base_url in the configuration")
+        work.report("error", "servers", "it does not say where the API is: give base_url")
     found = list(operations(document))
     work.budget = input_budget(len(found))
     for each in found:
@@ -183,14 +191,20 @@ class _Work:
                 self.hidden.append(self.plans[index])
         plans = [plan for index, plan in enumerate(self.plans) if index not in old]
         info = mapping(self.document.root.get("info"))
+        key, tools = declared_key(self.document), self.named(self.fitted(plans))
+        if self.source.auth_type == "none" and all(tool.security for tool in tools) and tools:
+            asked = tools[0].security
+            self.report("warning", "security", f"asks for {asked}; the connection has no auth")
         return Build(
             format=self.document.format,
             title=phrase(info.get("title"), 200),
             base_url=self.base_url,
-            tools=self.named(self.fitted(plans)),
+            tools=tools,
             skipped=tuple(self.skipped),
             problems=tuple(self.problems),
             hidden=self.named(self.hidden),
+            auth_name=key[0],
+            auth_in=key[1],
         )
 
     def fitted(self, plans: Sequence[_Plan]) -> list[_Plan]:
@@ -236,8 +250,6 @@ def _length_of_words(operation: Operation) -> int:
 
 
 def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
-    if not base_url:
-        raise Unusable("no server: the definition does not say where the API is")
     document, source = work.document, work.source
     listed = parameters(document, operation)
     declared = inputs(document, listed)

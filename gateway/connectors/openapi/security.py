@@ -32,6 +32,16 @@ def provided_by_auth(document: Document, source: Source) -> frozenset[tuple[str,
     return frozenset((place, folded(place, name)) for place, name in found)
 
 
+def declared_key(document: Document) -> tuple[str | None, str | None]:
+    """Name and place of the API key a definition asks for, where it asks for just one kind."""
+    found = {
+        (text_of(scheme.get("name")), text_of(scheme.get("in")))
+        for scheme in (_scheme(document, name) for name in _schemes(document))
+        if scheme.get("type") == "apiKey" and scheme.get("in") in ("header", "query")
+    }
+    return found.pop() if len(found) == 1 else (None, None)
+
+
 def folded(place: str, name: str) -> str:
     """The name as it is compared: headers know no case."""
     return name.lower() if place == "header" else name

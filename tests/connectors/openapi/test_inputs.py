@@ -217,6 +217,7 @@ def test_internal_parameters_are_sent_by_default_or_left_out() -> None:
     assert tool.http is not None
     assert tool.http.parameters == (
         Parameter("api-version", "query", None, "form", constant="v1"),
+        Parameter("unused", "query", None, "form"),
         Parameter("needed", "query", "needed", "form"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.model import Problem
-from tests.definitions import SOURCE, Json, built, openapi, operation, skip_reasons, swagger
+from tests.definitions import SOURCE, Json, built, openapi, operation, swagger
 
 PATHS = {"/a": {"get": operation()}}
 
@@ -63,13 +63,12 @@ def test_hosts_of_swagger(definition: Json, location: str, base_url: str) -> Non
     assert build.base_url == base_url
 
 
-def test_a_definition_without_a_server_says_so_and_has_no_tools() -> None:
+def test_a_definition_without_a_server_says_so_and_shows_its_tools_all_the_same() -> None:
     build = built(openapi(PATHS, servers=[]), location="")
 
-    assert build.tools == ()
-    assert skip_reasons(build) == {"act": "no server: the definition does not say where the API is"}
+    assert [tool.name for tool in build.tools] == ["shop_act"]
     assert build.problems == (
-        Problem("warning", "servers", "no base URL; give base_url in the configuration"),
+        Problem("error", "servers", "it does not say where the API is: give base_url"),
     )
 
 
