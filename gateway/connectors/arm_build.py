@@ -21,7 +21,11 @@ def build_arm(raw: bytes, source: Source) -> Build:
     direct = facts.invoke == "runtime" and facts.runtime_url
     base_url = facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id
     source = replace(
-        source, base_url=base_url, authenticated=facts.status != "unauthenticated", location=""
+        source,
+        base_url=base_url,
+        authenticated=facts.status != "unauthenticated",
+        location="",
+        auth_type="azure" if source.auth_type == "none" else source.auth_type,
     )
     build = build_openapi(export, source)
     return replace(

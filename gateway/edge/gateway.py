@@ -27,6 +27,7 @@ from gateway.errors import Broken, GatewayError, UnknownTool
 from gateway.invoke.approvals import Approvals
 from gateway.invoke.arguments import check_arguments
 from gateway.invoke.call import Invoker
+from gateway.invoke.lookups import LookUps
 from gateway.model import Principal
 from gateway.policy.view import Scope, View, view
 from gateway.store.database import Database
@@ -52,6 +53,7 @@ class Gateway:
         self.approvals = approvals
         self.db = db
         self.azure = azure
+        self.lookups = LookUps(invoker, db)
         self._views: LRUCache[tuple[Any, ...], View] = LRUCache(MAX_VIEWS)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.catalog.adopt import Report
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.edge.azure_tools import consent_link, get_managed_api, list_managed_apis
 from gateway.edge.history import find_execution, get_execution, list_executions
+from gateway.edge.lookup_tools import lookup_schema, lookup_values
 from gateway.edge.shown import connection_detail, connection_row, tool_row
 from gateway.edge.surface import CallContext
 from gateway.errors import Fixable, NotFound, Refused
@@ -79,9 +82,14 @@ def connection_rows(asked: Asked) -> list[dict[str, Any]]:
 
 
 async def get_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
-    state = known_connection(asked, arguments["name"])
+    return await shown_connection(asked, known_connection(asked, arguments["name"]))
+
+
+async def shown_connection(asked: Asked, state: ConnectionState) -> dict[str, Any]:
+    """One connection with everything the caller may know, and where it is signed in."""
     refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
-    return connection_detail(asked.snapshot, asked.context.principal, state, refreshed)
+    detail = connection_detail(asked.snapshot, asked.context.principal, state, refreshed)
+    return detail | {"consent_link": await consent_link(asked.gateway, state)}
 
 
 def known_connection(asked: Asked, name: str) -> ConnectionState:
@@ -101,6 +109,8 @@ async def refresh_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     names = None
     if name := arguments.get("connection"):
         names = [known_connection(asked, name).name]
+    else:
+        await asked.gateway.azure.look()
     reports = await asked.gateway.catalog.refresh(names, by=asked.context.principal.name)
     return {
         "revision": asked.gateway.catalog.current.revision,
@@ -115,7 +125,15 @@ async def put_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     if dry_run:
         return await asked.gateway.catalog.preview(name, values)
     report = await asked.gateway.catalog.put(name, values, by=asked.context.principal.name)
-    return report.as_dict() | {"revision": report.revision}
+    return await shown_put(asked, report)
+
+
+async def shown_put(asked: Asked, report: Report) -> dict[str, Any]:
+    """What became of a put; where someone has to sign in for it, that too."""
+    shown = report.as_dict() | {"revision": report.revision}
+    state = asked.gateway.snapshot.connections.get(report.name)
+    link = await consent_link(asked.gateway, state) if state else None
+    return shown | ({"consent_link": link} if link else {})
 
 
 async def delete_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
@@ -251,5 +269,9 @@ HANDLERS: dict[str, Handler] = {
         list_executions,
         get_execution,
         find_execution,
+        lookup_values,
+        lookup_schema,
+        list_managed_apis,
+        get_managed_api,
     )
 }

@@ -21,6 +21,9 @@ _OFFSET = {"type": "integer", "minimum": 0, "description": "Entries to pass over
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 500, "description": "Entries to give."}
 _SERVER = {"type": "string", "description": "The connection's name, as mcp_search_tools gives it."}
 _TOOL = {"type": "string", "description": "The tool's name as it is listed there."}
+_TOOL_NAME = {"type": "string", "description": "The tool's name."}
+_INPUT = {"type": "string", "description": "The name of its input."}
+_KNOWN = {"type": "object", "description": "The tool's inputs that are known already, by name."}
 
 CONNECTION_KEYS: dict[str, Any] = {
     "kind": {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]},
@@ -36,6 +39,10 @@ CONNECTION_KEYS: dict[str, Any] = {
         "type": "string",
         "description": "manifest: greenhouse, zoho-recruit, lever, path.",
     },
+    "api": {"type": "string", "description": "arm: the connector's name; see list_managed_apis."},
+    "parameter_values": {"type": "object", "description": "arm: what the connector asks for."},
+    "resource_id": {"type": "string", "description": "arm: a connection that is there already."},
+    "invoke": {"type": "string", "enum": ["dynamic", "runtime"]},
     "url": {"type": "string", "description": "mcp: the server's streamable HTTP address."},
     "auth": {
         "type": "object",
@@ -190,6 +197,42 @@ OWN_TOOLS: tuple[OwnTool, ...] = (
         _schema({"token": _TEXT}, "token"),
     ),
     _own(
+        "lookup_values",
+        "all",
+        "Look up values",
+        "What may go into an input of a tool whose description says that it can be looked up. Give "
+        "the inputs you have in `known`. To open a folder, give its `node` as the input's value.",
+        _schema(
+            {"tool": _TOOL_NAME, "parameter": _INPUT, "known": _KNOWN},
+            "tool",
+            "parameter",
+        ),
+    ),
+    _own(
+        "lookup_schema",
+        "all",
+        "Look up a schema",
+        "The input schema of a tool whose inputs depend on each other, for those you have.",
+        _schema({"tool": _TOOL_NAME, "known": _KNOWN}, "tool"),
+    ),
+    _own(
+        "list_managed_apis",
+        "azure",
+        "List Azure's connectors",
+        "The APIs that put_connection with kind arm can connect by way of Azure.",
+        _schema({"search": _TEXT, "offset": _OFFSET, "limit": _LIMIT}),
+    ),
+    _own(
+        "get_managed_api",
+        "azure",
+        "Get one of Azure's connectors",
+        "What a connection to it needs, and what it can do. `search` finds an operation by words.",
+        _schema(
+            {"name": _TEXT, "search": _TEXT, "offset": _OFFSET, "limit": _LIMIT},
+            "name",
+        ),
+    ),
+    _own(
         "mcp_list_tools",
         "meta",
         "List a server's tools",
@@ -224,9 +267,4 @@ OWN_TOOLS: tuple[OwnTool, ...] = (
     ),
 )
 
-RESERVED_NAMES = frozenset(tool.name for tool in OWN_TOOLS) | {
-    "lookup_values",
-    "lookup_schema",
-    "list_managed_apis",
-    "get_managed_api",
-}
+RESERVED_NAMES = frozenset(tool.name for tool in OWN_TOOLS)

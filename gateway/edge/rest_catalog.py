@@ -8,9 +8,15 @@ import orjson
 from starlette.requests import Request
 
 from gateway.catalog.sources import kind_of
-from gateway.edge.meta_tools import Asked, connection_rows, known_connection
+from gateway.edge.meta_tools import (
+    Asked,
+    connection_rows,
+    known_connection,
+    shown_connection,
+    shown_put,
+)
 from gateway.edge.rest import Answered, Handler, need_admin, object_body, whole_number
-from gateway.edge.shown import connection_detail, tool_row
+from gateway.edge.shown import tool_row
 from gateway.errors import Fixable, UnknownTool
 from gateway.model import Level, Tool
 from gateway.policy.access import admin_level, level, may_know, user_level
@@ -64,9 +70,7 @@ async def list_connections(asked: Asked, request: Request, body: Any) -> dict[st
 
 async def get_connection(asked: Asked, request: Request, body: Any) -> Answered:
     state = known_connection(asked, request.path_params["name"])
-    refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
-    detail = connection_detail(asked.snapshot, asked.context.principal, state, refreshed)
-    return Answered(detail, headers={"etag": f'"{state.revision}"'})
+    return Answered(await shown_connection(asked, state), headers={"etag": f'"{state.revision}"'})
 
 
 async def put_connection(asked: Asked, request: Request, body: Any) -> Answered:
@@ -81,7 +85,7 @@ async def put_connection(asked: Asked, request: Request, body: Any) -> Answered:
         name, values, by=asked.context.principal.name, expected=_expected(request)
     )
     etag = {"etag": f'"{report.revision}"'}
-    return Answered(report.as_dict() | {"revision": report.revision}, headers=etag)
+    return Answered(await shown_put(asked, report), headers=etag)
 
 
 async def delete_connection(asked: Asked, request: Request, body: Any) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from tests.peers_arm import CUSTOM, GROUP, MANAGED, Azure, azure
 
 async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
-    assert result.structured_content is not None
-    return result.structured_content
+    found: dict[str, Any] | None = result.structured_content
+    assert found is not None
+    return found
 
 
 async def names(client: Client) -> set[str]:

@@ -14,10 +14,12 @@ import orjson
 
 from gateway.connectors.openapi.arguments import Slot
 from gateway.connectors.openapi.document import Document, Unusable, mapping, resolved, text_of
+from gateway.model import Problem, Tool
 
 VALUES = ("x-ms-dynamic-values", "x-ms-dynamic-list", "x-ms-dynamic-tree")
 SCHEMAS = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
 MAX_RULES = 64 * 1024  # bytes, of one tool
+MAX_DEAD = 50
 
 
 def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
@@ -41,6 +43,27 @@ def with_hint(document: Document, slot: Slot) -> Slot:
     hint = f"({tool} knows more{', given ' + ', '.join(needed) if needed else ''}.)"
     words = f"{slot.schema.get('description', '')} {hint}".strip()
     return replace(slot, schema={**slot.schema, "description": words})
+
+
+def dead_look_ups(tools: Sequence[Tool], hidden: Sequence[Tool]) -> list[Problem]:
+    """A word on each look-up that names an operation nobody can call."""
+    callable_ids = {tool.operation for tool in (*tools, *hidden)}
+    return [
+        Problem("info", f"{tool.method} {tool.path}", f"{argument} can't be looked up: no {name}")
+        for tool in tools
+        if tool.lookups
+        for argument, rules in orjson.loads(tool.lookups).items()
+        for name in sorted(set(_operations(rules)) - callable_ids)
+    ][:MAX_DEAD]
+
+
+def _operations(rules: Any) -> Iterator[str]:
+    """The operations a rule names, at whatever depth the form has them."""
+    for key, value in rules.items() if isinstance(rules, Mapping) else ():
+        if key == "operationId" and isinstance(value, str):
+            yield value
+        elif key != "parameters":
+            yield from _operations(value)
 
 
 def _rules(document: Document, raw: Any) -> dict[str, Any]:
