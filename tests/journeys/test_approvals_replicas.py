@@ -1,0 +1,82 @@
+"""Approvals over two gateways on one store: decided on one, used on the other, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Running, gateway_on
+from tests.journeys.confirming import api, client, config, error_code, orders_api, sent
+from tests.peers import Provider, provider, until
+
+ORDER = {"book": "Emma"}
+CALL = "/tools/shop_place_order/call"
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Provider]:
+    async with provider() as shop:
+        shop.document = orders_api(shop.url)
+        yield shop
+
+
+@pytest.fixture
+async def replicas(
+    tmp_path: Path, store_url: str, peer: Provider
+) -> AsyncIterator[tuple[Running, Running]]:
+    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
+    text = config(peer, more=store, connection='idempotency_header = "Idempotency-Key"')
+    async with AsyncExitStack() as stack:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        one, two = [
+            await stack.enter_async_context(gateway_on(tmp_path / name / "config.toml", text))
+            for name in ("one", "two")
+        ]
+        yield one, two
+
+
+async def test_call_waiting_on_one_goes_on_when_decided_on_the_other(
+    replicas: tuple[Running, Running], peer: Provider
+) -> None:
+    one, two = replicas
+    async with client(one.url, "ann") as ann, api(two.url, "root") as root:
+        for decision, code in (("approve", None), ("deny", "approval_denied")):
+            call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
+            assert (await root.decide(decision))[0] == 200
+            async with asyncio.timeout(5):
+                assert error_code(await call) == code
+    assert sent(peer) == 1
+
+
+async def test_approved_rest_calls_run_once_whoever_runs_them(
+    replicas: tuple[Running, Running], peer: Provider
+) -> None:
+    one, two = replicas
+    async with api(one.url, "ann") as ann, api(two.url, "root") as root:
+        started = [await ann("POST", CALL, {"arguments": {"book": str(n)}}) for n in range(5)]
+        waiting = await root.pending(5)
+        await asyncio.gather(*(root.decide("approve", each["id"]) for each in waiting))
+        for _, each in started:
+            await root.execution(each["execution_id"], "completed")
+    assert sorted(body for _, _, body in peer.requests) == [b'{"book":"%d"}' % n for n in range(5)]
+
+
+async def test_equal_calls_with_one_token_on_both_are_one_request(
+    replicas: tuple[Running, Running], peer: Provider
+) -> None:
+    one, two = replicas
+    async with api(one.url, "ann") as here, api(two.url, "ann") as there:
+        async with api(one.url, "root") as root:
+            await root("PUT", "/permissions", {"level": "full_access"})
+        await until(lambda: two.app.gateway.snapshot.permissions.level == "full_access")
+        body = {"arguments": ORDER, "idempotency_token": "t-1"}
+        answers = await asyncio.gather(
+            *(rest("POST", CALL, body) for rest in (here, there) for _ in range(10))
+        )
+    assert {answer["execution_id"] for _, answer in answers} == {answers[0][1]["execution_id"]}
+    assert (answers[0][1]["success"], sent(peer)) == (True, 1)
