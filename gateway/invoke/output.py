@@ -128,14 +128,21 @@ def _error(answer: Answer, media_type: str) -> Shaped:
     }
     if text:
         error["body"] = text[:PREVIEW_CHARS]
-    for name, key in (("retry-after", "retry_after"), ("location", "location")):
+    for name, key in _TELLING_HEADERS:
         value = answer.header(name)
-        if value and (name == "retry-after" or redirected):
+        if value and (name != "location" or redirected):
             error[key] = value[:PREVIEW_CHARS]
     shown = f"{error['message']}\n{error['hint']}"
     if text and said not in (text, text[:MAX_ERROR_CHARS]):
         shown += f"\n\n{error['body']}"
     return Shaped([_text(shown)], {"error": error}, True, answer.status, media_type)
+
+
+_TELLING_HEADERS = (
+    ("retry-after", "retry_after"),
+    ("location", "location"),
+    ("x-ms-client-request-id", "client_request_id"),  # what Azure's support asks for
+)
 
 
 def _hint(status: int) -> str:
