@@ -27,6 +27,8 @@ from gateway.catalog.discover import Discoverer
 from gateway.catalog.fetch import Fetcher
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.refresh import Catalog
+from gateway.catalog.schedule import Schedule
+from gateway.catalog.sources import is_lazy
 from gateway.catalog.upstreams import LiveUpstreams
 from gateway.config.connection import Connection, OpenApiConnection
 from gateway.config.settings import Settings
@@ -192,7 +194,8 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             demo={"demo": demo_connection(place.own_url)},
         )
         catalog.on_change(lambda: upstreams.follow(catalog.current))
-        upstreams.sessions.on_tools_changed(catalog.wake)
+        schedule = Schedule(catalog, persistence, workers.advise)
+        upstreams.sessions.on_tools_changed(schedule.wake)
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls)
@@ -200,6 +203,7 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
         line = Line(db, seal, senders, lambda: catalog.current)
         gateway = Gateway(catalog, line.invoker, line.approvals, db, azure)
+        gateway.wake = schedule.wake
         await stack.enter_async_context(line.started(partial(resume, gateway)))
         sessions = SharedSessions(db)
         await sessions.load()
@@ -213,7 +217,8 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
         watching = _watch(settings, place, app, egress)
-        for work in (catalog.poll(), catalog.follow(), azure.poll(), watching):
+        loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
+        for work in loops:
             stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
 
@@ -335,7 +340,11 @@ async def _first_look(catalog: Catalog, azure: AzureWatch) -> list[asyncio.Task[
     local = [name for name, near in unread.items() if near]
     far = [name for name, near in unread.items() if not near and name not in in_azure]
     known = {*unread, *in_azure}
-    cached = [name for name in catalog.current.connections if name not in known]
+    cached = [
+        name
+        for name, state in catalog.current.connections.items()
+        if name not in known and not is_lazy(state.settings)
+    ]
     tasks = [
         asyncio.create_task(catalog.refresh(names, by="start")) for names in (local, far, cached)
     ]

@@ -7,21 +7,19 @@ access or credential, a new write, new words from a source that is not trusted).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
-from gateway.model import Tool
+from gateway.catalog.stricter import stricter
+from gateway.model import HttpOperation, Tool
 
 Kind = Literal["added", "removed", "changed"]
 Class = Literal["safe", "breaking", "risky"]
 Hold = Literal["accept", "hold_risky", "hold_all"]
-
-MAX_DEPTH = 12
-NARROWING = ("minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties")
-CAPPING = ("maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,15 @@ def served(after: Iterable[Tool], waiting: Sequence[Change]) -> list[Tool]:
 
 def by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Tools by what makes each the same one across two versions of a definition."""
+    listed = list(tools)
+    times = Counter(operation_key(tool) for tool in listed)
     found: dict[str, Tool] = {}
-    for tool in tools:
-        # Definitions may use one operation id twice: method and path then tell them apart.
+    for tool in listed:
         key = operation_key(tool)
-        found[key if key not in found else f"{key} ({tool.method} {tool.path})"] = tool
+        if times[key] > 1:
+            # A definition may use one id twice, and a tool be wrapped twice: then the rest tells.
+            key = f"{key} ({tool.method} {tool.path})" if tool.method else f"{key} ({tool.name})"
+        found[key if key not in found else f"{key} {tool.name}"] = tool
     return found
 
 
@@ -88,108 +90,79 @@ def _change(key: str, old: Tool | None, new: Tool | None) -> Change | None:
     if old is not None and new is None:
         return Change(key, old.name, "removed", "breaking", "the operation is gone", old, None)
     assert old is not None and new is not None
-    if old.fingerprint == new.fingerprint and old.entry == new.entry and old.http == new.http:
+    if _told(old) == _told(new):
         return None
-    if reason := _risk(old, new):
-        return Change(key, new.name, "changed", "risky", reason, old, new)
+    if reasons := list(_risks(old, new)):
+        return Change(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
     if reason := stricter(orjson.loads(old.input_schema), orjson.loads(new.input_schema)):
         return Change(key, new.name, "changed", "breaking", reason, old, new)
     return Change(key, new.name, "changed", "safe", _harmless(old, new), old, new)
 
 
-def _risk(old: Tool, new: Tool) -> str | None:
-    if old.http and new.http and old.http.base_url != new.http.base_url:
-        return f"the host changed from {old.http.base_url} to {new.http.base_url}"
+def _told(tool: Tool) -> tuple[Any, ...]:
+    """What of a tool is anyone's business but ours; what only serves our search is not."""
+    return (
+        *(tool.fingerprint, tool.entry, tool.http, tool.upstream),
+        *(tool.access, tool.risk, tool.trust, tool.security, tool.output_schema),
+    )
+
+
+def _risks(old: Tool, new: Tool) -> Iterator[str]:
+    """Why a call may now do something else than what people approved, or go somewhere else."""
+    if old.http and new.http:
+        if old.http.base_url != new.http.base_url:
+            yield f"the host changed from {old.http.base_url} to {new.http.base_url}"
+        yield from _sent_otherwise(old.http, new.http)
     if old.method != new.method:
-        return f"the method changed from {old.method} to {new.method}"
+        yield f"the method changed from {old.method} to {new.method}"
     if old.path != new.path:
-        return f"the path changed from {old.path} to {new.path}"
+        yield f"the path changed from {old.path} to {new.path}"
     if old.access != new.access:
-        return f"the access changed from {old.access} to {new.access}"
+        yield f"the access changed from {old.access} to {new.access}"
     if old.security != new.security:
-        return "the definition asks for another credential"
+        yield "the definition asks for another credential"
     if new.trust == "untrusted" and old.description != new.description:
-        return "the description of an untrusted source changed"
-    return None
+        yield "the description of an untrusted source changed"
+    if old.fingerprint != new.fingerprint and _looks(old) == _looks(new):
+        yield "it is reached at another place or with another kind of credential"
+
+
+def _looks(tool: Tool) -> tuple[Any, ...]:
+    """What the fingerprint covers and the tool itself shows."""
+    base_url = tool.http.base_url if tool.http else ""
+    shown = (tool.method, base_url, tool.path, tool.access, tool.security)
+    return (*shown, tool.input_schema, tool.description)
+
+
+def _sent_otherwise(old: HttpOperation, new: HttpOperation) -> Iterator[str]:
+    before, after = _places(old), _places(new)
+    for argument in sorted(before.keys() & after.keys()):
+        if before[argument] != after[argument]:
+            yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
+    if _hidden(old) != _hidden(new):
+        yield "it sends other values that callers don't see"
+
+
+def _places(operation: HttpOperation) -> dict[str, str]:
+    places = {
+        parameter.argument: f"{parameter.place} {parameter.name}"
+        for parameter in operation.parameters
+        if parameter.argument is not None
+    }
+    fields = operation.body.fields if operation.body else ()
+    return places | {each.argument: f"body {each.name}" for each in fields}
+
+
+def _hidden(operation: HttpOperation) -> tuple[Any, ...]:
+    constants = sorted(
+        (parameter.place, parameter.name, repr(parameter.constant))
+        for parameter in operation.parameters
+        if parameter.argument is None
+    )
+    return constants, dict(operation.body.constants) if operation.body else {}
 
 
 def _harmless(old: Tool, new: Tool) -> str:
     if old.input_schema != new.input_schema:
         return "the input accepts what it accepted before"
     return "the description changed" if old.description != new.description else "details changed"
-
-
-def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Why input that was good before may be refused now, or None."""
-    return next(_stricter(old, new, old, new, "", MAX_DEPTH), None)
-
-
-def _stricter(
-    old: Any,
-    new: Any,
-    old_root: Mapping[str, Any],
-    new_root: Mapping[str, Any],
-    at: str,
-    depth: int,
-) -> Iterator[str]:
-    old, new = _resolved(old, old_root), _resolved(new, new_root)
-    if depth == 0 or old == new or not isinstance(old, dict) or not isinstance(new, dict):
-        return
-    name = at or "the input"
-    if lost := _types(old) - _types(new):
-        yield f"{name} may no longer be {' or '.join(sorted(lost))}"
-    if "enum" in new and (gone := [v for v in old.get("enum", [None]) if v not in new["enum"]]):
-        yield f"{name} no longer allows {gone[0]!r}" if "enum" in old else f"{name} is now an enum"
-    for key in NARROWING:
-        if key in new and new[key] > old.get(key, float("-inf")):
-            yield f"{name} has a higher {key}"
-    for key in CAPPING:
-        if key in new and new[key] < old.get(key, float("inf")):
-            yield f"{name} has a lower {key}"
-    if "pattern" in new and new["pattern"] != old.get("pattern"):
-        yield f"{name} must match another pattern"
-    yield from _stricter_object(old, new, old_root, new_root, at, depth)
-    if "items" in old and "items" in new:
-        yield from _stricter(old["items"], new["items"], old_root, new_root, f"{at}[]", depth - 1)
-
-
-def _stricter_object(
-    old: dict[str, Any],
-    new: dict[str, Any],
-    old_root: Mapping[str, Any],
-    new_root: Mapping[str, Any],
-    at: str,
-    depth: int,
-) -> Iterator[str]:
-    prefix = f"{at}." if at else ""
-    for name in set(new.get("required", ())) - set(old.get("required", ())):
-        yield f"{prefix}{name} is now required"
-    before, after = old.get("properties", {}), new.get("properties", {})
-    closed = new.get("additionalProperties") is False
-    for name, schema in before.items():
-        if name in after:
-            yield from _stricter(
-                schema, after[name], old_root, new_root, f"{prefix}{name}", depth - 1
-            )
-        elif closed:
-            yield f"{prefix}{name} is no longer accepted"
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    for _ in range(MAX_DEPTH):
-        if not isinstance(schema, dict) or "$ref" not in schema:
-            return schema
-        name = str(schema["$ref"]).removeprefix("#/$defs/")
-        schema = root.get("$defs", {}).get(name)
-    return schema
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    kinds = schema.get("type")
-    if kinds is None:
-        return set() if set(schema) - {"description", "title", "default"} else ALL_TYPES
-    found = {kinds} if isinstance(kinds, str) else set(kinds)
-    return found | {"integer"} if "number" in found else found
-
-
-ALL_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}

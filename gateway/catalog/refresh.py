@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -41,12 +40,12 @@ from gateway.catalog.snapshot import (
     same_content,
     with_tools,
 )
-from gateway.catalog.sources import is_active, is_local, kind_of, location_of, resting
+from gateway.catalog.sources import is_active, is_lazy, is_local, kind_of, location_of, resting
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
-from gateway.model import Level, Tool
+from gateway.model import Level, Problem, Tool
 from gateway.store.changes import Change as StoredChange
 
 log = structlog.get_logger("gateway.catalog")
@@ -82,8 +81,7 @@ class Catalog:
         self._synced = 0  # the store's revision up to which everything was taken over
         self._behind = asyncio.Event()
         self._taking = asyncio.Lock()
-        self._woken: set[str] = set()
-        self._wake = asyncio.Event()
+        self._advice: dict[str, tuple[Problem, ...]] = {}
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
 
@@ -101,7 +99,7 @@ class Catalog:
         return {
             name: is_local(state.settings)
             for name, state in self._states.items()
-            if state.status == "pending" and state.build is None
+            if state.status == "pending" and state.build is None and not is_lazy(state.settings)
         }
 
     async def apply(self, settings: Settings) -> list[str]:
@@ -111,7 +109,9 @@ class Catalog:
         return [
             name
             for name, state in self._states.items()
-            if state.status == "pending" and is_active(state.settings)
+            if state.status == "pending"
+            and is_active(state.settings)
+            and not is_lazy(state.settings)
         ]
 
     def hear(self, revision: int) -> None:
@@ -220,31 +220,15 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(name) for name in chosen)))
 
-    def wake(self, name: str) -> None:
-        """Has a connection looked at soon: its server says that something changed."""
-        self._woken.add(name)
-        self._wake.set()
+    def found(self, name: str) -> Found | None:
+        """What was last found for a connection, without the definition's bytes."""
+        return self._found.get(name)
 
-    async def poll(self) -> None:
-        """Refreshes connections that ask for it, as often as they ask, for ever."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._wake.wait()
-            self._wake.clear()
-            woken = self._woken & self._states.keys()
-            self._woken.clear()
-            if due := woken | self._due(time.time()):
-                await self.refresh(due, by="schedule")
-
-    def _due(self, now: float) -> set[str]:
-        return {
-            name
-            for name, state in self._states.items()
-            if state.settings.refresh_seconds
-            and is_active(state.settings)
-            and now - self.refreshed_at.get(name, 0) >= state.settings.refresh_seconds
-        }
+    def take_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
+        """Shows what a validator said of a definition beside the connection's own problems."""
+        if problems:
+            self._advice[sha256] = problems
+            self._swap()
 
     async def _refresh_one(self, name: str, by: str) -> Report:
         async with self._locks[name]:
@@ -377,12 +361,17 @@ class Catalog:
         self._found[state.name] = light(new.found)
         self.refreshed_at[state.name] = time.time()
 
+    def _advised(self, state: ConnectionState) -> ConnectionState:
+        found = self._found.get(state.name)
+        advice = self._advice.get(found.definition.sha256, ()) if found else ()
+        return replace(state, problems=(*state.problems, *advice)) if advice else state
+
     def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
         """Replaces the current snapshot, unless the new one says nothing new."""
         snapshot = assemble(
             max(self.current.revision + 1, revision),
             settings or self.current.settings,
-            self._states.values(),
+            [self._advised(state) for state in self._states.values()],
             reserved=self._reserved,
             choices=self._choices,
             stored_permissions=self._permissions,

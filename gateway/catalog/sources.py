@@ -89,6 +89,11 @@ def is_local(settings: Connection) -> bool:
     return isinstance(settings, ManifestConnection)
 
 
+def is_lazy(settings: Connection) -> bool:
+    """Whether a connection waits until somebody needs it."""
+    return isinstance(settings, McpConnection) and settings.lazy
+
+
 def prefix_of(name: str, settings: Connection) -> str:
     """The prefix of a connection's tool names: its own name unless another was chosen."""
     return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"

@@ -54,6 +54,7 @@ class Gateway:
         self.db = db
         self.azure = azure
         self.lookups = LookUps(invoker, db)
+        self.wake: Callable[[str], None] = lambda name: None
         self._views: LRUCache[tuple[Any, ...], View] = LRUCache(MAX_VIEWS)
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
@@ -73,7 +74,14 @@ class Gateway:
         found = self._views.get(key)
         if found is None:
             found = self._views[key] = view(snapshot, principal, scope, OWN_TOOLS)
+            self._wake_sleepers(snapshot, found)
         return found
+
+    def _wake_sleepers(self, snapshot: Snapshot, seen: View) -> None:
+        """Has lazy connections that nothing is known of yet looked at: somebody needs them."""
+        for name in seen.connections:
+            if snapshot.connections[name].status == "pending":
+                self.wake(name)
 
     def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
         """The input schema of a tool in the caller's view, as JSON."""

@@ -17,7 +17,7 @@ from typing import Literal
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Tool
-from gateway.policy.access import visible_tools
+from gateway.policy.access import level, visible_tools
 
 PAGE_SIZE = 500
 
@@ -51,6 +51,7 @@ class View:
     own: frozenset[str]
     entries: tuple[bytes, ...]
     digest: str
+    connections: tuple[str, ...] = ()  # those whose tools are, or would be, in it
 
     def page(self, cursor: str | None) -> bytes | None:
         """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave."""
@@ -80,7 +81,11 @@ def view(
     """What this principal sees at this address."""
     bundle_ids = bundles_of(snapshot, principal, scope)
     if bundle_ids is None:
-        chosen = [(s, visible_tools(snapshot, principal, s)) for s in snapshot.connections.values()]
+        chosen = [
+            (state, visible_tools(snapshot, principal, state))
+            for state in snapshot.connections.values()
+            if level(snapshot, principal, state) not in (None, "disabled")
+        ]
         direct, meta = chosen, list[tuple[ConnectionState, tuple[Tool, ...]]]()
     else:
         direct, meta = _bundled(snapshot, principal, bundle_ids)
@@ -185,7 +190,10 @@ def _view(
             hasher.update(entry_digest)
     hidden = {tool.name: tool for _, tools in meta for tool in tools}
     names = frozenset(tool.name for tool in own)
-    return View(scope, bundle_ids, listed, hidden, names, tuple(entries), hasher.hexdigest())
+    reached = tuple(state.name for state, _ in (*direct, *meta))
+    return View(
+        scope, bundle_ids, listed, hidden, names, tuple(entries), hasher.hexdigest(), reached
+    )
 
 
 def _digested(state: ConnectionState, tools: tuple[Tool, ...]) -> Iterable[tuple[Tool, bytes]]:

@@ -41,7 +41,7 @@ from gateway.connectors.openapi.inputs import (
     parameters,
     request_body,
 )
-from gateway.connectors.openapi.lookups import look_ups, with_hint
+from gateway.connectors.openapi.lookups import dead_look_ups, look_ups, with_hint
 from gateway.connectors.openapi.paths import called_path, path_inputs
 from gateway.connectors.openapi.reading import read_definition
 from gateway.connectors.openapi.schema import Schemas
@@ -192,6 +192,7 @@ class _Work:
         plans = [plan for index, plan in enumerate(self.plans) if index not in old]
         info = mapping(self.document.root.get("info"))
         key, tools = declared_key(self.document), self.named(self.fitted(plans))
+        hidden = self.named(self.hidden)
         if self.source.auth_type == "none" and all(tool.security for tool in tools) and tools:
             asked = tools[0].security
             self.report("warning", "security", f"asks for {asked}; the connection has no auth")
@@ -201,8 +202,8 @@ class _Work:
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
-            problems=tuple(self.problems),
-            hidden=self.named(self.hidden),
+            problems=(*self.problems, *dead_look_ups(tools, hidden)),
+            hidden=hidden,
             auth_name=key[0],
             auth_in=key[1],
         )

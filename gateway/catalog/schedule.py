@@ -1,0 +1,115 @@
+"""When connections are looked at again without anyone asking.
+
+As often as `refresh_seconds` says; soon, when an upstream says that its tools changed or a lazy
+connection is seen for the first time; and after a failure with growing pauses, so that what comes
+back is noticed. A definition that is new also gets advice from a validator, in its own time: it
+never holds anything up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from gateway.catalog.persistence import StoredCatalog
+from gateway.catalog.refresh import Catalog
+from gateway.catalog.snapshot import ConnectionState
+from gateway.catalog.sources import is_active, kind_of
+from gateway.errors import GatewayError
+from gateway.model import Problem
+
+log = structlog.get_logger("gateway.catalog")
+
+LOOK_SECONDS = 1.0
+FIRST_PAUSE = 5.0
+LONGEST_PAUSE = 300.0
+ADVISED_KINDS = ("openapi", "arm")
+
+Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
+
+
+class Schedule:
+    """Looks at connections when it is time."""
+
+    def __init__(self, catalog: Catalog, persistence: StoredCatalog, advise: Advise) -> None:
+        self._catalog = catalog
+        self._persistence = persistence
+        self._advise = advise
+        self._woken: set[str] = set()
+        self._wake = asyncio.Event()
+        self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
+        self._advised: set[str] = set()
+
+    def wake(self, name: str) -> None:
+        """Has a connection looked at soon."""
+        self._woken.add(name)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Refreshes what is due, for ever."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+            connections = self._catalog.current.connections
+            woken, self._woken = self._woken & connections.keys(), set()
+            now = time.time()
+            due = {name for name, state in connections.items() if self._is_due(state, now)}
+            if woken or due:
+                await self._refresh(sorted(woken | due))
+
+    async def advise(self) -> None:
+        """Asks the validator about definitions it has not seen, one after the other, for ever."""
+        while True:
+            for name in list(self._catalog.current.connections):
+                await self._advise_on(name)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _refresh(self, names: list[str]) -> None:
+        try:
+            await self._catalog.refresh(names, by="schedule")
+        except GatewayError as error:  # the store, or a connection that is gone: look again later
+            log.warning("scheduled refresh failed", error=error.message)
+
+    def _is_due(self, state: ConnectionState, now: float) -> bool:
+        if not is_active(state.settings):
+            return False
+        if state.status == "failing":
+            return self._retry_is_due(state.name, now)
+        self._pauses.pop(state.name, None)
+        every = state.settings.refresh_seconds
+        return bool(every) and now - self._catalog.refreshed_at.get(state.name, 0) >= every
+
+    def _retry_is_due(self, name: str, now: float) -> bool:
+        pause, until = self._pauses.get(name, (FIRST_PAUSE / 2, 0.0))
+        if now < until:
+            return False
+        pause = min(pause * 2, LONGEST_PAUSE)
+        self._pauses[name] = (pause, now + pause * random.uniform(0.8, 1.2))
+        return until > 0  # the failure itself was the first try
+
+    async def _advise_on(self, name: str) -> None:
+        found = self._catalog.found(name)
+        state = self._catalog.current.connections.get(name)
+        if found is None or state is None or kind_of(state.settings) not in ADVISED_KINDS:
+            return
+        sha256 = found.definition.sha256
+        if sha256 in self._advised:
+            return
+        try:
+            known = await self._persistence.advice(sha256)
+            if known is None:
+                raw = await self._persistence.raw(name, found.definition.location)
+                known = await self._advise(raw)
+                await self._persistence.keep_advice(sha256, known)
+        except GatewayError as error:
+            log.warning("definition not validated", connection=name, error=error.message)
+            known = ()
+        self._advised.add(sha256)
+        self._catalog.take_advice(sha256, known)
