@@ -50,8 +50,9 @@ class AzureWatch:
                 self.problem = error.message
                 return
             self.problem = None
-            if await self._persistence.keep_listing(listing, time.time()):
-                await catalog.apply(catalog.current.settings)
+            await self._persistence.keep_listing(listing, time.time())
+            # Also where nothing is new: a connection that was put over Azure's may be gone.
+            await catalog.apply(catalog.current.settings)
 
     async def refresh(self, *, by: str) -> list[Report]:
         """Lists the group and looks at everything that is in it."""

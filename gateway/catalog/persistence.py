@@ -153,17 +153,16 @@ class StoredCatalog:
         self._read[name] = light(new.found)
         return revision
 
-    async def keep_listing(self, listing: Definition, now: float) -> bool:
-        """Keeps what Azure's resource group holds; whether that is news."""
+    async def keep_listing(self, listing: Definition, now: float) -> None:
+        """Keeps what Azure's resource group holds, if that is news."""
         known = self._read.get(LISTING)
         if known is not None and same_bytes(known.definition, listing):
-            return False
+            return
         build = encode_build(Build("arm", "", ""))
         row = definitions.Definition(
             LISTING, listing.location, listing.sha256, build_key="", build=build, fetched_at=now
         )
         await definitions.save_definition(self._db, row, listing.raw)
-        return True
 
     async def choose(self, principal: str, connection: str, access: Level) -> int:
         """Keeps a principal's own choice; the revision at which it holds."""
@@ -194,7 +193,7 @@ class StoredCatalog:
             )
         ]
         now = by_operation(served)
-        kept = (_change(row) for row in rows)
+        kept = (change_of(row) for row in rows)
         return [change for change in kept if now.get(change.operation) == change.before]
 
     async def decide(
@@ -285,7 +284,8 @@ def _found(row: definitions.Definition) -> Found:
     return Found(definition, decode_build(row.build), row.build_key, row.fetched_at)
 
 
-def _change(row: changes.Change) -> Change:
+def change_of(row: changes.Change) -> Change:
+    """A recorded change with its tools as they were and would be."""
     return Change(
         str(row.operation),
         row.tool,

@@ -8,7 +8,7 @@ from mcp.client.client import Client
 
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.peers import until
-from tests.peers_arm import CUSTOM, GROUP, MANAGED, Azure, azure
+from tests.peers_arm import CUSTOM, MANAGED, azure
 
 
 async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
@@ -70,3 +70,221 @@ async def test_a_call_goes_by_dynamic_invoke(make_gateway: GatewayMaker) -> None
             },
         )
     ]
+
+
+async def test_what_was_found_is_there_after_a_restart_without_network(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure("office365", "mail") as peer:
+        first: Running = await make_gateway(OPEN + peer.table)
+        async with Client(first.mcp) as client:
+            assert "mail_send_email_v2" in await names(client)
+        table = peer.table
+        assert peer.counted("/managedApis/office365") == 1  # two connections, one definition
+        assert peer.counted("/connections/mail") == 0  # the listing told all there is to know
+    second: Running = await make_gateway(OPEN + table)
+    async with Client(second.mcp) as client:
+        assert {"office365_send_email_v2", "mail_send_email_v2"} <= await names(client)
+
+
+async def test_a_connection_that_is_not_signed_in_says_so_and_where_to_sign_in(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure() as peer:
+        entry = peer.add("office365", overallStatus="Unauthenticated")
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            assert "not authenticated" in (tools["office365_send_email_v2"].description or "")
+            shown = [await own_call(client, "get_connection", name="office365") for _ in range(2)]
+            link = "https://consent.example/office365?n=1"
+            assert [(row["status"], row["consent_link"]) for row in shown] == [
+                ("unauthenticated", link)
+            ] * 2
+            assert peer.consents[0]["parameters"][0]["parameterName"] == "token"
+            entry["properties"]["overallStatus"] = "Connected"
+            report = await own_call(client, "refresh_tools", connection="office365")
+            assert report["connections"][0]["status"] == "connected"
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            assert "authenticated" not in (tools["office365_send_email_v2"].description or "")
+            after = await own_call(client, "get_connection", name="office365")
+            assert after["consent_link"] is None
+
+
+async def test_a_put_makes_the_connection_in_azure_and_a_delete_removes_it(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure("office365") as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            made = await own_call(
+                client, "put_connection", name="chat", kind="arm", api="teams", display_name="Chat"
+            )
+            assert made["status"] == "unauthenticated"
+            assert made["consent_link"] == "https://consent.example/chat?n=1"
+            assert "teams" not in str(await own_call(client, "get_connection", name="office365"))
+            assert "chat_pin_message" in await names(client)
+            api = {"id": f"{MANAGED}/teams"}
+            body = {
+                "location": "westeurope",
+                "properties": {"displayName": "Chat", "api": api},
+            }
+            assert peer.put == [("chat", body)]
+            await own_call(client, "refresh_tools")  # listed by Azure now, and still one
+            rows = (await own_call(client, "list_connections"))["connections"]
+            assert [(row["name"], row["origin"]) for row in rows] == [
+                ("chat", "stored"),
+                ("office365", "azure"),
+            ]
+            await own_call(client, "delete_connection", name="chat")
+            assert list(peer.connections) == ["office365"]
+            assert "chat_pin_message" not in await names(client)
+
+
+async def test_what_was_in_azure_before_is_not_removed_there(make_gateway: GatewayMaker) -> None:
+    async with azure("office365") as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            refused = await own_call(client, "delete_connection", name="office365")
+            assert "comes from Azure" in refused["error"]["message"]
+            put = await own_call(
+                client, "put_connection", name="office365", kind="arm", access="read-only"
+            )
+            assert put["status"] == "connected"
+            assert "office365_send_email_v2" not in await names(client)
+            await own_call(client, "delete_connection", name="office365")
+            assert list(peer.connections) == ["office365"]
+            await own_call(client, "refresh_tools")
+            assert "office365_send_email_v2" in await names(client)
+        assert peer.put == []
+
+
+async def test_a_put_that_fails_leaves_nothing_behind_in_azure(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure() as peer:
+        peer.apis[f"{MANAGED}/empty"] = ("broken", {})
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            for api in ("empty", "no-such"):
+                failed = await own_call(client, "put_connection", name="x", kind="arm", api=api)
+                assert failed["error"]["message"], api
+            preview = await own_call(
+                client, "put_connection", name="x", kind="arm", api="teams", dry_run=True
+            )
+            assert "x_pin_message" in {tool["name"] for tool in preview["tools"]}
+            assert (await own_call(client, "list_connections"))["connections"] == []
+        assert peer.connections == {}
+
+
+async def test_failures_inside_a_success_are_failures(make_gateway: GatewayMaker) -> None:
+    async with azure("office365") as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        peer.invoke = lambda request: {
+            "statusCode": "NotFound",
+            "body": {"error": {"code": "ErrorItemNotFound", "message": "No such mail."}},
+            "headers": {"x-ms-client-request-id": "r-7"},
+        }
+        async with Client(gateway.mcp) as client:
+            result = await client.call_tool("office365_get_email_v2", {"messageId": "a/b"})
+            found = result.structured_content
+        assert result.is_error and found is not None
+        error = found["error"]
+        assert (error["status"], error["client_request_id"]) == (404, "r-7")
+        assert "No such mail." in error["message"]
+        assert peer.invoked[0][1]["path"] == "/v2/Mail/a%2Fb"
+
+
+async def test_a_pause_that_is_asked_for_is_kept(make_gateway: GatewayMaker) -> None:
+    async with azure("office365") as peer:
+        peer.throttle = ["1"]  # while the group is listed: waited out
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        await until(lambda: bool(gateway.app.gateway.snapshot.connections["office365"].tools))
+        async with Client(gateway.mcp) as client:
+            peer.invoke = lambda request: {
+                "statusCode": "TooManyRequests",
+                "headers": {"Retry-After": "30"},
+            }
+            for code in ("upstream_error", "rate_limited"):
+                found = await own_call(client, "office365_get_email_v2", messageId="1")
+                assert found["error"]["code"] == code
+        assert len(peer.invoked) == 1
+
+
+async def test_the_runtime_address_is_called_directly_where_it_is_asked_for(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure() as peer:
+        peer.add("office365", connectionRuntimeUrl=f"{peer.url}/runtime/office365/key")
+        peer.add("old")
+        text = OPEN + peer.table.replace("[azure]", '[azure]\ninvoke = "runtime"')
+        gateway: Running = await make_gateway(text)
+        async with Client(gateway.mcp) as client:
+            found = await own_call(client, "office365_get_email_v2", messageId="1")
+            await own_call(client, "old_get_email_v2", messageId="1")
+        assert found == {"direct": True}
+        assert peer.runtime == [("GET", "/runtime/office365/key/v2/Mail/1", f"Bearer {peer.token}")]
+        assert [name for name, _ in peer.invoked] == ["old"]
+        scopes = [token.get("scope", "") for token in peer.tokens]
+        assert scopes == ["", "https://apihub.azure.com/.default"]
+
+
+async def test_a_listing_that_leads_elsewhere_or_fails_changes_nothing(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure("a", "b", "c") as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            before = await names(client)
+            peer.foreign_next_link = True
+            await own_call(client, "refresh_tools")
+            assert "another host" in (gateway.app.gateway.azure.problem or "")
+            peer.foreign_next_link = False
+            peer.failing = {"/connections": 500}
+            await own_call(client, "refresh_tools")
+            assert await names(client) == before
+            peer.failing = {}
+            del peer.connections["b"]
+            await own_call(client, "refresh_tools")
+            assert {name.split("_")[0] for name in await names(client)} >= {"a", "c"}
+            assert not any(name.startswith("b_") for name in await names(client))
+
+
+async def test_the_catalogue_of_connectors_is_searched_and_paged(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure() as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            everything = await own_call(client, "list_managed_apis", limit=1)
+            assert (len(everything["apis"]), everything["total"]) == (1, 3)
+            assert (await own_call(client, "list_managed_apis", search="outlook"))["apis"] == [
+                {
+                    "name": "office365",
+                    "display_name": "Office 365 Outlook",
+                    "description": "What office365 can do.",
+                }
+            ]
+            one = await own_call(client, "get_managed_api", name="office365")
+            assert one["needs_consent"] is True
+            assert [parameter["name"] for parameter in one["parameters"]] == ["token"]
+            assert [operation["name"] for operation in one["operations"]] == ["SendEmailV2"]
+            missing = await own_call(client, "get_managed_api", name="nothing")
+            assert "there is no managed API" in missing["error"]["message"]
+
+
+async def test_an_expired_token_is_replaced_once_for_all(make_gateway: GatewayMaker) -> None:
+    async with azure("office365") as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        peer.token = "another-token"
+        async with Client(gateway.mcp) as client:
+            await own_call(client, "office365_get_email_v2", messageId="1")
+            await own_call(client, "refresh_tools")
+        assert len(peer.tokens) == 2
+
+
+async def test_without_azure_there_is_nothing_of_it(gateway: Running) -> None:
+    async with Client(gateway.mcp) as client:
+        assert "list_managed_apis" not in await names(client)
+        refused = await own_call(client, "put_connection", name="x", kind="arm", api="teams")
+        assert "[azure]" in refused["error"]["message"]
