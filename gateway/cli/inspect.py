@@ -11,10 +11,11 @@ import typer
 
 from gateway.cli.serve import ConfigOption
 from gateway.config.connection import NAME_PATTERN, Connection
-from gateway.config.settings import Settings
-from gateway.errors import ConfigInvalid, GatewayError
+from gateway.config.settings import Limits, Settings
+from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError
 from gateway.model import Problem
 
+ANYWHERE = ("0.0.0.0/0", "::/0")
 KindOption = Literal["openapi", "arm", "manifest"]
 AccessOption = Literal["read-write", "read-only"]
 
@@ -25,17 +26,25 @@ def inspect(
     access: Annotated[AccessOption, typer.Option(help="As someone with this access.")] = (
         "read-write"
     ),
+    against: Annotated[
+        str | None, typer.Option(help="A manifest only: compare it with this OpenAPI definition.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     config: ConfigOption = Path("config.toml"),
 ) -> None:
     """Preview the tools of a definition or a connection.
 
     Shows the tools, the operations that are skipped with the reason, problems, and what it costs in
-    tokens. Nothing is stored.
+    tokens. Nothing is stored. With `--against SPEC` it says instead which operations of a manifest
+    the definition does not have and which parameters differ (exit 1 if any).
 
     Examples: `gateway inspect openapi.yaml`, `gateway inspect greenhouse --kind manifest --json`
     """
     import orjson
+
+    if against is not None:
+        _compare(what, against, as_json)
+        return
 
     settings = _settings(config)
     try:
@@ -52,6 +61,50 @@ def inspect(
         print(orjson.dumps(preview, option=orjson.OPT_INDENT_2).decode())
     else:
         _show(preview)
+
+
+def _compare(what: str, against: str, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from gateway.cli.remote import show_json
+    from gateway.connectors.against import compare
+    from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest
+
+    raw = load_builtin(what) if what in BUILTIN else _read(what)
+    compared = compare(parse_manifest(raw, what), asyncio.run(_definition(against)))
+    if as_json:
+        show_json({"agrees": compared.agrees, **asdict(compared)})
+    else:
+        for missing in compared.missing:
+            print(
+                f"missing    {missing.operation} ({missing.method} {missing.path}): {missing.reason}"
+            )
+        for difference in compared.differing:
+            print(f"differs    {difference.operation}.{difference.parameter}: {difference.message}")
+        print(
+            f"{len(compared.missing)} missing, {len(compared.differing)} differences, "
+            f"{len(compared.unlisted)} operations of the definition are not in the manifest"
+        )
+    if not compared.agrees:
+        raise typer.Exit(1)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DefinitionUnreadable(f"{path} can't be read: {error.strerror}") from error
+
+
+async def _definition(location: str) -> bytes:
+    from gateway.catalog.fetch import Fetcher
+    from gateway.egress import Egress
+
+    async with Egress(ANYWHERE) as egress:
+        fetched = await Fetcher(egress, Path()).fetch(
+            location, None, max_bytes=Limits().max_spec_bytes
+        )
+    return fetched.raw
 
 
 def _settings(config: Path) -> Settings:
@@ -79,11 +132,13 @@ async def _preview(
     connection: Connection | None = settings.connections.get(what)
     in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
     name = what if connection or in_azure else "preview"
+    # What a person names at a terminal is theirs to reach; what is configured keeps to its rules.
+    allowed = settings.network.allow if connection else ANYWHERE
     if connection is None:
         folder = Path()
         values = {"kind": "arm"} if in_azure else _values(what, kind)
         connection = parse_connection(name, values)
-    async with Egress(settings.network.allow) as egress, Workers(count=1) as workers:
+    async with Egress(allowed) as egress, Workers(count=1) as workers:
         credentials = Credentials(egress)
         azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
         discoverer = Discoverer(Fetcher(egress, folder), workers, _no_upstream, egress.check, azure)
