@@ -23,6 +23,9 @@ lint: .venv/ready
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+bench: .venv/ready
+	$(PY) -m bench
+
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import orjson
@@ -25,12 +26,15 @@ import psutil
 import uvloop
 from cryptography.fernet import Fernet
 
+from bench.processes import Measured
+from bench.rows import Row
 from gateway.edge.identity import AuthSettings, Identity
 from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
 from tests.edge.conftest import serving
 from tests.edge.toolbox import Toolbox
 
 COUNT = 1000
+ROWS_COUNT = 500
 WARM_UP = 200
 AT_ONCE = 50
 DEADLINE_SECONDS = 120.0
@@ -61,7 +65,29 @@ T = TypeVar("T")
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+async def rows(peer: Measured, folder: Path) -> list[Row]:
+    """What a session and a stream of either era take, for the table."""
+    report = await course_of_a_server(ROWS_COUNT)
+    first = report["first"]
+    return [
+        Row("memory of a session", first["kb_per_session"], "KB", 25.0),
+        Row("memory of a GET stream, 2025 era", first["kb_per_get_stream"], "KB", 40.0),
+        Row("memory of a listen stream, 2026 era", first["kb_per_listen_stream"], "KB", 40.0),
+        Row(
+            f"until {2 * ROWS_COUNT:,} streams have heard of a change",
+            first["seconds_until_all_heard"],
+            "s",
+            1.0,
+        ),
+    ]
+
+
 async def main(count: int) -> None:
+    print(json.dumps(await course_of_a_server(count), indent=2))
+
+
+async def course_of_a_server(count: int) -> dict[str, dict[str, float | int]]:
+    """Start a server, measure it, end it."""
     allow_many_files()
     command = (sys.executable, "-m", "bench.streams", "serve")
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -69,11 +95,10 @@ async def main(count: int) -> None:
     try:
         port = int(await server.stdout.readline())
         async with asyncio.timeout(DEADLINE_SECONDS):
-            report = await measure(port, server.pid, count)
+            return await measure(port, server.pid, count)
     finally:
         server.terminate()
         await server.wait()
-    print(json.dumps(report, indent=2))
 
 
 async def measure(port: int, pid: int, count: int) -> dict[str, dict[str, float | int]]:
