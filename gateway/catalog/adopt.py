@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.catalog.changes import Change, compare, held, served
+from gateway.catalog.changes import (
+    Change,
+    asks_other_credential,
+    compare,
+    held,
+    served,
+    with_credentials_of,
+)
 from gateway.catalog.discover import Found
 from gateway.catalog.snapshot import ConnectionState, with_tools
 from gateway.errors import DefinitionUnreadable, GatewayError
@@ -65,6 +72,8 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
     changes = compare(state.build.tools if state.build else (), found.build.tools)
     waiting = [] if first else held(changes, state.settings.held)
     build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
+    if state.build is not None and any(asks_other_credential(change) for change in waiting):
+        build = with_credentials_of(build, state.build)
     after = replace(state, build=build, status=build.status, problems=build.problems)
     if not state.settings.enabled or state.settings.access == "disabled":
         after = replace(after, status="disabled")

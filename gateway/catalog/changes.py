@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
 
 from gateway.catalog.stricter import stricter
-from gateway.model import HttpOperation, Tool
+from gateway.model import Build, HttpOperation, Tool
 
 Kind = Literal["added", "removed", "changed"]
 Class = Literal["safe", "breaking", "risky"]
@@ -61,6 +61,22 @@ def served(after: Iterable[Tool], waiting: Sequence[Change]) -> list[Tool]:
         if change.before is not None:
             tools[change.operation] = change.before
     return list(tools.values())
+
+
+def asks_other_credential(change: Change) -> bool:
+    """Whether the definition now wants calls of this tool to prove themselves in another way."""
+    before, after = change.before, change.after
+    return before is not None and after is not None and before.security != after.security
+
+
+def with_credentials_of(build: Build, other: Build) -> Build:
+    """A build whose calls carry their credential as those of another build do."""
+    return replace(
+        build,
+        auth_scheme=other.auth_scheme,
+        auth_name=other.auth_name,
+        auth_in=other.auth_in,
+    )
 
 
 def by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:

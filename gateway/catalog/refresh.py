@@ -30,8 +30,9 @@ from gateway.catalog.adopt import (
 )
 from gateway.catalog.azure_group import found_in_azure, present_in_azure, remove_from_azure
 from gateway.catalog.changes import served
+from gateway.catalog.decisions import accepted
 from gateway.catalog.discover import Discoverer, Found, previewed
-from gateway.catalog.persistence import Stored, StoredCatalog, with_change
+from gateway.catalog.persistence import Stored, StoredCatalog
 from gateway.catalog.snapshot import (
     ConnectionState,
     Origin,
@@ -194,7 +195,12 @@ class Catalog:
             state, found = self._states.get(name), self._found.get(name)
             if state is None or found is None:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            new = with_change(found, change, time.time()) if status == "accepted" else None
+            new = None
+            if status == "accepted":
+                limits, parts = self.current.settings.limits, (state, found, change)
+                new = await accepted(
+                    self._persistence, self._discoverer, limits, *parts, time.time()
+                )
             decided, revision = await self._persistence.decide(change, status, by, found, new)
             if new is not None:
                 self._found[name] = new

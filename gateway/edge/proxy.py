@@ -9,6 +9,7 @@ calls dangerous can't be reached; and a caller whose role narrows what it sees r
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -131,7 +132,7 @@ def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: Proxy
     assert build is not None
     for skipped in build.skipped:
         dangerous = skipped.reason == DANGEROUS or skipped.reason.startswith("marked dangerous")
-        if dangerous and _same(skipped.method, skipped.path, build.base_url, request):
+        if dangerous and _same(skipped.method, skipped.path, _base_url(state), request):
             raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
     known = list(_known(state, request))
     if bundles_of(snapshot, principal, seen.scope) is not None:
@@ -162,10 +163,18 @@ def _connection(snapshot: Snapshot, principal: Principal, name: str) -> Connecti
     return state
 
 
+def _base_url(state: ConnectionState) -> str:
+    """Where the served tools go: a definition that points elsewhere may be held back."""
+    assert state.build is not None
+    served = Counter(tool.http.base_url for tool in state.tools if tool.http is not None)
+    if not served or state.build.base_url in served:
+        return state.build.base_url
+    return served.most_common(1)[0][0]
+
+
 def _known(state: ConnectionState, request: ProxyRequest) -> Iterator[Tool]:
     """The tools that make this request, the strictest first."""
-    assert state.build is not None
-    base_url = state.build.base_url
+    base_url = _base_url(state)
     same = [tool for tool in state.tools if _same(tool.method, tool.path, base_url, request)]
     yield from sorted(same, key=lambda tool: -STRICTNESS[tool.access])
 
@@ -177,13 +186,12 @@ def _same(method: str, path: str, base_url: str, request: ProxyRequest) -> bool:
 
 
 def _tool(state: ConnectionState, request: ProxyRequest, known: list[Tool]) -> Tool:
-    assert state.build is not None
     access = ACCESS_OF_METHOD[request.method]
     for tool in known:
         access = max(access, tool.access, key=lambda one: STRICTNESS[one])
     operation = HttpOperation(
         method=request.method,
-        base_url=state.build.base_url,
+        base_url=_base_url(state),
         path=request.path,
         parameters=tuple(
             Parameter(name, "query", None, style="form", explode=True, constant=value)

@@ -60,7 +60,10 @@ def record_in(tx: Connection, connection: str, changes: Sequence[Change]) -> Non
     ours = _table.c.connection == connection
     known = many(tx, select(_table).where(ours & _table.c.status.in_(("held", "rejected"))), Change)
     told = {(row.operation, row.before, row.after): row for row in known}
-    fresh = [c for c in changes if (c.operation, c.before, c.after) not in told]
+    # What is applied is told in any case: it may be what was held or rejected before.
+    fresh = [
+        c for c in changes if c.status == "applied" or (c.operation, c.before, c.after) not in told
+    ]
     still = {(c.operation, c.before, c.after) for c in changes if c.status == "held"}
     over = [row.id for key, row in told.items() if row.status == "held" and key not in still]
     if over:
