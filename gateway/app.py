@@ -36,6 +36,8 @@ from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
 from gateway.demo.bookshop import bookshop, definition
 from gateway.edge import rest_calls, rest_catalog, rest_history
+from gateway.edge.azure_consent import PATH as CONSENT
+from gateway.edge.azure_consent import ConsentReturn, return_address
 from gateway.edge.console.app import Console, console_of
 from gateway.edge.doors import resume
 from gateway.edge.events import Feed, events_handler
@@ -57,7 +59,7 @@ from gateway.edge.shared_sessions import (
 )
 from gateway.egress import Egress, Request
 from gateway.errors import UpstreamFailed
-from gateway.invoke.azure import ask_azure
+from gateway.invoke.azure import ask_azure, azure_identity
 from gateway.invoke.call import Senders
 from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
@@ -118,6 +120,7 @@ class App:
     rest: ASGIApp
     feed: Feed
     console: Console
+    consent: ASGIApp
 
     async def drain(self, grace: float) -> None:
         """Lets calls in flight finish, sends away who waits for a person, closes the streams."""
@@ -149,6 +152,8 @@ class App:
             await self.rest(scope, receive, send)
         elif path == "/console" or path.startswith("/console/"):
             await self.console(scope, receive, send)
+        elif path.startswith(CONSENT):
+            await self.consent(scope, receive, send)
         elif path.startswith("/.well-known/"):
             document = resource_metadata(self.identity, path)
             await respond(send, 200 if document else 404, document or b"")
@@ -181,7 +186,10 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
             upstreams.list_tools,
             egress.check,
             AzureDirectory(
-                partial(ask_azure, egress, credentials), lambda: catalog.current.settings.azure
+                partial(ask_azure, egress, credentials),
+                lambda: catalog.current.settings.azure,
+                partial(return_address, seal, place.public_url(settings)),
+                partial(azure_identity, credentials),
             ),
         )
         persistence = StoredCatalog(db, seal)
@@ -295,7 +303,8 @@ def _assembled(
     )
     console = console_of(gateway, identity, seal, health, feed, public_url)
     mcp.on_heard(console.parts.contacts.note)
-    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console)
+    consent = ConsentReturn(gateway, seal)
+    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console, consent)
 
 
 async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> None:

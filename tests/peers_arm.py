@@ -141,6 +141,10 @@ auth = {{ type = "oauth2", token_url = "{self.url}/token", client_id = "me", cli
             self.consents.append(await request.json())
             link = f"https://consent.example/{name}?n={len(self.consents)}"
             return web.json_response({"value": [{"link": link, "status": "Unauthenticated"}]})
+        if action == "confirmConsentCode":
+            self.consents.append(await request.json())
+            entry["properties"]["overallStatus"] = "Connected"
+            return web.json_response({})
         return web.json_response(entry)
 
     async def _made(self, request: web.Request, name: str) -> web.StreamResponse:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -31,14 +31,23 @@ EXPORT_SECONDS = 10.0  # for connections of one API that are read at the same ti
 MAX_EXPORTS = 16
 CONSENT_SECONDS = 300.0
 CATALOGUE_SECONDS = 600.0
+PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
 
 
 class AzureDirectory:
     """Azure, as the catalog needs it. Settings are those of the moment a question is asked."""
 
-    def __init__(self, send: Send, settings: Callable[[], Azure | None]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        settings: Callable[[], Azure | None],
+        return_address: Callable[[str], str] = lambda id_: PORTAL,
+        identity: Callable[[Azure], Awaitable[Mapping[str, str]]] | None = None,
+    ) -> None:
         self._client = ArmClient(send)
         self._settings = settings
+        self._return_address = return_address  # for who signed in for a resource
+        self._identity = identity  # objectId and tenantId of those we are to Azure
         self._listed: dict[str, Resource] = {}  # each used once, by the reading that follows
         self._exports: TTLCache[str, bytes] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
         self._exporting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -122,16 +131,21 @@ class AzureDirectory:
             if not is_missing(error):
                 raise
 
-    async def consent_link(self, id_: str, redirect_url: str) -> str | None:
+    def known_consent_link(self, id_: str) -> str | None:
+        """Where a person signs the connection in, if that was asked lately."""
+        return self._consents.get(id_.lower())
+
+    async def consent_link(self, id_: str) -> str | None:
         """Where a person signs the connection in; None where Azure has nothing to sign."""
-        if (known := self._consents.get(id_.lower())) is not None:
+        if (known := self.known_consent_link(id_)) is not None:
             return known
         azure = self._configured()
         resource = await self._resource(azure, id_)
         names = await self._sign_ins(azure, resource) if resource else []
         if not names:
             return None
-        parameters = [{"parameterName": name, "redirectUrl": redirect_url} for name in names]
+        whose, back = await self._who(azure), self._return_address(id_)
+        parameters = [{"parameterName": name, "redirectUrl": back, **whose} for name in names]
         answer = await self._client.ask(
             azure, "POST", f"{id_}/listConsentLinks", {"parameters": parameters}
         )
@@ -139,6 +153,18 @@ class AzureDirectory:
         if link is not None:
             self._consents[id_.lower()] = link
         return link
+
+    async def confirm(self, id_: str, code: str) -> None:
+        """Hands Azure the code that a person brought back from signing in."""
+        azure = self._configured()
+        if not is_id(id_):
+            raise Fixable("connection_invalid", "that is not the id of a resource in Azure")
+        body = {"code": code, **await self._who(azure)}
+        await self._client.ask(azure, "POST", f"{id_}/confirmConsentCode", body)
+        self._consents.pop(id_.lower(), None)
+
+    async def _who(self, azure: Azure) -> Mapping[str, str]:
+        return await self._identity(azure) if self._identity else {}
 
     async def managed_apis(self) -> list[dict[str, Any]]:
         """The connectors Azure offers at the configured location, as Azure describes them."""

@@ -7,6 +7,7 @@ live and is carried by the snapshot. Cross-checks that need several tables are i
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
@@ -146,6 +147,13 @@ class Azure(Table):
     auth: Auth = NoAuth()
     invoke: Literal["dynamic", "runtime"] = "dynamic"
     refresh_seconds: Seconds = 0
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_origin(cls, endpoint: str) -> str:
+        if not re.fullmatch(r"https?://[^/?#\s@]+/?", endpoint):
+            raise ValueError("must be an address such as https://management.azure.com")
+        return endpoint
 
 
 class Ledger(Table):

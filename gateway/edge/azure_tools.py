@@ -22,7 +22,6 @@ log = structlog.get_logger("gateway.azure")
 DEFAULT_LIMIT = 50
 MAX_DESCRIPTION = 300
 CONSENT_SECONDS = 5.0
-REDIRECT = "https://portal.azure.com"
 
 
 async def list_managed_apis(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,19 +50,30 @@ async def get_managed_api(asked: Asked, arguments: Mapping[str, Any]) -> dict[st
 
 async def consent_link(gateway: Gateway, state: ConnectionState) -> str | None:
     """Where a person signs this connection in; None where there is nothing to sign, or no link."""
-    settings = state.settings
-    if not isinstance(settings, ArmConnection) or state.status != "unauthenticated":
-        return None
-    build = state.build
-    id_ = settings.resource_id or (build.envelope if build else None)
-    if id_ is None:
+    id_ = azure_resource(state)
+    if id_ is None or state.status != "unauthenticated":
         return None
     try:
         async with asyncio.timeout(CONSENT_SECONDS):
-            return await gateway.azure.directory.consent_link(id_, REDIRECT)
+            return await gateway.azure.directory.consent_link(id_)
     except (GatewayError, TimeoutError) as error:
         log.warning("no consent link", connection=state.name, error=str(error))
         return None
+
+
+def known_consent_link(gateway: Gateway, state: ConnectionState) -> str | None:
+    """The same as far as it was asked for lately: a listing does not wait for Azure."""
+    id_ = azure_resource(state)
+    if id_ is None or state.status != "unauthenticated":
+        return None
+    return gateway.azure.directory.known_consent_link(id_)
+
+
+def azure_resource(state: ConnectionState) -> str | None:
+    """The id of the resource behind a connection."""
+    if not isinstance(state.settings, ArmConnection):
+        return None
+    return state.settings.resource_id or (state.build.envelope if state.build else None)
 
 
 def _row(entry: Mapping[str, Any]) -> dict[str, Any]:

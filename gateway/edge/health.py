@@ -71,7 +71,8 @@ class Health:
         ]
         store = await self._store()
         failing = [c["name"] for c in connections if c["status"] == "failing"]
-        degraded = bool(failing) or self.config_problem is not None
+        azure_problem = self._gateway.azure.problem
+        degraded = bool(failing) or bool(self.config_problem or azure_problem)
         return {
             "status": "failing" if store != "ok" else "degraded" if degraded else "ok",
             "version": __version__,
@@ -82,6 +83,7 @@ class Health:
             "store": store,
             "draining": self.draining,
             "config_problem": self.config_problem,
+            "azure_problem": "the resource group can't be listed" if azure_problem else None,
             **self._figures(),
         }
 

@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.catalog.adopt import Report
+from gateway.catalog.azure import LISTING
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.edge.azure_tools import consent_link, get_managed_api, list_managed_apis
+from gateway.edge.azure_tools import (
+    consent_link,
+    get_managed_api,
+    known_consent_link,
+    list_managed_apis,
+)
 from gateway.edge.history import find_execution, get_execution, list_executions
 from gateway.edge.lookup_tools import lookup_schema, lookup_values
 from gateway.edge.shown import connection_detail, connection_row, tool_row
@@ -76,6 +82,7 @@ def connection_rows(asked: Asked) -> list[dict[str, Any]]:
     refreshed = asked.gateway.catalog.refreshed_at
     return [
         connection_row(snapshot, principal, state, refreshed.get(name))
+        | {"consent_link": known_consent_link(asked.gateway, state)}
         for name, state in snapshot.connections.items()
         if may_know(principal, state)
     ]
@@ -112,6 +119,8 @@ async def refresh_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     else:
         await asked.gateway.azure.look()
     reports = await asked.gateway.catalog.refresh(names, by=asked.context.principal.name)
+    if names is None and (problem := asked.gateway.azure.problem):
+        reports.append(Report(LISTING, "failing", error=problem))
     return {
         "revision": asked.gateway.catalog.current.revision,
         "connections": [report.as_dict() for report in reports],

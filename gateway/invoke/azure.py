@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+from typing import Any
+
+import orjson
+
 from gateway.config.settings import Azure
 from gateway.egress import Answer, Egress, Request
 from gateway.invoke.credentials import Credentials, send_granted
@@ -21,3 +27,26 @@ async def ask_azure(
     auth = auth_of(azure.auth)
     answer, _ = await send_granted(credentials, AZURE, auth, request, azure.endpoint, send)
     return answer
+
+
+async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, str]:
+    """Who we are to Azure, read off our own token; nothing where it does not say.
+
+    It is not checked: Azure checks what it is told.
+    """
+    grant = await credentials.grant(AZURE, auth_of(azure.auth))
+    claims = _claims(grant.secrets[0]) if grant.secrets else {}
+    found = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _claims(token: str) -> dict[str, Any]:
+    parts = token.split(".")
+    if len(parts) != 3:
+        return {}
+    try:
+        text = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
+        claims = orjson.loads(text)
+    except (binascii.Error, ValueError):
+        return {}
+    return claims if isinstance(claims, dict) else {}

@@ -42,8 +42,9 @@ from gateway.store.database import Database
 from gateway.store.results import get_result
 
 CACHE_SECONDS = 60.0
-MAX_CACHED = 1024
-MAX_CACHED_BYTES = 256 * 1024  # of one answer
+CACHE_BYTES = 16 * 1024 * 1024
+CACHE_ENTRY_BYTES = 512  # about what an entry takes beside its answer
+MAX_CACHED_BYTES = 1024 * 1024  # of one answer
 MAX_VALUES = 1000
 MAX_PAGES = 5
 
@@ -70,7 +71,9 @@ class LookUps:
     def __init__(self, invoker: Invoker, db: Database) -> None:
         self._invoker = invoker
         self._db = db
-        self._answers: TTLCache[tuple[str, ...], bytes] = TTLCache(MAX_CACHED, CACHE_SECONDS)
+        self._answers: TTLCache[tuple[str, int, str], bytes] = TTLCache(
+            CACHE_BYTES, CACHE_SECONDS, getsizeof=lambda answer: len(answer) + CACHE_ENTRY_BYTES
+        )
 
     async def values(self, asked: Question, parameter: str) -> dict[str, Any]:
         """What may go into this input: `{values: [{value, title}], more}`."""
@@ -95,6 +98,13 @@ class LookUps:
             found = walk(await self._answer(asked, call), step.items)
             if isinstance(found, Mapping) and found:
                 fill_in(schema, argument, dict(found))
+        size, bound = len(orjson.dumps(schema)), asked.snapshot.settings.limits.max_schema_bytes
+        if size > bound:
+            raise Fixable(
+                "invalid_arguments",
+                f"the schema that was looked up has {size} bytes, more than {bound}",
+                "Raise limits.max_schema_bytes to read it.",
+            )
         return schema
 
     async def _listed(self, asked: Question, call: Call, step: Step, rule: Rule) -> dict[str, Any]:
@@ -152,7 +162,8 @@ class LookUps:
                 f"this look-up calls {tool.name}, which is not simply allowed: {decision.reason}",
                 f'An operator may set permissions.tools.{tool.name} = "allowed".',
             )
-        key = (principal.name, tool.connection, _address(call))
+        # Its revision: put again, a connection may speak for someone else.
+        key = (principal.name, state.revision, _address(call))
         known = self._answers.get(key)
         if known is None:
             known = await self._asked(asked, call)
@@ -208,7 +219,13 @@ def _address(call: Call) -> str:
     assert http is not None
     fixed = [[p.name, p.constant] for p in http.parameters if p.constant is not None]
     return arguments_digest(
-        {"tool": call.tool.fingerprint, "path": http.path, "fixed": fixed, "is": call.arguments}
+        {
+            "of": call.tool.connection,
+            "tool": call.tool.fingerprint,
+            "path": http.path,
+            "fixed": fixed,
+            "is": call.arguments,
+        }
     )
 
 

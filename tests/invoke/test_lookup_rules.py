@@ -13,6 +13,7 @@ from gateway.errors import DefinitionUnreadable, Fixable
 from gateway.invoke.lookup_arguments import Known, call_of
 from gateway.invoke.lookup_rules import (
     MISSING,
+    Argument,
     Literal,
     Reference,
     Rule,
@@ -47,7 +48,7 @@ def test_the_new_form_goes_before_the_old_one() -> None:
             },
         },
     }
-    arguments = {
+    arguments: dict[str, Argument] = {
         "a": Reference(("body", "x", "y")),
         "b": Literal(None),
         "c": Literal("text"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import httpx2
+import orjson
 from mcp.client.client import Client
 
 from tests.conftest import OPEN, GatewayMaker, Running
@@ -109,6 +112,36 @@ async def test_a_connection_that_is_not_signed_in_says_so_and_where_to_sign_in(
             assert "authenticated" not in (tools["office365_send_email_v2"].description or "")
             after = await own_call(client, "get_connection", name="office365")
             assert after["consent_link"] is None
+
+
+async def test_whoever_comes_back_from_signing_in_has_signed_the_connection_in(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure() as peer, httpx2.AsyncClient() as browser:
+        peer.token = _jwt({"oid": "me", "tid": "tenant"})
+        peer.add("office365", overallStatus="Unauthenticated")
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            await own_call(client, "get_connection", name="office365")
+            asked = peer.consents[0]["parameters"][0]
+            back = asked["redirectUrl"]
+            assert back.startswith(f"{gateway.url}/azure/consent/")
+            assert (asked["objectId"], asked["tenantId"]) == ("me", "tenant")
+            for wrong, status in ((f"{back}x?code=c", 404), (back, 400)):
+                assert (await browser.get(wrong)).status_code == status
+            assert (await browser.get(f"{back}?code=the-code")).status_code == 200
+            assert peer.consents[1] == {
+                "code": "the-code",
+                "objectId": "me",
+                "tenantId": "tenant",
+            }
+            shown = await own_call(client, "get_connection", name="office365")
+            assert (shown["status"], shown["consent_link"]) == ("connected", None)
+
+
+def _jwt(claims: dict[str, str]) -> str:
+    text = base64.urlsafe_b64encode(orjson.dumps(claims)).decode().rstrip("=")
+    return f"head.{text}.sign"
 
 
 async def test_a_put_makes_the_connection_in_azure_and_a_delete_removes_it(
