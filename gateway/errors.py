@@ -10,7 +10,8 @@
     │   └── NotFound             what was named does not exist, or not for this caller
     ├── Overloaded               try later: rate_limited, busy, circuit_open
     ├── UpstreamFailed           the other side: upstream_error, upstream_timeout,
-    │                            upstream_unreachable, outcome_unknown
+    │   │                        upstream_unreachable, outcome_unknown
+    │   └── UpstreamRefused      an MCP server's own JSON-RPC error, for who passes it on
     └── Broken                   ours: store_unavailable, internal
     UnknownTool                  the one error that is a JSON-RPC error and not a result
     ConfigInvalid                config.toml or a manifest: the process does not start (exit 2)
@@ -75,6 +76,14 @@ class UpstreamFailed(GatewayError):
     """The API or server behind the connection did not do its part."""
 
     sent: bool = True  # False only where it is known that nothing of the request went out
+
+
+class UpstreamRefused(UpstreamFailed):
+    """An MCP server's own JSON-RPC error: what it said is kept for who passes it on."""
+
+    rpc_code: int = 0
+    rpc_message: str = ""
+    rpc_data: Any = None
 
 
 class Broken(GatewayError):

@@ -32,13 +32,14 @@ from gateway.connectors.upstream_answers import (
 )
 from gateway.connectors.upstream_headers import HeaderMarks, routing_headers
 from gateway.connectors.upstream_rpc import (
+    ACKNOWLEDGED,
     GREETING,
     INTERACTIVE,
     LISTEN_FILTER,
+    LOGGED,
     METHOD_NOT_FOUND,
     NO_HOOKS,
     UNSUPPORTED_VERSION,
-    Elicit,
     Era,
     Hooks,
     Message,
@@ -105,7 +106,7 @@ class HttpSession:
         self._max_bytes = max_bytes
         self._session_id: str | None = None
         self._ids = itertools.count(1)
-        self._asking: dict[int, Elicit | None] = {}
+        self._asking: dict[int, Hooks] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def connect(self, remembered: Era | None, seconds: float) -> None:
@@ -124,12 +125,14 @@ class HttpSession:
         """Tells the upstream something that has no answer."""
         await self._post_only({"jsonrpc": "2.0", "method": method, "params": params})
 
-    async def listen(self, opened: Callable[[], None]) -> None:
+    async def listen(
+        self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
+    ) -> None:
         """Passes the upstream's notices on until its stream ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LISTEN_SECONDS):  # then anew: a stream may have gone deaf
                 if self.peer.era == "modern":
-                    await self._listen_post(opened)
+                    await self._listen_post(opened, wanted)
                 else:
                     await self._listen_get(opened)
 
@@ -157,9 +160,16 @@ class HttpSession:
     ) -> dict[str, Any]:
         request_id = next(self._ids)
         asks_progress = hooks.progress is not None
-        message = request_message(request_id, method, params, peer, progress=asks_progress)
+        message = request_message(
+            request_id,
+            method,
+            params,
+            peer,
+            progress=asks_progress,
+            capabilities=hooks.capabilities,
+        )
         if method in INTERACTIVE:
-            self._asking[request_id] = hooks.elicit
+            self._asking[request_id] = hooks
         try:
             return await self._post(message, peer, seconds, hooks)
         except asyncio.CancelledError:
@@ -247,8 +257,8 @@ class HttpSession:
         other_version = isinstance(error, RpcFailed) and error.rpc_code == UNSUPPORTED_VERSION
         return SessionGone() if other_version and peer is self.peer else error
 
-    async def _listen_post(self, opened: Callable[[], None]) -> None:
-        params = {"notifications": LISTEN_FILTER}
+    async def _listen_post(self, opened: Callable[[], None], wanted: Mapping[str, Any]) -> None:
+        params = {"notifications": wanted}
         message = request_message(next(self._ids), "subscriptions/listen", params, self.peer)
         head = [*await self._headers(self.peer), *self._routing(message, self.peer)]
         body = encoded(message)
@@ -285,17 +295,27 @@ class HttpSession:
             if not isinstance(method, str):
                 outcome(message, self.name)
                 return
-            if method == "notifications/subscriptions/acknowledged":
+            if method == ACKNOWLEDGED:
                 opened()
             elif "id" in message:
                 self._soon(self._answer(message))
             else:
-                self._notice(method, params if isinstance(params, dict) else {})
+                self._pass_on(method, params if isinstance(params, dict) else {})
+
+    def _pass_on(self, method: str, params: Mapping[str, Any]) -> None:
+        """What is logged while requests run may be about one of them: it is that caller's alone."""
+        if method != LOGGED or not self._asking:
+            self._notice(method, params)
+        elif (sole := self._sole()) is not None and sole.notice is not None:
+            sole.notice(method, params)
+
+    def _sole(self) -> Hooks | None:
+        return next(iter(self._asking.values())) if len(self._asking) == 1 else None
 
     async def _answer(self, message: Message) -> None:
         """A question outside any request's stream is only put to a caller who is surely meant."""
-        sole = next(iter(self._asking.values())) if len(self._asking) == 1 else None
-        await self._post_only(await answer(message, sole))
+        sole = self._sole()
+        await self._post_only(await answer(message, sole.elicit if sole else None))
 
     async def _post_only(self, message: Message) -> None:
         head, body = await self._headers(self.peer), encoded(message)

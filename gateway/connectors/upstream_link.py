@@ -77,7 +77,7 @@ class Session(Protocol):
         self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
     ) -> dict[str, Any]: ...
     async def notify(self, method: str, params: Mapping[str, Any]) -> None: ...
-    async def listen(self, opened: Callable[[], None]) -> None: ...
+    async def listen(self, opened: Callable[[], None], wanted: Mapping[str, Any] = ...) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -141,7 +141,7 @@ class Link:
 
     async def notify(self, method: str, params: Mapping[str, Any], seconds: float) -> None:
         """Tells the upstream something that has no answer."""
-        session = await self._ready(self._loop.time() + seconds)
+        session = await self.ready(self._loop.time() + seconds)
         try:
             async with asyncio.timeout(seconds):
                 await session.notify(method, params)
@@ -190,13 +190,11 @@ class Link:
         self._reported = self._loop.time()
         self._report()
 
-    # How callers get at the session.
-
     async def _request(
         self, method: str, params: Mapping[str, Any], ends: float, hooks: Hooks
     ) -> dict[str, Any]:
         for last in (False, True):
-            session = await self._ready(ends)
+            session = await self.ready(ends)
             try:
                 return await session.request(method, params, seconds=self._left(ends), hooks=hooks)
             except SessionGone:  # nothing was done: once more, on a new session
@@ -207,7 +205,8 @@ class Link:
                 await self._list(self._left(ends))  # refused unread: learn what it wants repeated
         raise unreachable(self.name, "does not keep its sessions", sent=False)
 
-    async def _ready(self, ends: float) -> Session:
+    async def ready(self, ends: float) -> Session:
+        """The session, when there is one; `ends` is in the loop's own time."""
         if self._session is not None and not self._session.lost.is_set():
             return self._session
         seconds = self._left(ends)
@@ -239,8 +238,6 @@ class Link:
 
     def _left(self, ends: float) -> float:
         return max(0.001, ends - self._loop.time())
-
-    # The one task that opens and closes sessions.
 
     async def _keep(self) -> None:
         failures = 0
@@ -316,8 +313,6 @@ class Link:
     def _conclude(self, found: Session | GatewayError) -> None:
         if not self._attempt.done():
             self._attempt.set_result(found)
-
-    # How changes are noticed.
 
     async def _watch(self, session: Session) -> None:
         """Keeps a stream of notices open, where the upstream has one."""

@@ -20,7 +20,7 @@ import structlog
 
 from gateway import __version__
 from gateway.connectors.text import cut, visible
-from gateway.errors import Fixable, GatewayError, UpstreamFailed
+from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefused
 
 Message = dict[str, Any]
 Era = Literal["handshake", "modern"]
@@ -40,6 +40,10 @@ LISTEN_FILTER: Mapping[str, Any] = {
 }
 INTERACTIVE = frozenset(("tools/call", "prompts/get", "resources/read"))  # may ask the caller
 
+LOGGED = "notifications/message"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+OWN_NOTICES = (LOGGED, ACKNOWLEDGED)  # on a request's own stream they are its caller's alone
+
 METHOD_NOT_FOUND = -32601
 HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
@@ -53,8 +57,8 @@ _META = "io.modelcontextprotocol/"
 log = structlog.get_logger(__name__)
 
 
-class RpcFailed(UpstreamFailed):
-    """The upstream answered with a JSON-RPC error; what it said is kept for who passes it on."""
+class RpcFailed(UpstreamRefused):
+    """The upstream answered with a JSON-RPC error."""
 
     def __init__(self, upstream: str, error: Any) -> None:
         given = error if isinstance(error, dict) else {}
@@ -86,6 +90,8 @@ class Hooks:
 
     progress: Progress | None = None
     elicit: Elicit | None = None
+    notice: Notice | None = None  # of what belongs to this request: its log messages
+    capabilities: Mapping[str, Any] | None = None  # of who asks, where they differ from ours
 
 
 NO_HOOKS = Hooks()
@@ -142,6 +148,7 @@ def request_message(
     peer: Peer,
     *,
     progress: bool = False,
+    capabilities: Mapping[str, Any] | None = None,
 ) -> Message:
     """One request as it goes out, with the envelope its era asks for."""
     meta = {k: v for k, v in (params.get("_meta") or {}).items() if _passable(k)}
@@ -150,7 +157,8 @@ def request_message(
     if peer.era == "modern":
         meta[_META + "protocolVersion"] = peer.version
         meta[_META + "clientInfo"] = CLIENT_INFO
-        meta[_META + "clientCapabilities"] = CLIENT_CAPABILITIES
+        offered = CLIENT_CAPABILITIES if capabilities is None else capabilities
+        meta[_META + "clientCapabilities"] = offered
     sent = {**params, "_meta": meta} if meta else {k: v for k, v in params.items() if k != "_meta"}
     return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": sent}
 
@@ -246,6 +254,9 @@ async def settle(
             await reply(await answer(message, hooks.elicit))
         elif method == "notifications/progress":
             await _tell_progress(params, hooks.progress)
+        elif method in OWN_NOTICES:
+            if hooks.notice is not None:
+                hooks.notice(method, params)
         else:
             notice(method, params)
     return None

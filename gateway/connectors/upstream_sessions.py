@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,10 +24,12 @@ from gateway.connectors.upstream_rpc import (
     NO_HOOKS,
     Elicit,
     Hooks,
+    Notice,
     Peer,
     Progress,
     completed,
 )
+from gateway.connectors.upstream_standing import Standing
 from gateway.connectors.upstream_stdio import StdioSession
 from gateway.errors import GatewayError, Refused
 
@@ -80,6 +83,7 @@ class Upstreams:
         self._pace = pace or Pace()
         self._max_bytes = max_answer_bytes
         self._links: dict[str, tuple[Upstream, Link]] = {}
+        self._standing: dict[str, Standing] = {}
         self._retiring: dict[asyncio.Task[None], Link] = {}
         self._on_changed: list[ToolsChanged] = []
         self._on_notice: list[Notified] = []
@@ -92,6 +96,7 @@ class Upstreams:
 
     async def close(self) -> None:
         """Ends every session, child and task; returns when nothing is left."""
+        await asyncio.gather(*(standing.close() for standing in self._standing.values()))
         links = [*(link for _, link in self._links.values()), *self._retiring.values()]
         self._links.clear()
         for task in self._retiring:
@@ -107,7 +112,7 @@ class Upstreams:
             return
         self._links.pop(name, None)
         if known is not None:
-            task = asyncio.create_task(known[1].retire())
+            task = asyncio.create_task(_retired(known[1], self._standing.pop(name, None)))
             self._retiring[task] = known[1]
             task.add_done_callback(self._retiring.pop)
         if settings is not None:
@@ -117,6 +122,14 @@ class Upstreams:
         """How an upstream is doing now."""
         link = self._known(name)[1]
         return UpstreamStatus(link.state, link.peer, link.error)
+
+    async def meet(self, name: str, seconds: float) -> Peer | None:
+        """What an upstream says of itself, if it can be met in so many seconds."""
+        link = self._known(name)[1]
+        if link.peer is None:
+            with suppress(GatewayError):
+                await link.ready(asyncio.get_running_loop().time() + seconds)
+        return link.peer
 
     async def list_tools(self, name: str, *, deadline: float | None = None) -> list[RawTool]:
         """The tools of an upstream now, as it lists them."""
@@ -133,6 +146,8 @@ class Upstreams:
         progress: Progress | None = None,
         meta: Mapping[str, Any] | None = None,
         elicit: Elicit | None = None,
+        notice: Notice | None = None,
+        capabilities: Mapping[str, Any] | None = None,
         relay_input: bool = False,
         input_responses: Mapping[str, Any] | None = None,
         request_state: str | None = None,
@@ -148,7 +163,7 @@ class Upstreams:
             params["inputResponses"] = input_responses
         if request_state is not None:
             params["requestState"] = request_state
-        hooks = Hooks(progress, elicit)
+        hooks = Hooks(progress, elicit, notice, capabilities)
         return await self.request(
             name, "tools/call", params, deadline=deadline, hooks=hooks, relay_input=relay_input
         )
@@ -178,6 +193,18 @@ class Upstreams:
         """Tells an upstream something that has no answer."""
         settings, link = self._known(name)
         await link.notify(method, params, settings.timeout_seconds)
+
+    def standing(self, name: str) -> Standing:
+        """What is wanted of an upstream for longer than a request."""
+        link = self._known(name)[1]
+        found = self._standing.get(name)
+        if found is None:
+
+            def notice(method: str, params: Mapping[str, Any]) -> None:
+                self._tell(self._on_notice, name, method, params)
+
+            found = self._standing[name] = Standing(link, notice)
+        return found
 
     def on_tools_changed(self, callback: ToolsChanged) -> Callable[[], None]:
         """Calls back with a name when that upstream's tools should be listed again."""
@@ -245,3 +272,9 @@ class Upstreams:
                 listener(*what)
             except Exception:  # one listener's fault is not the others', nor the upstream's
                 log.exception("upstream_listener_failed", upstream=what[0])
+
+
+async def _retired(link: Link, standing: Standing | None) -> None:
+    if standing is not None:
+        await standing.close()
+    await link.retire()

@@ -22,9 +22,11 @@ from gateway.connectors.upstream_answers import too_large
 from gateway.connectors.upstream_child import READ_BYTES, Child, start_child
 from gateway.connectors.upstream_headers import HeaderMarks
 from gateway.connectors.upstream_rpc import (
+    ACKNOWLEDGED,
     GREETING,
     INTERACTIVE,
     LISTEN_FILTER,
+    LOGGED,
     METHOD_NOT_FOUND,
     NO_HOOKS,
     Elicit,
@@ -118,13 +120,16 @@ class StdioSession:
         """Tells the upstream something that has no answer."""
         await self._write({"jsonrpc": "2.0", "method": method, "params": params})
 
-    async def listen(self, opened: Callable[[], None]) -> None:
+    async def listen(
+        self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
+    ) -> None:
         """Asks a modern upstream for its notices; an older one sends them without being asked."""
         if self.peer.era != "modern":
             raise NotOffered
-        params = {"notifications": LISTEN_FILTER}
+        params = {"notifications": wanted}
+        hooks = Hooks(notice=lambda method, params: opened())
         try:
-            await self._exchange("subscriptions/listen", params, self.peer, LISTEN_SECONDS)
+            await self._exchange("subscriptions/listen", params, self.peer, LISTEN_SECONDS, hooks)
         except RpcFailed as error:
             if error.rpc_code == METHOD_NOT_FOUND:
                 raise NotOffered from error
@@ -155,7 +160,14 @@ class StdioSession:
     ) -> dict[str, Any]:
         request_id = next(self._ids)
         asks_progress = hooks.progress is not None
-        message = request_message(request_id, method, params, peer, progress=asks_progress)
+        message = request_message(
+            request_id,
+            method,
+            params,
+            peer,
+            progress=asks_progress,
+            capabilities=hooks.capabilities,
+        )
         pending = self._pending[request_id] = _Pending(None, method in INTERACTIVE)
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -248,8 +260,17 @@ class StdioSession:
         elif method == "notifications/progress":
             token = params.get("progressToken") if isinstance(params, dict) else None
             self._deliver(token, message, must=False)
-        elif method != "notifications/subscriptions/acknowledged":
+        elif method == ACKNOWLEDGED:
+            self._deliver(_subscription(params), message, must=False)
+        elif method == LOGGED and (asking := self._interactive()):
+            # It names no request: it is passed to a caller who is surely meant, or to nobody.
+            if len(asking) == 1:
+                self._pending[asking[0]].put(message, must=False)
+        else:
             self._notice(method, params if isinstance(params, dict) else {})
+
+    def _interactive(self) -> list[int]:
+        return [id for id, item in self._pending.items() if item.interactive]
 
     def _deliver(self, request_id: Any, message: Message, *, must: bool) -> None:
         pending = self._pending.get(request_id) if isinstance(request_id, int) else None
@@ -267,10 +288,16 @@ class StdioSession:
 
     async def _respond(self, message: Message) -> None:
         """A question names no request, so it is only put to a caller who is surely meant."""
-        asking = [item.elicit for item in self._pending.values() if item.interactive]
-        response = await answer(message, asking[0] if len(asking) == 1 else None)
+        asking = self._interactive()
+        elicit = self._pending[asking[0]].elicit if len(asking) == 1 else None
+        response = await answer(message, elicit)
         with suppress(GatewayError):
             await self._write(response)
+
+
+def _subscription(params: Any) -> Any:
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return meta.get("io.modelcontextprotocol/subscriptionId") if isinstance(meta, dict) else None
 
 
 async def _inbox(pending: _Pending) -> AsyncGenerator[Message, None]:

@@ -152,14 +152,15 @@ async def test_change_that_the_child_announces_is_told(era: str) -> None:
         assert len(await ups.list_tools("up")) == before + 1
 
 
-async def test_other_notices_are_told_with_the_name_of_their_upstream() -> None:
-    heard: list[tuple[str, str, Mapping[str, Any]]] = []
+async def test_what_is_logged_during_a_call_is_told_to_its_caller_alone() -> None:
+    everyone: list[tuple[str, str, Mapping[str, Any]]] = []
+    caller: list[tuple[str, Mapping[str, Any]]] = []
     async with upstreams(stdio("up")) as ups:
-        stop = ups.on_notification(lambda *notice: heard.append(notice))
+        ups.on_notification(lambda *notice: everyone.append(notice))
+        await ups.call("up", "log", {}, notice=lambda *notice: caller.append(notice))
         await ups.call("up", "log", {})
-        stop()
-        await ups.call("up", "log", {})
-    assert heard == [("up", "notifications/message", {"level": "info", "data": "hello"})]
+    assert caller == [("notifications/message", {"level": "info", "data": "hello"})]
+    assert everyone == []
 
 
 async def test_child_killed_during_calls_fails_them_at_once_and_comes_back() -> None:
