@@ -76,9 +76,8 @@ def _compare(what: str, against: str, as_json: bool) -> None:
         show_json({"agrees": compared.agrees, **asdict(compared)})
     else:
         for missing in compared.missing:
-            print(
-                f"missing    {missing.operation} ({missing.method} {missing.path}): {missing.reason}"
-            )
+            where = f"{missing.operation} ({missing.method} {missing.path})"
+            print(f"missing    {where}: {missing.reason}")
         for difference in compared.differing:
             print(f"differs    {difference.operation}.{difference.parameter}: {difference.message}")
         print(
