@@ -78,7 +78,7 @@ log = structlog.get_logger("gateway")
 JWKS_SECONDS = 5.0
 FIRST_LOOK_SECONDS = 2.0
 JWKS_BYTES = 1024 * 1024
-OPERATIONS = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
+PROBES = frozenset(("/healthz", "/readyz"))  # by address, without a name: no Host to check
 INSTRUCTIONS = (
     "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
     "appear and change while you work."
@@ -138,7 +138,7 @@ class App:
             await self._serve(path, scope, receive, send)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if path in OPERATIONS:
+        if path in PROBES:
             await self.health(scope, receive, send)
             return
         try:
@@ -148,7 +148,9 @@ class App:
                 send, refusal.status, refusal.message.encode(), content_type=b"text/plain"
             )
             return
-        if path.startswith("/api/"):
+        if path in ("/health", "/metrics"):
+            await self.health(scope, receive, send)
+        elif path.startswith("/api/"):
             await self.rest(scope, receive, send)
         elif path == "/console" or path.startswith("/console/"):
             await self.console(scope, receive, send)
@@ -289,7 +291,7 @@ def _assembled(
 
     metrics = Metrics(lambda: gateway.snapshot, figures)
     gateway.invoker.on_finished(metrics.finished)
-    health = Health(gateway, metrics.registry, figures)
+    health = Health(gateway, identity, metrics.registry, figures)
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
     rest = RestApi(
         gateway,

@@ -1,22 +1,33 @@
-"""For those who operate the gateway: alive, ready, how it is, and figures for Prometheus."""
+"""For those who operate the gateway: alive, ready, how it is, and figures for Prometheus.
+
+`/healthz` and `/readyz` say nothing but that, to anyone. What connections there are is told to
+callers with a token, each as far as it may know; without one, `/health` and `/metrics` give sums.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
+from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.edge.gateway import Gateway
-from gateway.edge.http_guard import respond
-from gateway.errors import GatewayError
+from gateway.edge.http_guard import fold, respond
+from gateway.edge.identity import Identity
+from gateway.errors import GatewayError, Unauthenticated
+from gateway.model import Principal
+from gateway.policy.access import may_know
 
 TEXT = b"text/plain; charset=utf-8"
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health:
@@ -25,10 +36,12 @@ class Health:
     def __init__(
         self,
         gateway: Gateway,
+        identity: Identity,
         registry: CollectorRegistry,
         figures: Callable[[], dict[str, int]],
     ) -> None:
         self._gateway = gateway
+        self._identity = identity
         self._registry = registry
         self._figures = figures
         self._started = time.time()
@@ -45,9 +58,16 @@ class Health:
             case "/readyz":
                 await self._ready(send)
             case "/health":
-                await respond(send, 200, orjson.dumps(await self.report()))
+                who = await self._who(scope)
+                await respond(send, 200, orjson.dumps(await self.report(who)))
             case _:
-                await respond(send, 200, generate_latest(self._registry), content_type=TEXT)
+                await respond(send, 200, await self._metrics(scope), content_type=PROMETHEUS)
+
+    async def _who(self, scope: Scope) -> Principal | None:
+        try:
+            return await self._identity.identify(fold(scope["headers"]))
+        except (Unauthenticated, GatewayError):
+            return None
 
     async def _ready(self, send: Send) -> None:
         store = await self._store()
@@ -55,36 +75,49 @@ class Health:
         reason = b"ready" if ready else b"draining" if self.draining else store.encode()
         await respond(send, 200 if ready else 503, reason, content_type=TEXT)
 
-    async def report(self) -> dict[str, Any]:
-        """The whole state in one object: no secrets, no addresses."""
+    async def _metrics(self, scope: Scope) -> bytes:
+        who = await self._who(scope)
+        if who is not None and who.admin:
+            return generate_latest(self._registry)
+        summed = CollectorRegistry()
+        summed.register(_Summed(self._registry))
+        return generate_latest(summed)
+
+    async def report(self, who: Principal | None) -> dict[str, Any]:
+        """The whole state in one object, as far as the caller may know it."""
         snapshot = self._gateway.snapshot
-        refreshed = self._gateway.catalog.refreshed_at
-        connections = [
-            {
-                "name": state.name,
-                "status": state.status,
-                "tools": len(state.tools),
-                "last_refresh": refreshed.get(state.name),
-                "problems": Counter(problem.severity for problem in state.problems),
-            }
-            for state in snapshot.connections.values()
-        ]
+        states = list(snapshot.connections.values())
+        shown = [self._row(s) for s in states if who is not None and may_know(who, s)]
         store = await self._store()
-        failing = [c["name"] for c in connections if c["status"] == "failing"]
-        azure_problem = self._gateway.azure.problem
-        degraded = bool(failing) or bool(self.config_problem or azure_problem)
+        problem = self.config_problem if who is not None and who.admin else None
         return {
-            "status": "failing" if store != "ok" else "degraded" if degraded else "ok",
+            "status": self._status(snapshot, store),
             "version": __version__,
             "revision": snapshot.revision,
             "uptime_seconds": round(time.time() - self._started, 1),
             "tools": len(snapshot.tools),
-            "connections": connections,
+            "connections": shown,
+            "connections_by_status": Counter(state.status for state in states),
             "store": store,
             "draining": self.draining,
-            "config_problem": self.config_problem,
-            "azure_problem": "the resource group can't be listed" if azure_problem else None,
+            "config": "ok" if self.config_problem is None else "problem",
+            "config_problem": problem,
             **self._figures(),
+        }
+
+    def _status(self, snapshot: Snapshot, store: str) -> str:
+        if store != "ok":
+            return "failing"
+        failing = any(state.status == "failing" for state in snapshot.connections.values())
+        return "degraded" if failing or self.config_problem is not None else "ok"
+
+    def _row(self, state: ConnectionState) -> dict[str, Any]:
+        return {
+            "name": state.name,
+            "status": state.status,
+            "tools": len(state.tools),
+            "last_refresh": self._gateway.catalog.refreshed_at.get(state.name),
+            "problems": Counter(problem.severity for problem in state.problems),
         }
 
     async def _store(self) -> str:
@@ -93,3 +126,28 @@ class Health:
         except GatewayError as error:
             return error.code
         return "ok"
+
+
+class _Summed(Collector):
+    """The same figures without the names of connections."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            summed = Metric(family.name, family.documentation, family.type, family.unit)
+            for name, labels, value in _sums(family):
+                summed.add_sample(name, labels, value)
+            yield summed
+
+
+def _sums(family: Metric) -> Iterable[tuple[str, dict[str, str], float]]:
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
+        labels = tuple((k, v) for k, v in sample.labels.items() if k != "connection")
+        key = (sample.name, labels)
+        sums[key] = sums.get(key, 0.0) + sample.value
+    return ((name, dict(labels), value) for (name, labels), value in sums.items())
