@@ -20,7 +20,8 @@ from gateway.egress import Answer, Request
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 
 API_VERSION = "2016-06-01"
-MAX_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024  # the list of all connectors is one page
+HEAVY_BYTES = 256 * 1024
 MAX_PAGES = 50
 MAX_TRIES = 3
 MAX_WAIT_SECONDS = 10.0
@@ -46,13 +47,14 @@ class ArmClient:
     async def ask(self, azure: Azure, method: str, path: str, body: Any = None) -> Any:
         """The JSON that comes of a request; None where nothing does."""
         answer = await self._exchange(azure, method, _url(azure, path), body, MAX_BYTES)
-        return _json(answer.body) if answer.body.strip() else None
+        return await _json(answer.body) if answer.body.strip() else None
 
     async def pages(self, azure: Azure, path: str) -> AsyncIterator[Any]:
         """The entries of a list, page by page. A list that can't be read to its end is an error."""
         url = _url(azure, path)
         for _ in range(MAX_PAGES):
-            page = _json((await self._exchange(azure, "GET", url, None, MAX_BYTES)).body)
+            answer = await self._exchange(azure, "GET", url, None, MAX_BYTES)
+            page = await _json(answer.body)
             entries = page.get("value") if isinstance(page, dict) else None
             if not isinstance(entries, list):
                 raise UpstreamFailed("upstream_error", "Azure's answer is not a list.")
@@ -155,8 +157,10 @@ def _words(body: bytes) -> str:
         return ""
 
 
-def _json(body: bytes) -> Any:
+async def _json(body: bytes) -> Any:
     try:
+        if len(body) > HEAVY_BYTES:
+            return await asyncio.to_thread(orjson.loads, body)
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise UpstreamFailed("upstream_error", "Azure's answer is not JSON.") from error

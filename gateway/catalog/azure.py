@@ -8,6 +8,7 @@ every connection at once, so that reading each one's definition after it costs o
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from gateway.model import digest
 
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
 MAX_CONNECTIONS = 1000
+LISTED_SECONDS = 60.0
 EXPORT_SECONDS = 10.0  # for connections of one API that are read at the same time
 MAX_EXPORTS = 16
 CONSENT_SECONDS = 300.0
@@ -48,7 +50,8 @@ class AzureDirectory:
         self._settings = settings
         self._return_address = return_address  # for who signed in for a resource
         self._identity = identity  # objectId and tenantId of those we are to Azure
-        self._listed: dict[str, Resource] = {}  # each used once, by the reading that follows
+        # Each is used once, by the reading that follows the listing.
+        self._listed: TTLCache[str, Resource] = TTLCache(MAX_CONNECTIONS, LISTED_SECONDS)
         self._exports: TTLCache[str, bytes] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
         self._exporting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._consents: TTLCache[str, str] = TTLCache(MAX_CONNECTIONS, CONSENT_SECONDS)
@@ -63,7 +66,7 @@ class AzureDirectory:
                 found[resource.id.lower()] = resource
             if len(found) > MAX_CONNECTIONS:
                 raise DefinitionUnreadable(f"the group has over {MAX_CONNECTIONS} connections")
-        self._listed = found
+        self._listed.update(found)
         raw = orjson.dumps([_kept(found[key]) for key in sorted(found)])
         return Definition(listing_location(azure), raw, digest(raw))
 
@@ -167,13 +170,14 @@ class AzureDirectory:
         return await self._identity(azure) if self._identity else {}
 
     async def managed_apis(self) -> list[dict[str, Any]]:
-        """The connectors Azure offers at the configured location, as Azure describes them."""
+        """The connectors Azure offers at the configured location, in Azure's words for each."""
         azure = self._configured()
         path = apis_path(azure)
         known = self._catalogue.get(path)
         if known is None:
-            entries = [e async for e in self._client.pages(azure, path) if isinstance(e, dict)]
-            known = self._catalogue[path] = entries
+            entries = self._client.pages(azure, path)
+            known = [_brief(entry) async for entry in entries if isinstance(entry, dict)]
+            self._catalogue[path] = known
         return known
 
     async def managed_api(self, name: str) -> dict[str, Any]:
@@ -285,17 +289,21 @@ def listing_location(azure: Azure) -> str:
 def resource_id(azure: Azure, name: str, settings: ArmConnection) -> str:
     """The connection's resource: the one that is named, else that of its own name in the group."""
     id_ = settings.resource_id or f"{connections_path(azure)}/{name}"
-    if not is_id(id_):
-        raise Fixable("connection_invalid", "resource_id is not the id of a resource in Azure")
+    if not is_id(id_) or not _CONNECTION.search(id_):
+        raise Fixable("connection_invalid", "resource_id is not the id of a connection in Azure")
     return id_
 
 
 def api_id(azure: Azure, api: str) -> str:
     """The connector's resource: managed ones go by their name, custom ones by their whole id."""
     id_ = api if api.startswith("/") else f"{apis_path(azure)}/{api}"
-    if not is_id(id_):
+    if not is_id(id_) or not _API.search(id_):
         raise Fixable("invalid_arguments", f"{api[:64]!r} is not the name of a managed API")
     return id_
+
+
+_CONNECTION = re.compile(r"/providers/Microsoft\.Web/connections/[^/]+\Z", re.IGNORECASE)
+_API = re.compile(r"/providers/Microsoft\.Web/.*(managed|custom)Apis/[^/]+\Z", re.IGNORECASE)
 
 
 def read_listing(raw: bytes) -> list[Resource]:
@@ -310,6 +318,13 @@ def _kept(resource: Resource) -> dict[str, Any]:
         for key, value in asdict(resource).items()
         if key in ("id", "name", "display_name", "api_id", "api_name")
     }
+
+
+def _brief(entry: dict[str, Any]) -> dict[str, Any]:
+    """What is searched of a connector: a thousand of them are kept for a while."""
+    properties = entry.get("properties")
+    about = properties.get("generalInformation") if isinstance(properties, dict) else None
+    return {"name": entry.get("name"), "properties": {"generalInformation": about}}
 
 
 def _body(

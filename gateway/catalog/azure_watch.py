@@ -57,7 +57,11 @@ class AzureWatch:
     async def refresh(self, *, by: str) -> list[Report]:
         """Lists the group and looks at everything that is in it."""
         await self.look()
-        return await self._catalog.refresh(self.connections(), by=by)
+        reports = await self._catalog.refresh(self.connections(), by=by)
+        if reports:
+            failing = [report.name for report in reports if report.status == "failing"]
+            log.info("azure read", connections=len(reports), failing=failing)
+        return reports
 
     def connections(self) -> list[str]:
         """The connections that come from the group."""
@@ -71,5 +75,9 @@ class AzureWatch:
             azure = self._catalog.current.settings.azure
             if azure is None or not azure.refresh_seconds:
                 continue
-            if time.time() - self._listed_at >= azure.refresh_seconds:
+            if time.time() - self._listed_at < azure.refresh_seconds:
+                continue
+            try:
                 await self.refresh(by="schedule")
+            except GatewayError as error:  # the store's, or of a connection that went meanwhile
+                log.warning("azure not refreshed", code=error.code, error=error.message)

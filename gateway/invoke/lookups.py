@@ -119,10 +119,8 @@ class LookUps:
             if onward is None or len(values) >= MAX_VALUES:
                 break
             call = onward
-        return {
-            "values": values[:MAX_VALUES],
-            "more": bool(link) or len(values) > MAX_VALUES,
-        }
+        shown = _fitting(values[:MAX_VALUES], asked.snapshot.settings.limits.max_output_bytes)
+        return {"values": shown, "more": bool(link) or len(values) > len(shown)}
 
     def _target(self, asked: Question, step: Step) -> Tool:
         """The operation a step calls, as this caller may call it."""
@@ -234,6 +232,16 @@ def _plain(result: Mapping[str, Any], structured: Any) -> Any:
     text = next((part["text"] for part in result["content"] if part.get("type") == "text"), "")
     wrapped = structured.keys() == {"result"} and not text.lstrip().startswith("{")
     return structured["result"] if wrapped else structured
+
+
+def _fitting(values: list[dict[str, Any]], bound: int) -> list[dict[str, Any]]:
+    """As many as a result may hold."""
+    size = 0
+    for index, value in enumerate(values):
+        size += len(orjson.dumps(value)) + 1
+        if size > bound:
+            return values[:index]
+    return values
 
 
 def _failure(structured: Any) -> GatewayError:

@@ -7,11 +7,12 @@ from typing import Any
 
 import httpx2
 import orjson
+import pytest
 from mcp.client.client import Client
 
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.peers import until
-from tests.peers_arm import CUSTOM, MANAGED, azure
+from tests.peers_arm import CUSTOM, GROUP, MANAGED, azure
 
 
 async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
@@ -321,3 +322,48 @@ async def test_without_azure_there_is_nothing_of_it(gateway: Running) -> None:
         assert "list_managed_apis" not in await names(client)
         refused = await own_call(client, "put_connection", name="x", kind="arm", api="teams")
         assert "[azure]" in refused["error"]["message"]
+
+
+async def test_config_toml_may_speak_for_a_connection_of_the_group(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure("office365") as peer:
+        own = '[connections.office365]\nkind = "arm"\naccess = "read-only"\n'
+        gateway: Running = await make_gateway(OPEN + own + peer.table)
+        async with Client(gateway.mcp) as client:
+            listed = await names(client)
+            assert "office365_get_email_v2" in listed
+            assert "office365_send_email_v2" not in listed
+            rows = (await own_call(client, "list_connections"))["connections"]
+            assert [(row["name"], row["origin"]) for row in rows] == [("office365", "config")]
+
+
+async def test_azure_comes_and_goes_with_an_edit(make_gateway: GatewayMaker) -> None:
+    async with azure("office365") as peer:
+        gateway: Running = await make_gateway()
+        state = gateway.app.gateway
+        gateway.config.write_text(OPEN + peer.table, encoding="utf-8")
+        await until(lambda: "office365_get_email_v2" in state.snapshot.tools)
+        gateway.config.write_text(OPEN, encoding="utf-8")
+        await until(lambda: "office365_get_email_v2" not in state.snapshot.tools)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"resource_id": "/subscriptions/s/providers/Microsoft.Compute/virtualMachines/x"},
+        {"resource_id": f"{GROUP}/connections/../../x"},
+        {"api": "../../x"},
+        {"api": "/subscriptions/s/providers/Microsoft.Compute/virtualMachines/x"},
+    ],
+    ids=str,
+)
+async def test_nothing_but_connections_and_connectors_is_touched(
+    make_gateway: GatewayMaker, values: dict[str, str]
+) -> None:
+    async with azure() as peer:
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            refused = await own_call(client, "put_connection", name="x", kind="arm", **values)
+        assert refused["error"]["code"] in ("connection_invalid", "invalid_arguments")
+        assert {method for method, _ in peer.requests} == {"GET"}
