@@ -31,7 +31,7 @@ class Hour:
     p95_ms: float | None
     by_connection: Counter[str]
     by_client: Counter[str]
-    paths: Counter[tuple[str, str]]  # client and connection
+    reached: Counter[tuple[str, str]]  # connection, and what was done there
 
     @property
     def rate(self) -> int:
@@ -60,13 +60,12 @@ def hour_of(counts: list[Count], seconds: list[float]) -> Hour:
     """The hour, of what was counted."""
     minutes = [0] * MINUTES
     by_connection, by_client = Counter[str](), Counter[str]()
-    paths, statuses = Counter[tuple[str, str]](), Counter[str]()
+    reached, statuses = Counter[tuple[str, str]](), Counter[str]()
     for count in counts:
         minutes[min(max(count.minute, 0), MINUTES - 1)] += count.calls
-        client = client_name(count.client)
         by_connection[count.connection] += count.calls
-        by_client[client] += count.calls
-        paths[client, count.connection] += count.calls
+        by_client[client_name(count.client)] += count.calls
+        reached[count.connection, count.access] += count.calls
         statuses[count.status] += count.calls
     return Hour(
         tuple(minutes),
@@ -76,7 +75,7 @@ def hour_of(counts: list[Count], seconds: list[float]) -> Hour:
         _p95(seconds),
         by_connection,
         by_client,
-        paths,
+        reached,
     )
 
 

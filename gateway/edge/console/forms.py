@@ -82,7 +82,8 @@ def _fields(
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return
-    required = schema.get("required", ())
+    given = schema.get("required")
+    required = given if isinstance(given, list) else []
     for name in sorted(properties, key=lambda key: key not in required):
         raw = properties[name]
         inner, ref = _resolved(raw, root)
@@ -132,7 +133,8 @@ def _control(
         case "integer" | "number":
             return "number", "number", ()
         case "string":
-            if schema.get("maxLength", 0) > LONG_TEXT or schema.get("format") == "byte":
+            longest = schema.get("maxLength")
+            if isinstance(longest, int) and longest > LONG_TEXT or schema.get("format") == "byte":
                 return "area", "text", ()
             return "text", TEXT_FORMATS.get(str(schema.get("format")), "text"), ()
     return "json", "text", ()
@@ -166,7 +168,8 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         if not isinstance(target, str):
             return schema, ref
         ref = target
-        schema = root.get("$defs", {}).get(target.removeprefix("#/$defs/"))
+        named = root.get("$defs")
+        schema = named.get(target.removeprefix("#/$defs/")) if isinstance(named, dict) else None
     return {}, ref
 
 

@@ -22,7 +22,7 @@ MAX_CLIENTS, MAX_CONNECTIONS = 5, 7
 COLUMNS = (0, 290, 560, 860)
 WIDTHS = (190, 170, 210, 180)
 LABEL_CHARS = 22
-TOOL_KINDS = (("read", "read"), ("write", "write"), ("delete", "delete"))
+TOOL_KINDS = {"read": "eye", "write": "pencil", "delete": "trash-2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def _lines(
     for state, box in zip(chosen, third, strict=True):
         lines.append(_line(access, box, hour.by_connection[state.name], _tone(state)))
         has = {tool.access for tool in state.tools}
-        for (kind, _), target in zip(TOOL_KINDS, last, strict=True):
+        for kind, target in zip(TOOL_KINDS, last, strict=True):
             if kind in has:
-                lines.append(_line(box, target, 0))
+                lines.append(_line(box, target, hour.reached[state.name, kind]))
     return lines
 
 
@@ -183,11 +183,10 @@ def _tone(state: ConnectionState) -> str:
 
 def _kinds(tools: Mapping[str, Tool]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
-    for kind, word in TOOL_KINDS:
+    for kind, icon in TOOL_KINDS.items():
         ours = [tool for tool in tools.values() if tool.access == kind]
         tokens = sum(tool.tokens for tool in ours)
-        icon = {"read": "eye", "write": "pencil", "delete": "trash-2"}[kind]
-        href = f"/console/tools?access={kind}"
         note = f"≈ {number(tokens)} tokens" if ours else "none"
-        found.append((f"{number(len(ours))} {word}", note, icon, f"a-{kind}", href))
+        href = f"/console/tools?access={kind}"
+        found.append((f"{number(len(ours))} {kind}", note, icon, f"a-{kind}", href))
     return found

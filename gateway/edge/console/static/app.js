@@ -159,7 +159,6 @@ function keepPlaces(cards, fragment) {
     for (const control of all('button, input', ended)) control.disabled = true;
     const before = old.slice(place + 1).find(next => coming.has(next.id));
     fragment.insertBefore(ended, before ? fragment.getElementById(before.id) : null);
-    one('.empty', fragment)?.remove();
   });
 }
 const sweep = () => {

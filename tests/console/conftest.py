@@ -1,0 +1,173 @@
+"""The console for tests: over plain HTTP, and in a real browser that tolerates no mistake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from tests.conftest import GatewayMaker, Running
+
+CHROMIUM = Path("/usr/bin/chromium")
+PATIENCE_MS = 15_000  # a busy machine draws slowly; nothing here waits for time to pass
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+TOKENS = {name: f"{name}-token-0123456789" for name in ("root", "eve", "ann")}
+DEMO = """
+[auth]
+mode = "none"
+[network]
+allow = ["127.0.0.1/32"]
+[permissions]
+level = "execute_with_confirm"
+timeout_seconds = 30
+[demo]
+enabled = true
+"""
+WITH_TOKENS = (
+    DEMO.replace('"none"', '"tokens"')
+    + f"""
+[principals.root]
+token = "{TOKENS["root"]}"
+admin = true
+[principals.eve]
+token = "{TOKENS["eve"]}"
+admin = true
+[principals.ann]
+token = "{TOKENS["ann"]}"
+"""
+)
+# Runs nothing of ours: it only notes what the page's own policy refused.
+NOTE_VIOLATIONS = """
+document.addEventListener('securitypolicyviolation', event =>
+  console.error('policy violated: ' + event.violatedDirective + ' ' + event.blockedURI));
+"""
+
+needs_browser = pytest.mark.skipif(
+    not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"
+)
+
+
+@dataclass
+class Visitor:
+    """A client with cookies that knows the token of its forms."""
+
+    http: httpx2.AsyncClient
+    csrf: str = ""
+
+    async def get(self, path: str, **more: Any) -> httpx2.Response:
+        return await self.http.get(path, **more)
+
+    async def post(self, path: str, **fields: str) -> httpx2.Response:
+        return await self.http.post(path, data={"csrf": self.csrf, **fields})
+
+    async def sign_in(self, token: str = "") -> httpx2.Response:
+        answer = await self.http.post("/console/sign-in", data={"token": token})
+        if answer.status_code == 303:
+            page = (await self.http.get("/console")).text
+            self.csrf = page.split('{"X-CSRF-Token":"')[1].split('"')[0]
+        return answer
+
+
+@asynccontextmanager
+async def visitor(gateway: Running) -> AsyncIterator[Visitor]:
+    """Someone who is not signed in."""
+    async with httpx2.AsyncClient(base_url=gateway.url, timeout=10) as http:
+        yield Visitor(http)
+
+
+@pytest.fixture
+async def shop(make_gateway: GatewayMaker) -> Running:
+    """A gateway with the demo, without tokens, that asks before writes."""
+    made: Running = await make_gateway(DEMO)
+    return made
+
+
+@pytest.fixture
+async def guarded(make_gateway: GatewayMaker) -> Running:
+    """The same with tokens: two admins, root and eve, and ann."""
+    made: Running = await make_gateway(WITH_TOKENS)
+    return made
+
+
+SignedIn = Callable[..., Any]
+
+
+@pytest.fixture
+async def signed_in() -> AsyncIterator[SignedIn]:
+    """Makes visitors that are signed in."""
+    async with AsyncExitStack() as stack:
+
+        async def make(gateway: Running, name: str = "") -> Visitor:
+            made = await stack.enter_async_context(visitor(gateway))
+            answer = await made.sign_in(TOKENS.get(name, ""))
+            assert answer.status_code == 303, answer.text
+            return made
+
+        yield make
+
+
+@dataclass
+class Window:
+    """A browser's tab, and everything in it that was not as it should be."""
+
+    page: Page
+    context: BrowserContext
+    base: str
+    wrong: list[str] = field(default_factory=list)
+
+    async def open(self, path: str) -> None:
+        """Loads a page of the console and waits until it is live."""
+        await self.page.goto(f"{self.base}/console{path}")
+        await self.live()
+
+    async def live(self) -> None:
+        """Waits until the page's stream stands."""
+        await self.page.wait_for_selector("#live[data-state=on]", timeout=PATIENCE_MS)
+
+    def watch(self) -> None:
+        """Notes errors, refused loads and whatever is asked of any other place."""
+        page, wrong = self.page, self.wrong
+        page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+        page.on(
+            "request",
+            lambda r: None if r.url.startswith(self.base + "/") else wrong.append(r.url[:200]),
+        )
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield launched
+        await launched.close()
+
+
+@asynccontextmanager
+async def window_of(browser: Browser, gateway: Running, **options: Any) -> AsyncIterator[Window]:
+    """A tab at this gateway; anything that goes wrong in it fails the test."""
+    context = await browser.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    await context.add_init_script(NOTE_VIOLATIONS)
+    window = Window(await context.new_page(), context, gateway.url)
+    window.watch()
+    yield window
+    await context.close()
+    assert window.wrong == []
+
+
+async def sign_in_at(window: Window) -> None:
+    """Signs in where no token is needed."""
+    await window.page.goto(f"{window.base}/console/sign-in")
+    await window.page.click("text=Continue as local")
+    await window.live()

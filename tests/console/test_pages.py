@@ -1,0 +1,225 @@
+"""Pages, their filters, and their rows as JSON and CSV; what a caller who is no admin sees."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.conftest import Running
+from tests.console.conftest import SignedIn, Visitor
+from tests.journeys.confirming import client
+from tests.peers import provider
+
+
+async def rows(someone: Visitor, path: str, key: str) -> list[dict[str, Any]]:
+    answer = await someone.get(path)
+    assert answer.headers["content-type"] == "application/json", answer.text
+    found: list[dict[str, Any]] = answer.json()[key]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("access=delete", {"demo_delete_book"}),
+        ("risk=medium", {"demo_add_book", "demo_update_book"}),
+        ("confirm=confirm&access=write", {"demo_add_book", "demo_update_book"}),
+        ("connection=nothing", set()),
+        ("q=export_cat", {"demo_export_catalogue"}),
+    ],
+)
+async def test_tools_are_filtered_by_the_address(
+    shop: Running, signed_in: SignedIn, query: str, names: set[str]
+) -> None:
+    someone = await signed_in(shop)
+    found = await rows(someone, f"/console/tools?format=json&{query}", "tools")
+    listed = {row["name"] for row in found}
+    assert listed == names if "q=" not in query else names <= listed
+    page = (await someone.get(f"/console/tools?{query}")).text
+    assert all(f"<code>{name}</code>" in page for name in names)
+
+
+async def test_calls_are_listed_with_facets_and_given_as_csv(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    for id in ("1", "999"):
+        await someone.post("/console/tool?name=demo_get_book", **{"/id": id})
+    await calls(someone, 2)
+    failed = await rows(someone, "/console/executions?format=json&status=failed", "executions")
+    assert [(row["tool"], row["arguments"], row["status"]) for row in failed] == [
+        ("demo_get_book", {"id": 999}, "failed")
+    ]
+    csv = await someone.get("/console/executions?format=csv")
+    assert csv.headers["content-type"] == "text/csv; charset=utf-8"
+    assert csv.headers["content-disposition"] == 'attachment; filename="executions.csv"'
+    assert csv.text.splitlines()[0].startswith("id,tool,connection,principal,status")
+    assert len(csv.text.splitlines()) == 3
+    page = (await someone.get("/console/executions?status=failed")).text
+    assert 'aria-current="true"><span>failed</span><small>1</small>' in page
+
+
+async def calls(someone: Visitor, count: int) -> list[dict[str, Any]]:
+    """The calls there are, once there are so many: reads are recorded soon, not at once."""
+    async with asyncio.timeout(5):
+        while True:
+            found = await rows(someone, "/console/executions?format=json", "executions")
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.02)
+
+
+async def test_an_unknown_format_is_told_which_there_are(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    answer = await someone.get("/console/tools?format=xml")
+    assert answer.status_code == 422
+    assert "json, csv" in answer.text
+
+
+async def test_a_tool_is_tried_through_its_form_and_its_record_replayed(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    page = (await someone.get("/console/tool?name=demo_search_books")).text
+    assert 'name="/q"' in page
+    result = await someone.post("/console/tool?name=demo_search_books", **{"/q": "calvino"})
+    assert "Invisible Cities" in result.text
+    [row] = await calls(someone, 1)
+    detail = (await someone.get(f"/console/executions/{row['id']}")).text
+    assert f"name=demo_search_books&amp;like={row['id']}" in detail
+    again = (await someone.get(f"/console/tool?name=demo_search_books&like={row['id']}")).text
+    assert 'value="calvino"' in again
+
+
+async def test_a_tool_that_asks_waits_for_its_decision(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    asked = await someone.post("/console/tool?name=demo_delete_book", **{"/id": "2"})
+    assert "It waits for a decision" in asked.text
+    [card] = await rows(someone, "/console/approvals?format=json", "approvals")
+    assert (card["tool"], card["arguments"], card["risk"]) == (
+        "demo_delete_book",
+        {"id": 2},
+        "high",
+    )
+    decided = await someone.post(f"/console/approvals/{card['id']}", decision="approve")
+    assert "Approved demo_delete_book" in decided.text
+    again = await someone.post(f"/console/approvals/{card['id']}", decision="deny")
+    assert again.status_code in (403, 409)
+
+
+async def test_a_form_without_a_decision_denies(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    await someone.post("/console/tool?name=demo_delete_book", **{"/id": "2"})
+    [card] = await rows(someone, "/console/approvals?format=json", "approvals")
+    assert "Denied" in (await someone.post(f"/console/approvals/{card['id']}")).text
+
+
+async def test_a_connection_is_previewed_added_refreshed_and_deleted(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    async with provider() as peer:
+        form = {"kind": "openapi", "source": peer.spec, "name": "items"}
+        preview = (await someone.post("/console/connections/preview", **form)).text
+        assert "items_get_items" in preview and "1 tool" in preview
+        assert "items" not in shop.app.gateway.snapshot.connections
+        added = await someone.post("/console/connections", **form)
+        assert added.headers["location"] == "/console/connections/items"
+        assert "items_get_items" in (await someone.get("/console/connections/items")).text
+        again = await someone.post("/console/connections", **form)
+        assert again.status_code == 422
+        refreshed = await someone.post("/console/connections/items/refresh")
+        assert "nothing has changed" in refreshed.text
+        await someone.post("/console/connections/items/delete")
+    assert "items" not in shop.app.gateway.snapshot.connections
+
+
+async def test_a_definition_that_can_not_be_read_says_why(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    preview = await someone.post(
+        "/console/connections/preview", kind="openapi", source="http://127.0.0.1:9/none.json"
+    )
+    assert preview.status_code == 200
+    assert "can&#39;t be fetched" in preview.text
+
+
+async def test_secrets_of_a_connection_are_never_shown_again(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    async with provider() as peer:
+        form = {"kind": "openapi", "source": peer.spec, "name": "items"}
+        await someone.post("/console/connections", **form, auth="bearer", secret="very-secret-1")
+        page = (await someone.get("/console/connections/items")).text
+    assert "&#34;type&#34;: &#34;bearer&#34;" in page
+    assert "very-secret-1" not in page
+
+
+async def test_an_admin_sets_what_runs_and_gives_config_toml_its_force_back(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    await someone.post("/console/permissions", level="read_only")
+    assert shop.app.gateway.snapshot.permissions.level == "read_only"
+    assert "As in config.toml" in (await someone.get("/console/access")).text
+    await someone.post("/console/permissions", reset="1")
+    assert shop.app.gateway.snapshot.permissions.level == "execute_with_confirm"
+    wrong = await someone.post("/console/permissions", level="anything")
+    assert wrong.status_code == 422
+
+
+async def test_a_visitor_chooses_its_own_access(guarded: Running, signed_in: SignedIn) -> None:
+    ann = await signed_in(guarded, "ann")
+    await ann.post("/console/access/demo", access="read-only")
+    [row] = await rows(ann, "/console/access?format=json", "access")
+    assert (row["principal"], row["user_access"], row["effective_access"], row["tools"]) == (
+        *("ann", "read-only", "read-only", 4),
+    )
+    wrong = await ann.post("/console/access/demo", access="everything")
+    assert wrong.status_code == 422
+
+
+async def test_who_is_no_admin_sees_only_what_is_its_own(
+    guarded: Running, signed_in: SignedIn
+) -> None:
+    root, ann = await signed_in(guarded, "root"), await signed_in(guarded, "ann")
+    await root.post("/console/tool?name=demo_get_book", **{"/id": "1"})
+    await root.post("/console/tool?name=demo_delete_book", **{"/id": "1"})
+    await ann.post("/console/tool?name=demo_get_book", **{"/id": "2"})
+    everyones = await calls(root, 3)
+    mine = await rows(ann, "/console/executions?format=json&principal=root", "executions")
+    assert [(row["principal"], row["arguments"]) for row in mine] == [("ann", {"id": 2})]
+    assert await rows(ann, "/console/approvals?format=json", "approvals") == []
+    assert {
+        row["principal"] for row in await rows(ann, "/console/access?format=json", "access")
+    } == {"ann"}
+    [other] = [
+        row["id"]
+        for row in everyones
+        if row["arguments"] == {"id": 1} and row["tool"] == "demo_get_book"
+    ]
+    assert (await ann.get(f"/console/executions/{other}")).status_code == 404
+    page = (await ann.get("/console")).text
+    assert "root" not in page and "waiting for a decision" not in page
+    assert "Settings" not in (await ann.get("/console/connections/demo")).text
+
+
+async def test_connect_a_client_turns_green_with_the_first_request(
+    guarded: Running, signed_in: SignedIn
+) -> None:
+    ann = await signed_in(guarded, "ann")
+    page = (await ann.get("/console")).text
+    assert "Waiting for the first request" in page
+    assert f"claude mcp add --transport http gateway {guarded.mcp}" in page
+    assert "Authorization: Bearer YOUR_TOKEN" in page
+    async with client(guarded.url, "ann") as mcp:
+        await mcp.list_tools()
+    assert "Connected. Last heard from" in (await ann.get("/console")).text
+    root = await signed_in(guarded, "root")
+    assert "Waiting for the first request" in (await root.get("/console")).text

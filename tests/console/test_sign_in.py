@@ -1,0 +1,211 @@
+"""Who gets in: by a link once, by a token, by nothing else; and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from gateway.edge.console.sessions import COOKIE, LINK_SECONDS
+from gateway.edge.console.throttle import MAX_FROM_ADDRESS, MAX_OVERALL, WINDOW_SECONDS, Throttle
+from tests.conftest import GatewayMaker, Running
+from tests.console.conftest import TOKENS, WITH_TOKENS, SignedIn, visitor
+from tests.peers import until
+
+
+def cookie_of(answer: httpx2.Response) -> tuple[str, dict[str, str | bool]]:
+    [morsel] = SimpleCookie(answer.headers["set-cookie"]).values()
+    flags = ("httponly", "samesite", "path", "secure", "max-age")
+    return morsel.key, {name: morsel[name] for name in flags}
+
+
+async def test_without_a_cookie_there_is_only_the_sign_in_page(guarded: Running) -> None:
+    async with visitor(guarded) as someone:
+        for path in ("/console", "/console/tools", "/console/executions?format=json"):
+            answer = await someone.get(path)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in")
+        assert (await someone.get("/console/events")).status_code == 401
+        assert (await someone.post("/console/permissions", level="full_access")).status_code == 401
+
+
+async def test_a_bearer_token_does_not_count(guarded: Running) -> None:
+    async with visitor(guarded) as someone:
+        bearer = {"authorization": f"Bearer {TOKENS['root']}"}
+        assert (await someone.get("/console", headers=bearer)).status_code == 303
+
+
+async def test_a_token_opens_a_session_with_a_strict_cookie(guarded: Running) -> None:
+    async with visitor(guarded) as someone:
+        answer = await someone.sign_in(TOKENS["ann"])
+        assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+        assert cookie_of(answer) == (
+            COOKIE,
+            {
+                "httponly": True,
+                "samesite": "strict",
+                "path": "/console",
+                "secure": "",
+                "max-age": "43200",
+            },
+        )
+        assert TOKENS["ann"] not in answer.headers["set-cookie"]
+        assert (await someone.get("/console")).status_code == 200
+
+
+async def test_the_cookie_is_secure_where_the_world_comes_by_https(
+    make_gateway: GatewayMaker,
+) -> None:
+    text = WITH_TOKENS + '[server]\npublic_url = "https://gateway.example.com"\n'
+    async with visitor(await make_gateway(text)) as someone:
+        answer = await someone.http.post("/console/sign-in", data={"token": TOKENS["ann"]})
+        assert cookie_of(answer)[1]["secure"] is True
+
+
+@pytest.mark.parametrize("token", ["", "wrong-token-0123456789", "ann-token-012345678", "ä" * 2000])
+async def test_a_wrong_token_is_told_so_and_no_more(guarded: Running, token: str) -> None:
+    async with visitor(guarded) as someone:
+        answer = await someone.sign_in(token)
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+        assert "That token is not known here." in answer.text
+
+
+async def test_the_printed_link_works_once(guarded: Running) -> None:
+    link = guarded.app.console.link(guarded.url)
+    async with visitor(guarded) as first, visitor(guarded) as second:
+        opened = await first.http.get(link)
+        assert opened.status_code == 200
+        assert '<meta http-equiv="refresh" content="0;url=/console">' in opened.text
+        page = await first.get("/console")
+        assert page.status_code == 200
+        assert 'title="root"' in page.text  # the first configured admin
+        again = await second.http.get(link)
+        assert again.status_code == 401
+        assert "set-cookie" not in again.headers
+
+
+async def test_a_link_that_is_too_old_opens_nothing(guarded: Running) -> None:
+    sessions = guarded.app.console.parts.sessions
+    old = sessions._sealed({"kind": "link", "id": "a" * 32, "expires": time.time() - 1})
+    async with visitor(guarded) as someone:
+        assert (await someone.get("/console/sign-in", params={"link": old})).status_code == 401
+    assert LINK_SECONDS == 15 * 60
+
+
+async def test_a_link_is_no_cookie_and_a_cookie_no_link(guarded: Running) -> None:
+    link = guarded.app.console.parts.sessions.link()
+    assert link is not None
+    async with visitor(guarded) as someone:
+        someone.http.cookies.set(COOKIE, link, path="/console")
+        assert (await someone.get("/console")).status_code == 303
+    async with visitor(guarded) as someone:
+        answer = await someone.sign_in(TOKENS["ann"])
+        cookie = SimpleCookie(answer.headers["set-cookie"])[COOKIE].value
+        link_answer = await someone.get("/console/sign-in", params={"link": cookie})
+        assert link_answer.status_code == 401
+
+
+async def test_without_an_admin_no_link_is_made(make_gateway: GatewayMaker) -> None:
+    gateway: Running = await make_gateway(WITH_TOKENS.replace("admin = true", "admin = false"))
+    assert gateway.app.console.link(gateway.url) == f"{gateway.url}/console/sign-in"
+
+
+async def test_serving_prints_the_link_beside_its_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(WITH_TOKENS, encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        async with asyncio.timeout(15):
+            ready = (await process.stdout.readline()).decode()
+            line = ""
+            while not line.startswith("Console: "):
+                line = (await process.stderr.readline()).decode()
+        own = ready.removeprefix("Gateway ready: ").removesuffix("/mcp\n")
+        link = line.removeprefix("Console: ").strip()
+        assert link.startswith(f"{own}/console/sign-in?link=")
+        async with httpx2.AsyncClient() as http:
+            assert (await http.get(link)).status_code == 200
+            assert (await http.get(f"{own}/console")).status_code == 200
+    finally:
+        process.terminate()
+        async with asyncio.timeout(10):
+            rest, _ = await process.communicate()
+    assert (rest, process.returncode) == (b"", 0)
+
+
+async def test_a_removed_principal_is_signed_out_by_its_next_request(
+    guarded: Running, signed_in: SignedIn
+) -> None:
+    ann = await signed_in(guarded, "ann")
+    without = WITH_TOKENS.replace("[principals.ann]", "[principals.other]")
+    guarded.config.write_text(without, encoding="utf-8")
+    await until(lambda: "ann" not in guarded.app.identity.settings.principals)
+    assert (await ann.get("/console")).status_code == 303
+
+
+async def test_another_token_ends_the_sessions_of_the_old_one(
+    guarded: Running, signed_in: SignedIn
+) -> None:
+    ann = await signed_in(guarded, "ann")
+    before = guarded.app.identity.settings
+    guarded.config.write_text(
+        WITH_TOKENS.replace(TOKENS["ann"], "another-token-0123456789"), encoding="utf-8"
+    )
+    await until(lambda: guarded.app.identity.settings != before)
+    assert (await ann.get("/console")).status_code == 303
+
+
+async def test_signing_out_ends_the_cookie_for_good(guarded: Running, signed_in: SignedIn) -> None:
+    ann = await signed_in(guarded, "ann")
+    [kept] = [c.value for c in ann.http.cookies.jar if c.name == COOKIE]
+    answer = await ann.post("/console/sign-out")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in")
+    async with visitor(guarded) as thief:
+        thief.http.cookies.set(COOKIE, kept, path="/console")
+        assert (await thief.get("/console")).status_code == 303
+
+
+async def test_without_tokens_one_step_signs_in_as_local(shop: Running) -> None:
+    async with visitor(shop) as someone:
+        assert (await someone.get("/console")).status_code == 303
+        assert "Continue as local" in (await someone.get("/console/sign-in")).text
+        await someone.sign_in()
+        assert 'title="local"' in (await someone.get("/console")).text
+
+
+async def test_wrong_attempts_are_slowed_down(guarded: Running) -> None:
+    async with visitor(guarded) as someone:
+        for _ in range(MAX_FROM_ADDRESS):
+            assert (await someone.sign_in("wrong-token-0123456789")).status_code == 401
+        answer = await someone.sign_in(TOKENS["root"])
+        assert answer.status_code == 429
+        assert 0 < int(answer.headers["retry-after"]) <= WINDOW_SECONDS
+        assert "set-cookie" not in answer.headers
+
+
+def test_a_minute_without_failures_forgets_them() -> None:
+    now = [0.0]
+    throttle = Throttle(lambda: now[0])
+    for _ in range(MAX_FROM_ADDRESS):
+        throttle.failed("a")
+    assert throttle.wait("a") == WINDOW_SECONDS
+    assert throttle.wait("b") == 0
+    now[0] = WINDOW_SECONDS
+    assert throttle.wait("a") == 0
+
+
+def test_many_addresses_together_are_slowed_down_too() -> None:
+    throttle = Throttle(lambda: 0.0)
+    for i in range(MAX_OVERALL):
+        throttle.failed(f"address {i}")
+    assert throttle.wait("a new one") == WINDOW_SECONDS

@@ -1,0 +1,27 @@
+"""What others wrote is here as they published it, with its licence."""
+
+from __future__ import annotations
+
+import hashlib
+
+from gateway.edge.console.assets import VENDOR
+
+LIST = VENDOR / "SHA256SUMS"
+
+
+def test_every_vendored_file_is_as_it_was_published() -> None:
+    listed = dict(
+        reversed(line.split("  ", 1)) for line in LIST.read_text(encoding="utf-8").splitlines()
+    )
+    found = {
+        str(path.relative_to(VENDOR)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in VENDOR.rglob("*")
+        if path.is_file() and path != LIST
+    }
+    assert found == listed
+
+
+def test_every_vendored_package_brings_its_licence() -> None:
+    packages = {path for path in VENDOR.iterdir() if path.is_dir()}
+    assert {path.name for path in packages} == {"htmx", "inter", "jetbrains-mono", "lucide"}
+    assert all((path / "LICENSE").is_file() for path in packages)
