@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import orjson
-import pytest
 from mcp.client.client import Client
 
 from tests.conftest import OPEN, GatewayMaker, Running
@@ -348,22 +347,21 @@ async def test_azure_comes_and_goes_with_an_edit(make_gateway: GatewayMaker) -> 
         await until(lambda: "office365_get_email_v2" not in state.snapshot.tools)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"resource_id": "/subscriptions/s/providers/Microsoft.Compute/virtualMachines/x"},
-        {"resource_id": f"{GROUP}/connections/../../x"},
-        {"api": "../../x"},
-        {"api": "/subscriptions/s/providers/Microsoft.Compute/virtualMachines/x"},
-    ],
-    ids=str,
-)
+FOREIGN = [
+    {"resource_id": "/subscriptions/s/providers/Microsoft.Compute/virtualMachines/x"},
+    {"resource_id": f"{GROUP}/connections/../../x"},
+    {"api": "../../x"},
+    {"api": "/subscriptions/s/providers/Microsoft.Compute/virtualMachines/x"},
+]
+
+
 async def test_nothing_but_connections_and_connectors_is_touched(
-    make_gateway: GatewayMaker, values: dict[str, str]
+    make_gateway: GatewayMaker,
 ) -> None:
     async with azure() as peer:
         gateway: Running = await make_gateway(OPEN + peer.table)
         async with Client(gateway.mcp) as client:
-            refused = await own_call(client, "put_connection", name="x", kind="arm", **values)
-        assert refused["error"]["code"] in ("connection_invalid", "invalid_arguments")
+            for values in FOREIGN:
+                refused = await own_call(client, "put_connection", name="x", kind="arm", **values)
+                assert refused["error"]["code"] in ("connection_invalid", "invalid_arguments")
         assert {method for method, _ in peer.requests} == {"GET"}

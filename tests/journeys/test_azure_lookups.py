@@ -67,38 +67,36 @@ async def peer() -> AsyncIterator[Azure]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("tool", "parameter", "known", "values"),
-    [
-        (
-            "office365_v4_calendar_get_items",
-            "table",
-            {},
-            [("c1", "Mine"), ("c2", "Team's"), ("c3", "Old")],
-        ),
-        ("office365_v3_calendar_get_item", "id", {"table": "c1"}, [("e1", "id,subject")]),
-        ("office365_labelled", "label", {}, [("l1", "all")]),
-        ("teams_pin_message", "groupId", {}, [("g1", "Team")]),
-        ("teams_pin_message", "channelId", {"groupId": "g1"}, [("ch1", "General")]),
-    ],
-)
-async def test_values_are_looked_up_old_form_and_new(
-    make_gateway: GatewayMaker,
-    peer: Azure,
-    tool: str,
-    parameter: str,
-    known: dict[str, Any],
-    values: list[tuple[str, str]],
+VALUES: list[tuple[str, str, dict[str, Any], list[tuple[str, str]]]] = [
+    (
+        "office365_v4_calendar_get_items",
+        "table",
+        {},
+        [("c1", "Mine"), ("c2", "Team's"), ("c3", "Old")],
+    ),
+    ("office365_v3_calendar_get_item", "id", {"table": "c1"}, [("e1", "id,subject")]),
+    ("office365_labelled", "label", {}, [("l1", "all")]),
+    ("teams_pin_message", "groupId", {}, [("g1", "Team")]),
+    ("teams_pin_message", "channelId", {"groupId": "g1"}, [("ch1", "General")]),
+]
+
+
+async def test_values_are_looked_up_old_form_and_new_and_remembered(
+    make_gateway: GatewayMaker, peer: Azure
 ) -> None:
     gateway: Running = await make_gateway(OPEN + peer.table)
     async with Client(gateway.mcp) as client:
-        found = await own_call(client, "lookup_values", tool=tool, parameter=parameter, known=known)
-        assert found["values"] == [{"value": value, "title": title} for value, title in values]
-        # A next link to another host is not followed, and said to be left.
-        assert found["more"] is (parameter == "table")
-        calls = len(peer.invoked)
-        await own_call(client, "lookup_values", tool=tool, parameter=parameter, known=known)
-        assert len(peer.invoked) == calls
+        for tool, parameter, known, values in VALUES:
+            asked = {"tool": tool, "parameter": parameter, "known": known}
+            found = await own_call(client, "lookup_values", **asked)
+            assert found == {
+                "values": [{"value": value, "title": title} for value, title in values],
+                # A next link to another host is not followed, and said to be left.
+                "more": parameter == "table",
+            }
+            calls = len(peer.invoked)
+            await own_call(client, "lookup_values", **asked)
+            assert len(peer.invoked) == calls
 
 
 async def test_a_tree_is_opened_folder_by_folder(make_gateway: GatewayMaker, peer: Azure) -> None:
@@ -118,30 +116,26 @@ async def test_a_tree_is_opened_folder_by_folder(make_gateway: GatewayMaker, pee
         assert [entry["title"] for entry in below["values"]] == ["below 1"]
 
 
-@pytest.mark.parametrize(
-    ("tool", "parameter", "known", "words"),
-    [
-        ("office365_v3_calendar_get_item", "id", {}, "`known` must hold table"),
-        ("office365_room", "building", {}, "building and floor wait for each other"),
-        ("office365_room", "desk", {}, "NoSuchOperation, which this connection does not have"),
-        ("office365_delete_email_v2", "mailboxAddress", {}, "Microsoft's directory"),
-        ("office365_send_email_v2", "To", {}, "has no look-up for 'To'"),
-        ("office365_no_such", "x", {}, "there is no tool"),
-        ("office365_v3_calendar_get_item", "id", {"table": "c9"}, "the look-up failed"),
-    ],
-)
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("office365_v3_calendar_get_item", "id", {}, "`known` must hold table"),
+    ("office365_room", "building", {}, "building and floor wait for each other"),
+    ("office365_room", "desk", {}, "NoSuchOperation, which this connection does not have"),
+    ("office365_delete_email_v2", "mailboxAddress", {}, "Microsoft's directory"),
+    ("office365_send_email_v2", "To", {}, "has no look-up for 'To'"),
+    ("office365_no_such", "x", {}, "there is no tool"),
+    ("office365_v3_calendar_get_item", "id", {"table": "c9"}, "the look-up failed"),
+]
+
+
 async def test_a_look_up_that_cannot_be_made_says_why(
-    make_gateway: GatewayMaker,
-    peer: Azure,
-    tool: str,
-    parameter: str,
-    known: dict[str, Any],
-    words: str,
+    make_gateway: GatewayMaker, peer: Azure
 ) -> None:
     gateway: Running = await make_gateway(OPEN + peer.table)
     async with Client(gateway.mcp) as client:
-        found = await own_call(client, "lookup_values", tool=tool, parameter=parameter, known=known)
-        assert words in found["error"]["message"]
+        for tool, parameter, known, words in REFUSED:
+            asked = {"tool": tool, "parameter": parameter, "known": known}
+            found = await own_call(client, "lookup_values", **asked)
+            assert words in found["error"]["message"]
 
 
 async def test_a_schema_is_filled_in_for_the_known_inputs(
