@@ -70,4 +70,4 @@ async def known_execution(asked: Asked, id: str) -> Execution:
 
 def _readable(caller: Principal, wanted: str | None) -> str | None:
     """Whose executions are read: anyone's for an admin, else one's own."""
-    return wanted if caller.admin else caller.name
+    return (wanted or None) if caller.admin else caller.name

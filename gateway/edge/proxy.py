@@ -200,7 +200,8 @@ def _tool(state: ConnectionState, request: ProxyRequest, known: list[Tool]) -> T
         body=Body("application/json", whole="body") if request.body is not None else None,
         accept="*/*",
     )
-    bound = [request.method, operation.base_url, state.settings.auth.type, access]
+    # With its path: who always allows one raw request has not allowed another.
+    bound = [request.method, operation.base_url, request.path, state.settings.auth.type, access]
     bound += [tool.fingerprint for tool in known]
     return Tool(
         name=NAME,

@@ -16,6 +16,7 @@ import structlog
 from gateway.errors import GatewayError
 from gateway.invoke.approval_state import Ticket, opened_ticket
 from gateway.invoke.attempt import UNATTENDED
+from gateway.invoke.outcomes import failure
 from gateway.invoke.signals import Signals, heard_within
 from gateway.store.approvals import APPROVAL_CHANGED, Approval, void_approvals
 from gateway.store.database import Database
@@ -82,5 +83,5 @@ class ApprovedRuns:
         except GatewayError as error:
             # Another process was faster, or the store fails: then it is found again.
             log.debug("approved call not made", approval=approval.id, code=error.code)
-        except Exception:
-            log.exception("approved call failed", approval=approval.id)
+        except Exception as error:  # one call's trouble must not stop the others
+            log.error("approved call failed", approval=approval.id, **failure(error))

@@ -59,7 +59,8 @@ class Attempt:
     upstream_status: int | None = None
     token: str | None = None
     token_given: bool = False  # by the caller, so it may have been used before
-    background: bool = False  # the caller reads the outcome later
+    background: bool = False  # its caller does not wait
+    read_later: bool = False  # its outcome is read from its record
     on_disk: bool = False  # it has a row already
     recorded: Mapping[str, Any] | None = None
 
@@ -134,9 +135,9 @@ def _outcome(
     result: Mapping[str, Any] | None,
     error: GatewayError | None,
 ) -> dict[str, Any]:
-    # Whoever reads the outcome later has no other place to read it from.
+    # Whoever reads it later has no other place to read it from.
     limit = attempt.snapshot.settings.limits.max_output_bytes
-    bound = 2 * limit if attempt.unattended else MAX_RECORDED_BYTES
+    bound = 2 * limit if attempt.read_later else MAX_RECORDED_BYTES
     outcome: dict[str, Any] = {
         "success": status == "completed",
         "output": None if error else _bounded(output_of(result), bound),

@@ -28,6 +28,7 @@ from gateway.invoke.outcomes import (
     NotApproved,
     Unanswered,
     failed_result,
+    failure,
     going_on,
     meta_of,
     outcome_unknown,
@@ -71,6 +72,9 @@ class Approver(Protocol):
 
     async def waited_for(self, execution: Execution) -> bool:
         """Whether someone still waits for the decision on this call."""
+
+    async def void(self, approval: Approval) -> None:
+        """Withdraws an approval that is not going to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class Invoker:
     ) -> dict[str, Any]:
         """The wire dict of the result. Failures are results too."""
         attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
-        attempt.background = caller.meta.get(BACKGROUND_META) is True
+        attempt.background = attempt.read_later = caller.meta.get(BACKGROUND_META) is True
         try:
             return await self._call(attempt)
         except Unanswered as unanswered:
@@ -132,8 +136,8 @@ class Invoker:
             if attempt.tool.access == "read" and not attempt.on_disk:
                 self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
             raise
-        except Exception:  # the boundary: a caller gets a code, the log gets the stack
-            log.exception("call failed", tool=tool.name, execution=attempt.id)
+        except Exception as error:  # the boundary: a caller gets a code, the log gets the place
+            log.error("call failed", tool=tool.name, execution=attempt.id, **failure(error))
             return self._refuse(attempt, Broken("internal", "the gateway failed on this call"))
 
     def attempt(
@@ -151,6 +155,7 @@ class Invoker:
 
     async def resume(self, attempt: Attempt, approval: Approval) -> None:
         """Carries out a call that was approved after its caller had left."""
+        attempt.read_later = True
         self._allow(attempt)
         await self.running.finished(attempt, self._write(attempt, approval))
 
@@ -215,6 +220,8 @@ class Invoker:
             begun = await use_approval(self._db, approval, execution, time.time())
         if begun.outcome == "new":
             return None
+        if approval is not None and begun.outcome != "ended" and self._approver is not None:
+            await self._approver.void(approval)  # its call was made already, under its token
         return await self._first_answers.answer_of(attempt, begun)
 
     async def _complete(self, attempt: Attempt) -> dict[str, Any]:
@@ -222,12 +229,15 @@ class Invoker:
         try:
             result = await self._send(attempt)
         except asyncio.CancelledError as error:
-            await self._fail(attempt, Broken("cancelled", "the call was cancelled"), error)
-            raise
+            # Someone wanted it stopped. The task is the call's own: what it has to tell is how
+            # the call ended.
+            if task := asyncio.current_task():
+                task.uncancel()
+            return await self._fail(attempt, Broken("cancelled", "the call was cancelled"), error)
         except GatewayError as error:
             return await self._fail(attempt, error, error)
         except Exception as error:  # whatever it was, the row must not stay as executing
-            log.exception("call failed", tool=attempt.tool.name, execution=attempt.id)
+            log.error("call failed", execution=attempt.id, **failure(error))
             told = Broken("internal", "the gateway failed on this call")
             return await self._fail(attempt, told, error)
         if attempt.tool.upstream is not None:

@@ -116,7 +116,10 @@ class FirstAnswers:
         """The first call when it is over; its process may be another one."""
         deadline = time.monotonic() + _longest(attempt)
         with self._signals.awaiting(FINISHED, first.id) as heard:
-            while first.status in WAITING:
+            while True:
+                first = await get_execution(self._db, first.id) or first
+                if first.status not in WAITING:
+                    return first
                 if time.monotonic() > deadline:
                     raise Overloaded(
                         "busy",
@@ -124,8 +127,6 @@ class FirstAnswers:
                         f"find_execution {attempt.token} tells what became of it.",
                     )
                 await heard_within(heard, LOOK_SECONDS)
-                first = await get_execution(self._db, first.id) or first
-        return first
 
 
 def recorded_values(names: Sequence[str], result: Mapping[str, Any]) -> dict[str, Any] | None:

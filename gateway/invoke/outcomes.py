@@ -5,12 +5,14 @@ The model reads the sentence, programs read the structure, and both find the exe
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.invoke.attempt import Attempt
 from gateway.store.executions import ExecutionStatus
 
+MAX_LOGGED_FRAMES = 4
 ANSWERED = ("upstream_error",)  # the other side's own refusal: known, and final
 
 
@@ -64,6 +66,12 @@ def status_of(error: GatewayError) -> ExecutionStatus:
     if error.code == "outcome_unknown":
         return "unknown"
     return "denied" if isinstance(error, Refused) else "failed"
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """What the log says of an unexpected error: its kind and place, not its words or values."""
+    frames = traceback.format_tb(error.__traceback__)[-MAX_LOGGED_FRAMES:]
+    return {"error": type(error).__name__, "trace": "".join(frames)}
 
 
 def was_sent(attempt: Attempt, error: BaseException) -> bool:

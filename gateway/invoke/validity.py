@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
-from gateway.errors import Refused, UnknownTool
+from gateway.errors import GatewayError, Refused, UnknownTool
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.outcomes import NotApproved
 from gateway.model import Principal, Tool
@@ -27,7 +27,7 @@ def judged_again(snapshot: Snapshot, attempt: Attempt, approval: Approval) -> tu
         raise Refused("access_denied", "the caller has no access any more")
     try:
         tool = _found(snapshot, attempt, principal)
-    except UnknownTool:
+    except (UnknownTool, GatewayError):
         raise Refused("access_denied", "the tool is no longer there for the caller") from None
     state = snapshot.connections[tool.connection]
     if not shows(level(snapshot, principal, state), tool):

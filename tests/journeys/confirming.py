@@ -96,6 +96,7 @@ class Api:
     """The REST API as one principal."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.base = url
         self.url = f"{url}/api/v1"
         self.http = http
 

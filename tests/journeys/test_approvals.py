@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitRequestParams
 
-from tests.conftest import GatewayMaker, Running, gateway_process
+from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import (
     Api,
     answering,
@@ -21,6 +21,7 @@ from tests.journeys.confirming import (
     error_code,
     orders_api,
     sent,
+    serving,
 )
 from tests.peers import Provider, provider, until
 
@@ -273,30 +274,33 @@ async def test_call_that_was_cut_off_uses_the_approval_given_meanwhile(
     assert sent(peer) == 1
 
 
-async def test_approval_survives_kill_and_is_used_up_by_the_repeated_call(
+async def test_questions_survive_a_kill_and_what_is_approved_is_done_once(
     tmp_path: Path, peer: Provider
 ) -> None:
     (tmp_path / "config.toml").write_text(config(peer), encoding="utf-8")
-    async with gateway_process(tmp_path / "config.toml") as (process, url):
-        base = url.removesuffix("/mcp")
-        async with (
-            api(base, "root") as root,
-            call_to_be_cut_off(base, "ann", "shop_place_order", ORDER),
-        ):
-            [waiting] = await root.pending()
-            process.kill()
-            await process.wait()
-    async with gateway_process(tmp_path / "config.toml") as (_, url):
-        base = url.removesuffix("/mcp")
-        async with api(base, "root") as root:
-            assert [each["id"] for each in await root.pending()] == [waiting["id"]]
-            await root.decide("approve", waiting["id"])
-            async with client(base, "ann") as ann:
-                result = await ann.call_tool("shop_place_order", ORDER)
-            record = await root.execution(waiting["execution_id"])
-            _, approvals = await root("GET", "/approvals")
+    call = "/tools/shop_cancel_order/call"
+    async with (
+        serving(tmp_path, "root") as (process, root),
+        api(root.base, "ann") as ann,
+        call_to_be_cut_off(root.base, "ann", "shop_place_order", ORDER),
+    ):
+        [waiting] = await root.pending()
+        _, unattended = await ann("POST", call, {"arguments": {"id": "7"}})
+        before = await root.pending(2)
+        process.kill()
+        await process.wait()
+    async with serving(tmp_path, "root") as (_, root):
+        assert await root.pending(2) == before
+        for each in before:
+            assert (await root.decide("approve", each["id"]))[0] == 200
+        await root.execution(unattended["execution_id"], "completed")  # by itself
+        async with client(root.base, "ann") as agent:
+            result = await agent.call_tool("shop_place_order", ORDER)
+        record = await root.execution(waiting["execution_id"])
+        assert await root.pending(0) == []
     assert (result.meta or {})["gateway/execution_id"] == waiting["execution_id"]
-    assert (record["status"], approvals["approvals"], sent(peer)) == ("completed", [], 1)
+    assert record["status"] == "completed"
+    assert (sent(peer), sent(peer, "DELETE")) == (1, 1)
 
 
 async def test_sealed_answer_works_once_and_for_its_own_call_only(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import cast
 
 import pytest
 from mcp_types import RequestParamsMeta
 
-from tests.conftest import GatewayMaker, Running, gateway_process
+from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import Api, Gate, api, client, config, orders_api, sent
 from tests.peers import Provider, provider, until
 
@@ -53,25 +52,6 @@ async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved(
         ended = await ann.execution(denied["execution_id"], "denied")
         assert ended["error_code"] == "approval_denied"
     assert sent(peer) == 1
-
-
-async def test_rest_call_approved_while_the_gateway_is_down_runs_at_its_next_start(
-    tmp_path: Path, peer: Provider
-) -> None:
-    (tmp_path / "config.toml").write_text(config(peer), encoding="utf-8")
-    async with gateway_process(tmp_path / "config.toml") as (process, url):
-        base = url.removesuffix("/mcp")
-        async with api(base, "ann") as ann, api(base, "root") as root:
-            _, waiting = await ann("POST", CALL, {"arguments": ORDER})
-            await root.pending()
-            process.kill()
-            await process.wait()
-    async with gateway_process(tmp_path / "config.toml") as (_, url):
-        base = url.removesuffix("/mcp")
-        async with api(base, "ann") as ann, api(base, "root") as root:
-            await root.decide("approve")
-            record = await ann.execution(waiting["execution_id"], "completed")
-    assert (record["status"], sent(peer)) == ("completed", 1)
 
 
 async def test_background_call_is_answered_at_once_and_read_later(
