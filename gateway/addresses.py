@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote
 
-from yarl import URL
+import idna
 
 from gateway.errors import Fixable, Refused
 
@@ -79,16 +79,34 @@ def _plain(address: Address) -> Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a URL names: the URL as it is dialled, its host, and its address if spelled as one."""
+class Origin:
+    """Where a URL leads: what is dialled, and its address if the host is spelled as one."""
 
-    url: URL
+    scheme: str
     host: str
     port: int
     literal: Address | None
 
+    @property
+    def authority(self) -> str:
+        """Host and port as a URL and the Host header say them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
-_SHAPE = re.compile(r"(?i:(https?)):/{2}([^/?#\\]*)(/[^?#]*)?(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a URL names: where, and what is asked for there, as it goes on the wire."""
+
+    origin: Origin
+    path: str  # with its query
+
+    @property
+    def url(self) -> str:
+        return f"{self.origin.scheme}://{self.origin.authority}{self.path}"
+
+
+_SHAPE = re.compile(r"(?i:(https?)):/{2}([^/?#\\]*)((?:/[^?#]*)?)((?:\?[^#]*)?)(?:#.*)?", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -99,17 +117,8 @@ def locate(url: str) -> Target:
     if not found or _CONTROL.search(url):
         raise Fixable("connection_invalid", "Not an http or https URL.", _URL_HINT)
     scheme, authority, path, query = found.groups()
-    scheme = scheme.lower()
-    host, port, literal = _authority(scheme, authority)
-    bracketed = f"[{host}]" if ":" in host else host
-    dialled = URL.build(
-        scheme=scheme,
-        authority=bracketed if port == _PORTS[scheme] else f"{bracketed}:{port}",
-        path=_visible(path or "/"),
-        query_string=_visible(query or ""),
-        encoded=True,
-    )
-    return Target(dialled, host, port, literal)
+    asked = (path or "/") + (query if len(query) > 1 else "")
+    return Target(_origin(scheme, authority), _visible(asked))
 
 
 def _visible(text: str) -> str:
@@ -122,7 +131,8 @@ _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]{0,252})")
 
 
 @lru_cache(maxsize=1024)
-def _authority(scheme: str, authority: str) -> tuple[str, int, Address | None]:
+def _origin(scheme: str, authority: str) -> Origin:
+    scheme = scheme.lower()
     if "@" in authority:
         raise Fixable("connection_invalid", "A URL may not hold a user name.", _URL_HINT)
     found = re.fullmatch(r"(\[[^\[\]]*\]|[^:]*)(?::(\d{0,5}))?", authority, re.ASCII)
@@ -131,7 +141,7 @@ def _authority(scheme: str, authority: str) -> tuple[str, int, Address | None]:
         raise Fixable("connection_invalid", "The URL's host or port can't be read.", _URL_HINT)
     host = found[1]
     literal = _ipv6(host[1:-1]) if host.startswith("[") else _ipv4(host := _name(host))
-    return (str(literal) if literal else host), port, literal
+    return Origin(scheme, str(literal) if literal else host, port, literal)
 
 
 def _ipv6(text: str) -> Address:
@@ -146,7 +156,7 @@ def _ipv6(text: str) -> Address:
 def _name(host: str) -> str:
     """The host as it is looked up: lower case, and international names in their ASCII form."""
     try:
-        name = host if host.isascii() else str(URL.build(scheme="http", host=host).raw_host)
+        name = host if host.isascii() else idna.encode(host, uts46=True).decode("ascii")
     except ValueError:
         name = ""
     if not _HOST.fullmatch(name.lower()):

@@ -10,30 +10,27 @@ one of our own errors, which says whether anything may have reached the other si
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from functools import lru_cache
 from urllib.parse import urljoin
 
-import aiohttp
-
 from gateway.addresses import Target, forbidden, locate, networks, permitted
-from gateway.dialling import DNS_THREADS, Lookup, Resolver, judged_connector
+from gateway.dialling import DNS_THREADS, Lookup, Pool, Rules
 from gateway.errors import Broken, Fixable, Refused
-from gateway.no_answer import CLOSED, FOREIGN, NAME_UNKNOWN, SLOW, NoAnswer, translated
-from gateway.unpack import ENCODINGS, unpacked
+from gateway.no_answer import SLOW, Closed, NoAnswer, Unanswered, unanswered, undialled
+from gateway.unpack import ENCODINGS, PLAIN, unpacked
+from gateway.wire import Wire
 
 __all__ = ["Answer", "Egress", "NoAnswer", "Request", "Stream"]
 
 CHECK_SECONDS = 5.0
-MAX_HEADER_BYTES = 32_768
-LARGE_BODY_BYTES = 262_144
+MAX_NAMES = 1024
 USER_AGENT = "dynamic-mcp-gateway"
 
 Pairs = tuple[tuple[str, str], ...]
@@ -85,11 +82,10 @@ class Egress:
     ) -> None:
         self._allowed = networks(allow)
         self._lookup = lookup
-        self._tls: ssl.SSLContext | bool = tls or True
+        self._tls = tls
         self._threads: ThreadPoolExecutor | None = None
-        self._pool: _Pool | None = None
-        self._retired: set[_Pool] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._pool: Pool | None = None
+        self._retired: set[Pool] = set()
 
     async def __aenter__(self) -> Egress:
         await self.start()
@@ -101,13 +97,13 @@ class Egress:
     async def start(self) -> None:
         """Open for use, on the running event loop."""
         self._threads = ThreadPoolExecutor(DNS_THREADS, thread_name_prefix="dns")
-        self._pool = self._new_pool()
+        self._pool = Pool(self._rules())
 
     async def close(self) -> None:
         """Close every connection, at once."""
-        pools = {self._pool, *self._retired} - {None}
+        pools = [*self._retired, *([self._pool] if self._pool else [])]
         self._pool = None
-        await asyncio.gather(*(pool.session.close() for pool in pools if pool), *self._closing)
+        await asyncio.gather(*(pool.close() for pool in pools))
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -115,175 +111,158 @@ class Egress:
         """Replace the allowed networks. Exchanges under way finish; no idle connection is kept."""
         self._allowed = networks(rules)
         if self._pool:
-            old, self._pool = self._pool, self._new_pool()
-            self._retired.add(old)
-            self._close_if_done(old)
+            self._pool.retire()
+            self._retired = {pool for pool in (*self._retired, self._pool) if not pool.unused}
+            self._pool = Pool(self._rules())
 
     async def check(self, url: str) -> None:
         """Refuse a URL whose host resolves to no address that may be dialled."""
-        target = self._located(url)
-        if target.literal:
+        origin = self._located(url).origin
+        if origin.literal:
             return
-        if self._threads is None:
-            raise _not_open()
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                await Resolver(self._allowed, self._lookup, self._threads).resolve(
-                    target.host, target.port, socket.AF_UNSPEC
-                )
+                await self._rules().addresses(origin.host, origin.port)
         except (OSError, TimeoutError) as error:
-            raise NAME_UNKNOWN.error(sent=False) from error
+            raise undialled(socket.gaierror()) from error
 
     async def send(
         self, request: Request, *, deadline: float, max_bytes: int, same_host_redirects: int = 0
     ) -> Answer:
         """The answer, whole or up to `max_bytes`, within `deadline` seconds for everything."""
-        progress = _Progress()
-        try:
-            async with asyncio.timeout(deadline):
-                for _ in range(same_host_redirects):
-                    answer = await self._exchange(request, progress, max_bytes)
-                    onward = _redirected(request, answer)
-                    if onward is None:
-                        return answer
-                    request = onward
-                return await self._exchange(request, progress, max_bytes)
-        except TimeoutError as error:
-            raise SLOW.error(sent=progress.sent, seconds=deadline) from error
+        time = _Time(deadline)
+        for _ in range(same_host_redirects):
+            answer = await self._exchange(request, time, max_bytes)
+            onward = _redirected(request, answer)
+            if onward is None:
+                return answer
+            request = onward
+        return await self._exchange(request, time, max_bytes)
 
     @asynccontextmanager
     async def open(self, request: Request, *, deadline: float) -> AsyncIterator[Stream]:
         """An answer to be read as it comes: `deadline` is for its head, its body has none."""
-        progress = _Progress()
-        async with self._response(request, progress, deadline) as response:
-            headers = _received(response)
-            async with aclosing(_chunks(response, headers)) as chunks:
-                yield Stream(response.status, headers, chunks)
-
-    async def _exchange(self, request: Request, progress: _Progress, max_bytes: int) -> Answer:
+        target, time = self._located(request.url), _Time(deadline)
+        head = _head(request, target)
+        pool = self._current()
+        wire = pool.idle(target.origin) or await _dialled(pool, target, time)
         try:
-            return await self._attempt(request, progress, max_bytes)
-        except NoAnswer as error:
-            # The server closed the idle connection just as we took it up again.
-            crossed = progress.reused and isinstance(error.__cause__, CLOSED)
-            if not crossed or progress.received or request.method not in ("GET", "HEAD"):
-                raise
-        return await self._attempt(request, progress, max_bytes)
-
-    async def _attempt(self, request: Request, progress: _Progress, max_bytes: int) -> Answer:
-        async with self._response(request, progress, None) as response:
-            progress.received = True
-            headers = _received(response)
-            body, truncated = await _body(response, headers, max_bytes)
-            return Answer(response.status, headers, body, truncated, request.url)
-
-    @asynccontextmanager
-    async def _response(
-        self, request: Request, progress: _Progress, deadline: float | None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The head of an answer. Leaving closes the connection unless the body was read out."""
-        target, headers = self._located(request.url), _sendable(request)
-        pool = self._pool
-        if pool is None:
-            raise _not_open()
-        pool.users += 1
-        try:
-            response = await _sent(pool.session, request, target, headers, progress, deadline)
-            try:
-                yield response
-            finally:
-                response.close()
+            headers = await _asked(wire, request, head, time)
+            async with aclosing(_chunks(wire, headers)) as chunks:
+                yield Stream(wire.status, headers, chunks)
         finally:
-            pool.users -= 1
-            self._close_if_done(pool)
+            pool.put_back(target.origin, wire)
+
+    async def _exchange(self, request: Request, time: _Time, max_bytes: int) -> Answer:
+        target = self._located(request.url)
+        head = _head(request, target)
+        pool = self._current()
+        wire = pool.idle(target.origin)
+        if wire is not None:
+            try:
+                return await _answered(pool, wire, request, target, head, time, max_bytes)
+            except NoAnswer as error:
+                # The server closed the idle connection just as we took it up again.
+                crossed = isinstance(error.__cause__, Closed)
+                if not crossed or request.method not in ("GET", "HEAD"):
+                    raise
+            pool = self._current()
+        wire = await _dialled(pool, target, time)
+        return await _answered(pool, wire, request, target, head, time, max_bytes)
+
+    def _current(self) -> Pool:
+        if self._pool is None:
+            raise _not_open()
+        return self._pool
 
     def _located(self, url: str) -> Target:
         target = locate(url)
-        if target.literal and not permitted(target.literal, self._allowed):
-            raise forbidden(target.host)
+        literal = target.origin.literal
+        if literal and not permitted(literal, self._allowed):
+            raise forbidden(target.origin.host)
         return target
 
-    def _new_pool(self) -> _Pool:
-        assert self._threads is not None
-        trace = aiohttp.TraceConfig()
-        trace.on_request_headers_sent.append(_note_sent)
-        trace.on_connection_reuseconn.append(_note_reused)
-        session = aiohttp.ClientSession(
-            connector=judged_connector(self._allowed, self._lookup, self._threads, self._tls),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            auto_decompress=False,
-            trust_env=False,
-            skip_auto_headers=("Content-Type", "User-Agent", "Accept", "Accept-Encoding"),
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
-            trace_configs=[trace],
-        )
-        # aiohttp would repeat PUT and DELETE too when a connection breaks; we must not.
-        session._retry_connection = False
-        return _Pool(session)
+    def _rules(self) -> Rules:
+        if self._threads is None:
+            raise _not_open()
+        return Rules(self._allowed, self._lookup, self._threads, self._trusted)
 
-    def _close_if_done(self, pool: _Pool) -> None:
-        if pool in self._retired and pool.users == 0:
-            self._retired.discard(pool)
-            task = asyncio.get_running_loop().create_task(pool.session.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+    def _trusted(self) -> ssl.SSLContext:
+        """Whom TLS trusts; reading the system's list takes its time, so on a thread and once."""
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
 
 
 def _not_open() -> Broken:
     return Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
 
 
-@dataclass(slots=True, eq=False)
-class _Pool:
-    """One set of connections, all dialled under the same rules."""
+class _Time:
+    """How long an exchange may take, whatever it goes through."""
 
-    session: aiohttp.ClientSession
-    users: int = 0
+    __slots__ = ("loop", "seconds", "until")
 
+    def __init__(self, seconds: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.seconds = seconds
+        self.until = self.loop.time() + seconds
 
-@dataclass(slots=True)
-class _Progress:
-    """How far an exchange has come."""
-
-    sent: bool = False
-    reused: bool = False
-    received: bool = False
+    def ends(self, wire: Wire) -> asyncio.TimerHandle:
+        """A bare timer: it costs a seventh of `asyncio.timeout`."""
+        return self.loop.call_at(self.until, wire.fail, TimeoutError())
 
 
-async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    context.trace_request_ctx.sent = True
+async def _dialled(pool: Pool, target: Target, time: _Time) -> Wire:
+    try:
+        async with asyncio.timeout_at(time.until) as limit:
+            return await pool.dial(target.origin)
+    except OSError as error:
+        if limit.expired():
+            raise SLOW.error(sent=False, seconds=time.seconds) from error
+        raise undialled(error) from error
 
 
-async def _note_reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    context.trace_request_ctx.reused = True
-
-
-async def _sent(
-    session: aiohttp.ClientSession,
+async def _answered(
+    pool: Pool,
+    wire: Wire,
     request: Request,
     target: Target,
-    headers: list[tuple[str, str]],
-    progress: _Progress,
-    deadline: float | None,
-) -> aiohttp.ClientResponse:
-    body = request.body
-    large = body is not None and len(body) > LARGE_BODY_BYTES
+    head: bytes,
+    time: _Time,
+    max_bytes: int,
+) -> Answer:
+    """The answer to a request on this connection, which is kept if it can be used again."""
+    timer = time.ends(wire)
     try:
-        async with asyncio.timeout(deadline):
-            return await session.request(
-                request.method,
-                target.url,
-                headers=headers,
-                data=io.BytesIO(body) if body and large else body,  # large ones go out in pieces
-                allow_redirects=False,
-                trace_request_ctx=progress,
-            )
-    except Refused:
-        raise forbidden(target.host) from None
-    except FOREIGN as error:
-        raise translated(error, sent=progress.sent) from error
+        wire.ask(head, request.body, bodiless=request.method == "HEAD")
+        await wire.head()
+        headers = _received(wire)
+        body, truncated = await _body(wire, headers, max_bytes)
+        return Answer(wire.status, headers, body, truncated, request.url)
+    except TimeoutError as error:
+        raise SLOW.error(sent=True, seconds=time.seconds) from error
+    except Unanswered as error:
+        raise unanswered(error) from error
+    finally:
+        timer.cancel()
+        pool.put_back(target.origin, wire)
+
+
+async def _asked(wire: Wire, request: Request, head: bytes, time: _Time) -> Pairs:
+    """The headers of an answer whose body is still on its way."""
+    timer = time.ends(wire)
+    try:
+        wire.ask(head, request.body, bodiless=request.method == "HEAD")
+        await wire.head()
+        return _received(wire)
+    except TimeoutError as error:
+        raise SLOW.error(sent=True, seconds=time.seconds) from error
+    except Unanswered as error:
+        raise unanswered(error) from error
+    finally:
+        timer.cancel()
 
 
 # Ours to say: what belongs to the connection, and how answers are packed.
@@ -294,59 +273,102 @@ _OWN_HEADERS = frozenset(
 )
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
-
-
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
-def _sendable(request: Request) -> list[tuple[str, str]]:
-    """The headers to send: a caller's, but for those that are ours, each checked for injection."""
-    if request.method not in _METHODS:
+def _head(request: Request, target: Target) -> bytes:
+    """The request's head: a caller's headers, but for those that are ours, each checked."""
+    method = request.method
+    if method not in _METHODS:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
-    sendable = [("Accept-Encoding", ENCODINGS)]
+    lines = [
+        f"{method} {target.path} HTTP/1.1\r\nHost: {target.origin.authority}\r\n"
+        f"Accept-Encoding: {ENCODINGS}\r\n"
+    ]
+    agent = f"User-Agent: {USER_AGENT}\r\n"
     for name, value in request.headers:
-        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        kind = _kind(name)
+        # Printable ASCII is what may be sent; the expression only adds the tabulator.
+        plain = value.isascii() and value.isprintable()
+        if kind == "bad" or not (plain or _VALUE.fullmatch(value)):
             raise Fixable(
                 "invalid_arguments",
                 f"The header {name[:64]!r} holds a character that can't be sent.",
                 "Header values are plain ASCII text on one line.",
             )
-        if name.lower() not in _OWN_HEADERS:
-            sendable.append((name, value))
-    if not any(name.lower() == "user-agent" for name, _ in request.headers):
-        sendable.append(("User-Agent", USER_AGENT))
-    return sendable
+        if kind != "own":
+            lines.append(f"{name}: {value}\r\n")
+        if kind == "agent":
+            agent = ""
+    if request.body is not None or method not in _WITHOUT_BODY:
+        agent += f"Content-Length: {len(request.body or b'')}\r\n"
+    lines.append(agent)
+    lines.append("\r\n")
+    return "".join(lines).encode("ascii")
 
 
-def _received(response: aiohttp.ClientResponse) -> Pairs:
+@lru_cache(maxsize=MAX_NAMES)
+def _kind(name: str) -> str:
+    """What is done with a header of this name."""
+    if not _NAME.fullmatch(name):
+        return "bad"
+    if name.lower() in _OWN_HEADERS:
+        return "own"
+    return "agent" if name.lower() == "user-agent" else "sent"
+
+
+def _received(wire: Wire) -> Pairs:
     return tuple(
-        (name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
-        for name, value in response.headers.items()
+        (_lowered(name), value.rstrip(b" \t").decode("utf-8", "replace"))
+        for name, value in wire.headers
     )
 
 
-async def _body(
-    response: aiohttp.ClientResponse, headers: Pairs, max_bytes: int
-) -> tuple[bytes, bool]:
+@lru_cache(maxsize=MAX_NAMES)
+def _lowered(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
+async def _body(wire: Wire, headers: Pairs, max_bytes: int) -> tuple[bytes, bool]:
     """The body up to a bound, and whether there was more."""
-    body = bytearray()
-    async with aclosing(_chunks(response, headers)) as chunks:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > max_bytes:
-                return bytes(body[:max_bytes]), True
-    return bytes(body), False
+    encoding = _encoding(headers)
+    if encoding in PLAIN:
+        return await _collected(wire.chunk, max_bytes)
+    async with aclosing(unpacked(encoding, _arriving(wire))) as pieces:
+        return await _collected(lambda: anext(pieces, b""), max_bytes)
 
 
-async def _chunks(response: aiohttp.ClientResponse, headers: Pairs) -> AsyncGenerator[bytes, None]:
+async def _collected(
+    following: Callable[[], Awaitable[bytes]], max_bytes: int
+) -> tuple[bytes, bool]:
+    parts, size = [], 0
+    while part := await following():
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            return b"".join(parts)[:max_bytes], True
+    return parts[0] if len(parts) == 1 else b"".join(parts), False
+
+
+async def _chunks(wire: Wire, headers: Pairs) -> AsyncGenerator[bytes, None]:
     """The body as it comes, unpacked."""
-    encoding = next((value for name, value in headers if name == "content-encoding"), "")
     try:
-        async with aclosing(unpacked(encoding, response.content.iter_any())) as chunks:
+        async with aclosing(unpacked(_encoding(headers), _arriving(wire))) as chunks:
             async for chunk in chunks:
                 yield chunk
-    except FOREIGN as error:
-        raise translated(error, sent=True) from error
+    except Unanswered as error:
+        raise unanswered(error) from error
+
+
+async def _arriving(wire: Wire) -> AsyncIterator[bytes]:
+    while chunk := await wire.chunk():
+        yield chunk
+
+
+def _encoding(headers: Pairs) -> str:
+    encoding = next((value for name, value in headers if name == "content-encoding"), "")
+    return encoding.strip().lower()
 
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -357,16 +379,17 @@ def _redirected(request: Request, answer: Answer) -> Request | None:
     place = answer.header("location")
     if answer.status not in _REDIRECTS or not place or request.method not in ("GET", "HEAD"):
         return None
-    here, there = locate(request.url), locate(urljoin(request.url, place))
-    upgraded = (here.url.scheme, here.port, there.url.scheme, there.port) == _UPGRADE
-    same_port = (here.url.scheme, here.port) == (there.url.scheme, there.port)
-    if here.host != there.host or not (upgraded or same_port):
+    there = locate(urljoin(request.url, place))
+    here, new = locate(request.url).origin, there.origin
+    upgraded = (here.scheme, here.port, new.scheme, new.port) == _UPGRADE
+    same_port = (here.scheme, here.port) == (new.scheme, new.port)
+    if here.host != new.host or not (upgraded or same_port):
         raise Refused(
             "access_denied",
             f"{here.host} redirects to another host, which is not followed.",
             "Give the address where the document really is.",
         )
-    return replace(request, url=str(there.url))
+    return replace(request, url=there.url)
 
 
 _UPGRADE = ("http", 80, "https", 443)

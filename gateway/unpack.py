@@ -9,22 +9,25 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-import aiohttp
+from gateway.no_answer import BrokenOff
 
 ENCODINGS = "gzip, deflate"
+PLAIN = ("", "identity")
 STEP_BYTES = 262_144
 
 
 async def unpacked(encoding: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks as they were before `Content-Encoding`, in pieces of at most `STEP_BYTES`."""
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
+    """The chunks as they were before `Content-Encoding`, in pieces of at most `STEP_BYTES`.
+
+    The encoding is in lower case.
+    """
+    if encoding in PLAIN:
         async for chunk in chunks:
             yield chunk
         return
-    if name not in _WINDOWS:
-        raise aiohttp.ClientPayloadError("an encoding that was not asked for")
-    unpacker = _Unpacker(_WINDOWS[name])
+    if encoding not in _WINDOWS:
+        raise BrokenOff("an encoding that was not asked for")
+    unpacker = _Unpacker(_WINDOWS[encoding])
     async for chunk in chunks:
         for piece in unpacker.pieces(chunk):
             yield piece
@@ -62,7 +65,7 @@ class _Unpacker:
     def check_complete(self) -> None:
         """Complain about a stream that stopped midway."""
         if self._begun and not self._stream.eof:
-            raise aiohttp.ClientPayloadError("the packed answer broke off")
+            raise BrokenOff("the packed answer broke off")
 
     def _unpack(self, data: bytes) -> bytes:
         begun, self._begun = self._begun, True
@@ -70,7 +73,7 @@ class _Unpacker:
             return self._stream.decompress(data, STEP_BYTES)
         except zlib.error as error:
             if begun or self._window != zlib.MAX_WBITS:
-                raise aiohttp.ClientPayloadError("the packed answer can't be read") from error
+                raise BrokenOff("the packed answer can't be read") from error
         # "deflate" means zlib's format, but many servers send the bare stream.
         self._window = -zlib.MAX_WBITS
         self._stream = zlib.decompressobj(self._window)

@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from gateway.addresses import locate, networks, permitted
 from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.errors import Broken, Fixable, GatewayError, Refused
-from gateway.no_answer import translated
+from gateway.no_answer import Unanswered, unanswered, undialled
 from tests.raw_server import Connection, always, answer, raw_server
 
 LOOPBACK = ["127.0.0.1/32"]
@@ -621,19 +620,23 @@ async def test_plain_server_behind_https_is_named(egress: Egress) -> None:
     )
 
 
-def foreign_errors(kind: type[Exception] = aiohttp.ClientError) -> Iterator[type[Exception]]:
+def family(kind: type[Exception]) -> Iterator[type[Exception]]:
     yield kind
     for child in kind.__subclasses__():
-        yield from foreign_errors(child)
+        yield from family(child)
 
 
-@pytest.mark.parametrize("kind", sorted(set(foreign_errors()), key=str))
-def test_every_foreign_error_has_a_translation_without_its_text(kind: type[Exception]) -> None:
-    error = kind.__new__(kind)
-    if isinstance(error, aiohttp.ClientConnectorError):
-        error._os_error = OSError("10.0.0.1")
-    ours = translated(error, sent=True)
-    assert ours.code in ("upstream_unreachable", "upstream_timeout")
+@pytest.mark.parametrize("kind", sorted(set(family(Unanswered)) - {Unanswered}, key=str))
+def test_every_failure_after_sending_has_words(kind: type[Unanswered]) -> None:
+    ours = unanswered(kind("10.0.0.1"))
+    assert (ours.code, ours.sent) == ("upstream_unreachable", True)
+    assert ours.message.endswith(".") and "10.0.0.1" not in ours.message
+
+
+@pytest.mark.parametrize("kind", sorted(set(family(OSError)), key=str))
+def test_every_failure_to_connect_has_words_without_its_text(kind: type[Exception]) -> None:
+    ours = undialled(kind.__new__(kind, "10.0.0.1"))
+    assert ours.code in ("upstream_unreachable", "upstream_timeout") and not ours.sent
     assert ours.message.endswith(".") and "10.0.0.1" not in ours.message
     assert isinstance(ours, GatewayError)
 

@@ -69,8 +69,7 @@ class Grant:
 
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     """The request with its credentials, if it goes to the connection's own host."""
-    here, home = locate(request.url), locate(base_url)
-    if (here.url.scheme, here.host, here.port) != (home.url.scheme, home.host, home.port):
+    if locate(request.url).origin != locate(base_url).origin:
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
     return with_headers(replace(request, url=_with_query(request.url, grant)), grant.headers)
 
