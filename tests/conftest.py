@@ -16,6 +16,7 @@ import pytest
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
 from gateway.serve import Server, bind
+from tests.peers import until
 
 OPEN = """
 [auth]
@@ -47,17 +48,15 @@ class Running:
 @asynccontextmanager
 async def gateway_on(config: Path, text: str = OPEN) -> AsyncIterator[Running]:
     """The gateway on this configuration, in this process and loop."""
-    config.write_text(text, encoding="utf-8")
     settings = parse_settings(text.encode(), str(config))
+    await asyncio.to_thread(config.write_text, text, encoding="utf-8")
     with bind("127.0.0.1", 0) as bound:
         port: int = bound.getsockname()[1]
         place = Place(config, "127.0.0.1", port)
         async with running(settings, place) as app:
             server = Server(app, place, grace=2, announce=False)
             task = asyncio.create_task(server.serve(sockets=[bound]))
-            async with asyncio.timeout(5):
-                while not server.started:
-                    await asyncio.sleep(0.005)
+            await until(lambda: server.started)
             try:
                 yield Running(app, port, config)
             finally:

@@ -73,9 +73,7 @@ def test_variables_expand_once_in_every_string(
         ),
     ],
 )
-def test_a_wrong_put_is_refused_with_place(
-    name: str, values: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_put_is_refused_with_place(name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(Fixable) as refused:
         parse_connection(name, values)
     assert (refused.value.code, refused.value.message) == ("connection_invalid", message)

@@ -16,8 +16,9 @@ from tests.peers import items_api, provider
 
 async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
-    assert result.structured_content is not None
-    return result.structured_content
+    content: dict[str, Any] | None = result.structured_content
+    assert content is not None
+    return content
 
 
 async def names(client: Client) -> set[str]:

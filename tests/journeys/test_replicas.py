@@ -33,7 +33,10 @@ async def test_a_connection_put_on_one_is_served_changed_and_deleted_on_the_othe
     replicas: tuple[Running, Running],
 ) -> None:
     one, two = replicas
-    tools = lambda: set(two.app.gateway.snapshot.tools)  # noqa: E731 - read anew each time
+
+    def tools() -> set[str]:
+        return set(two.app.gateway.snapshot.tools)
+
     async with provider() as peer, Client(one.mcp) as client:
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
         await until(lambda: tools() == {"shop_get_items"})

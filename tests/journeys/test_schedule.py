@@ -37,9 +37,12 @@ args = [{str(STDIO_PEER)!r}]
 lazy = true
 """
     gateway: Running = await make_gateway(OPEN + table)
-    state = lambda: gateway.app.gateway.snapshot.connections["peer"]  # noqa: E731 - read anew
-    assert state().status == "pending"
+
+    def status() -> str:
+        return gateway.app.gateway.snapshot.connections["peer"].status
+
+    assert status() == "pending"
     async with Client(gateway.mcp) as client:
         await client.list_tools()
-        await until(lambda: state().status == "connected", 10)
+        await until(lambda: status() == "connected", 10)
         assert any(name.startswith("peer_") for name in await names(client))
