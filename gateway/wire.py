@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import httptools
 
@@ -53,12 +54,13 @@ class Wire(asyncio.Protocol):
     def ask(self, head: bytes, body: bytes | None, *, bodiless: bool = False) -> None:
         """Send a request. `bodiless`: its answer has none, whatever its head says."""
         transport = self._transport
-        assert transport is not None
         self.status, self.headers, self._chunks = 0, [], []
         self._headed = self._complete = self._keep = False
         self._head_bytes = self._buffered = 0
         self._asked, self._bodiless = True, bodiless
-        if not body:
+        if transport is None:
+            self._error = Closed()
+        elif not body:
             transport.write(head)
         elif len(body) <= JOINED_BYTES:
             transport.write(head + body)
@@ -129,8 +131,7 @@ class Wire(asyncio.Protocol):
     # --- for the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by descent
 
     def data_received(self, data: bytes) -> None:
         if not self._asked or self._complete:
