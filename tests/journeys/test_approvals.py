@@ -303,6 +303,18 @@ async def test_questions_survive_a_kill_and_what_is_approved_is_done_once(
     assert (sent(peer), sent(peer, "DELETE")) == (1, 1)
 
 
+async def test_who_waits_when_the_gateway_ends_is_sent_away_and_the_question_stays(
+    shop: Running, peer: Provider
+) -> None:
+    async with client(shop.url, "ann") as ann, api(shop.url, "root") as root:
+        call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
+        [waiting] = await root.pending()
+        shop.app.gateway.approvals.drain()
+        assert error_code(await asyncio.wait_for(call, 5)) == "busy"
+        assert [each["id"] for each in await root.pending()] == [waiting["id"]]
+    assert sent(peer) == 0
+
+
 async def test_sealed_answer_works_once_and_for_its_own_call_only(
     shop: Running, peer: Provider
 ) -> None:

@@ -16,6 +16,7 @@ from tests.journeys.confirming import (
     Api,
     Gate,
     api,
+    call_to_be_cut_off,
     client,
     config,
     error_code,
@@ -23,7 +24,7 @@ from tests.journeys.confirming import (
     sent,
     serving,
 )
-from tests.peers import Provider, provider
+from tests.peers import Provider, provider, until
 
 FREELY = 'level = "full_access"'
 IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
@@ -240,6 +241,40 @@ async def test_call_is_refused_before_sending_if_it_can_not_be_recorded(
     await shop.app.gateway.db.close()
     status, answer = await ann("POST", CALL, {"arguments": ORDER})
     assert (status, answer["error"]["code"], sent(peer)) == (503, "store_unavailable", 0)
+
+
+async def test_call_that_was_made_is_told_even_if_its_end_can_not_be_recorded(
+    shop: Running, peer: Provider, ann: Api
+) -> None:
+    gate = Gate(peer)
+    call = asyncio.create_task(ann("POST", CALL, {"arguments": ORDER}))
+    await asyncio.wait_for(gate.entered.wait(), 5)
+    await shop.app.gateway.db.close()
+    gate.release.set()
+    status, answer = await call
+    assert (status, answer["output"], sent(peer)) == (200, {"placed": True}, 1)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "status"),
+    [("shop_place_order", ORDER, "completed"), ("shop_get_order", {"id": "7"}, "failed")],
+)
+async def test_write_is_finished_without_its_caller_and_a_read_ends_with_it(
+    shop: Running, peer: Provider, ann: Api, tool: str, arguments: dict[str, Any], status: str
+) -> None:
+    gate = Gate(peer)
+    async with call_to_be_cut_off(shop.url, "ann", tool, arguments, "2026-07-28"):
+        await asyncio.wait_for(gate.entered.wait(), 5)
+        await asyncio.sleep(0.1)  # a call is attended to once it takes its time
+    await until(lambda: not shop.app.mcp.running_calls)
+    gate.release.set()
+    async with asyncio.timeout(5):
+        while True:
+            _, page = await ann("GET", f"/executions?tool={tool}")
+            if page["executions"] and page["executions"][0]["status"] != "executing":
+                break
+            await asyncio.sleep(0.02)
+    assert [each["status"] for each in page["executions"]] == [status]
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
