@@ -47,6 +47,7 @@ from gateway.edge.http_guard import HostRules, Refusal, check_host, fold, host_r
 from gateway.edge.identity import Identity, auth_settings
 from gateway.edge.mcp_server import EdgeSettings, McpEndpoint, resource_metadata
 from gateway.edge.metrics import Metrics
+from gateway.edge.offers import UpstreamOffers
 from gateway.edge.own_tools import RESERVED_NAMES
 from gateway.edge.rest import RestApi
 from gateway.edge.shared_sessions import (
@@ -217,7 +218,8 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         await stack.enter_async_context(line.started(partial(resume, gateway)))
         sessions = SharedSessions(db)
         await sessions.load()
-        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions)
+        offers = UpstreamOffers(gateway, upstreams, limits)
+        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers)
         line.signals.on(SESSION_ENDED, sessions.hear)
         line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
         line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
@@ -259,6 +261,7 @@ def _assembled(
     egress: Egress,
     feed: Feed,
     sessions: SharedSessions,
+    offers: UpstreamOffers,
 ) -> App:
     public_url = place.public_url(settings)
     server = settings.server
@@ -284,6 +287,7 @@ def _assembled(
         ),
         ended=sessions,
         relay=StoreRelay(gateway.db),
+        offers=offers,
     )
 
     def figures() -> dict[str, int]:

@@ -111,12 +111,15 @@ class Upstreams:
         if known is not None and known[0] == settings:
             return
         self._links.pop(name, None)
+        earlier = self._standing.pop(name, None)
         if known is not None:
-            task = asyncio.create_task(_retired(known[1], self._standing.pop(name, None)))
+            task = asyncio.create_task(_retired(known[1], earlier))
             self._retiring[task] = known[1]
             task.add_done_callback(self._retiring.pop)
         if settings is not None:
             self._links[name] = settings, self._link(name, settings)
+            if earlier is not None:
+                self.standing(name).take_over(earlier)
 
     def status(self, name: str) -> UpstreamStatus:
         """How an upstream is doing now."""

@@ -69,6 +69,12 @@ class Standing:
             self._level = level
             self._change()
 
+    def take_over(self, earlier: Standing) -> None:
+        """Wants what was wanted of the same upstream when it was reached in another way."""
+        self._uris, self._level = set(earlier._uris), earlier._level
+        if self._uris or self._level:
+            self._change()
+
     async def close(self) -> None:
         """Stops; what the upstream was told ends with its session."""
         if self._task is not None:

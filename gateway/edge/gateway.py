@@ -23,12 +23,13 @@ from gateway.edge.meta_tools import HANDLERS, Asked, reached_tool
 from gateway.edge.own_tools import OWN_TOOLS, SCHEMAS
 from gateway.edge.results import error_result, value_result
 from gateway.edge.surface import CallContext
-from gateway.errors import Broken, GatewayError, UnknownTool
+from gateway.errors import Broken, GatewayError, UnknownTool, UpstreamRefused
 from gateway.invoke.approvals import Approvals
 from gateway.invoke.arguments import check_arguments
 from gateway.invoke.call import Invoker
 from gateway.invoke.lookups import LookUps
-from gateway.model import Principal
+from gateway.model import Principal, Tool
+from gateway.policy.offering import askable, offering
 from gateway.policy.view import Scope, View, view
 from gateway.store.database import Database
 
@@ -102,6 +103,8 @@ class Gateway:
         snapshot = self.catalog.current
         seen = self.view_of(snapshot, context.principal, context.scope)
         tool = seen.direct.get(name)
+        if tool is not None and tool.upstream is not None:
+            return await self._call_upstream(snapshot, seen, tool, arguments, context)
         if tool is not None:
             door = tool_door(self, name, context.scope)
             return await self.invoker.call(
@@ -110,6 +113,26 @@ class Gateway:
         if name in seen.own:
             return await self._call_own(name, arguments, Asked(self, context, snapshot, seen))
         raise UnknownTool(name)
+
+    async def _call_upstream(
+        self,
+        snapshot: Snapshot,
+        seen: View,
+        tool: Tool,
+        arguments: dict[str, Any],
+        context: CallContext,
+    ) -> dict[str, Any]:
+        """Where a server is all there is, its own errors reach the client as they are."""
+        refusals: list[UpstreamRefused] = []
+        context.refused = refusals.append
+        if context.era == "2026" and context.capabilities:
+            offered = offering(snapshot, context.principal, seen)
+            context.askable = askable(context.capabilities, offered)
+        door = tool_door(self, tool.name, context.scope)
+        result = await self.invoker.call(snapshot, tool, arguments, context, seen.bundle_ids, door)
+        if refusals and offering(snapshot, context.principal, seen).transparent:
+            raise refusals[0]
+        return result
 
     async def _call_own(self, name: str, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
         try:

@@ -17,6 +17,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 
 from gateway.edge.http_guard import Refusal, respond
 from gateway.edge.mcp_calls import Stopped
+from gateway.edge.mcp_core import Core, Exchange, Request, client_name
 from gateway.edge.mcp_messages import (
     REQUEST_CANCELLED,
     Message,
@@ -28,10 +29,12 @@ from gateway.edge.mcp_messages import (
     read_message,
     result_body,
 )
-from gateway.edge.mcp_requests import Core, Exchange, Request, answer, client_name
+from gateway.edge.mcp_requests import answer
 from gateway.edge.mcp_streams import Reply, event
 from gateway.edge.sessions import Session
-from gateway.edge.subscriptions import Frames, Stream
+from gateway.edge.subscriptions import Frames, Stream, Wants
+from gateway.edge.surface import Hello
+from gateway.errors import GatewayError
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
 MAX_BATCH = 50
@@ -87,15 +90,25 @@ async def _initialize(core: Core, exchange: Exchange, message: Message) -> None:
         client_name(params["clientInfo"]),
         params["capabilities"],
     )
+    hello = await _hello(core, exchange)
     result: dict[str, Any] = {
         "protocolVersion": version,
-        "capabilities": {"tools": {"listChanged": True}},
+        "capabilities": {"tools": {"listChanged": True}, **hello.capabilities},
         "serverInfo": core.server_info,
     }
-    if core.settings.instructions:
-        result["instructions"] = core.settings.instructions
+    if instructions := hello.instructions or core.settings.instructions:
+        result["instructions"] = instructions
     body = result_body(message.id, dump(result))
     await respond(exchange.send, 200, body, [(SESSION_HEADER, session_id)])
+
+
+async def _hello(core: Core, exchange: Exchange) -> Hello:
+    if core.offers is None:
+        return Hello()
+    try:
+        return await core.offers.hello(exchange.principal, exchange.scope)
+    except GatewayError:
+        return Hello()  # an address that is nothing to this principal says so when it is used
 
 
 def _request(
@@ -186,10 +199,15 @@ async def serve_get(core: Core, exchange: Exchange) -> None:
         exchange.principal,
         exchange.scope,
         exchange.fields,
-        Frames(_first_frame(session, known), lambda new: event(_CHANGED, _event_id(new))),
+        Frames(
+            _first_frame(session, known),
+            lambda new: event(_CHANGED, _event_id(new)),
+            notice=lambda method, params: event(notification(method, params or None)),
+        ),
         known,
         session.id,
         lambda: core.sessions.alive(session),
+        wants=Wants(session.id, prompts=True, resources=True, logs=True),
     )
     if known != digest:
         stream.tell_changed(digest)
@@ -216,5 +234,7 @@ async def serve_delete(core: Core, exchange: Exchange) -> None:
     """End a session."""
     session = open_session(core, exchange)
     await core.sessions.end(exchange.fields[SESSION_HEADER], session)
+    if core.offers is not None:
+        core.offers.forget(session.id)
     core.streams.look_again()
     await respond(exchange.send, 200)

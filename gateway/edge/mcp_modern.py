@@ -7,6 +7,7 @@ the HTTP status that the protocol gives them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from mcp_types.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST
 
 from gateway.edge.http_guard import Refusal, respond
 from gateway.edge.mcp_calls import Stopped
+from gateway.edge.mcp_core import Core, Exchange, Request, client_name
 from gateway.edge.mcp_messages import (
     Message,
     RequestId,
@@ -40,9 +42,9 @@ from gateway.edge.mcp_messages import (
     read_message,
     result_body,
 )
-from gateway.edge.mcp_requests import Core, Exchange, Request, answer, client_name
+from gateway.edge.mcp_requests import answer
 from gateway.edge.mcp_streams import Reply, event
-from gateway.edge.subscriptions import Frames, Stream
+from gateway.edge.subscriptions import Frames, Stream, Wants
 from gateway.errors import GatewayError
 
 _ROUTING = tuple(
@@ -154,18 +156,35 @@ async def _listen(
     """Keep the request's own answer open as the stream of changes it asked for."""
     assert message.id is not None
     check_params(message.method, route.protocol_version, message.params)
-    wanted = (message.params or {})["notifications"].get("toolsListChanged") is True
+    wanted: Mapping[str, Any] = (message.params or {})["notifications"]
     digest = core.surface.view(exchange.principal, exchange.scope).digest
-    frames = _frames(core, message.id, wanted)
-    stream = Stream(exchange.principal, exchange.scope, exchange.fields, frames, digest)
-    await core.streams.serve(stream, exchange.receive, exchange.send)
+    heard: dict[str, Any] = {}
+    if wanted.get("toolsListChanged") is True:
+        heard["toolsListChanged"] = True
+    holder = f"listen-{secrets.token_hex(8)}"
+    try:
+        if core.offers is not None:
+            principal, scope = exchange.principal, exchange.scope
+            heard |= await core.offers.listen(holder, principal, scope, wanted)
+        wants = Wants(
+            holder,
+            prompts="promptsListChanged" in heard,
+            resources="resourcesListChanged" in heard,
+        )
+        frames = _frames(core, message.id, heard)
+        stream = Stream(
+            exchange.principal, exchange.scope, exchange.fields, frames, digest, wants=wants
+        )
+        await core.streams.serve(stream, exchange.receive, exchange.send)
+    finally:
+        if core.offers is not None:
+            core.offers.forget(holder)
 
 
-def _frames(core: Core, request_id: RequestId, wanted: bool) -> Frames:
+def _frames(core: Core, request_id: RequestId, heard: Mapping[str, Any]) -> Frames:
     meta = {SUBSCRIPTION_ID_META_KEY: request_id}
     acknowledged = notification(
-        "notifications/subscriptions/acknowledged",
-        {"notifications": {"toolsListChanged": True} if wanted else {}, "_meta": meta},
+        "notifications/subscriptions/acknowledged", {"notifications": heard, "_meta": meta}
     )
     changed = event(notification("notifications/tools/list_changed", {"_meta": meta}))
     result = {
@@ -174,6 +193,7 @@ def _frames(core: Core, request_id: RequestId, wanted: bool) -> Frames:
     }
     return Frames(
         event(acknowledged),
-        (lambda _: changed) if wanted else (lambda _: b""),
+        (lambda _: changed) if "toolsListChanged" in heard else (lambda _: b""),
         event(result_body(request_id, dump(result))),
+        lambda method, params: event(notification(method, {**params, "_meta": meta})),
     )

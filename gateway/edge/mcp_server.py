@@ -36,6 +36,7 @@ from gateway.edge.http_guard import (
 )
 from gateway.edge.identity import METADATA_PATH, Identity
 from gateway.edge.mcp_calls import Relay
+from gateway.edge.mcp_core import Core, EdgeSettings, Exchange
 from gateway.edge.mcp_messages import (
     RequestId,
     RpcError,
@@ -44,9 +45,9 @@ from gateway.edge.mcp_messages import (
     internal_error,
     read_json,
 )
-from gateway.edge.mcp_requests import Core, EdgeSettings, Exchange, failure
+from gateway.edge.mcp_requests import failure
 from gateway.edge.sessions import Ended, Seal, Sessions
-from gateway.edge.surface import CallContext, ListedView, Surface
+from gateway.edge.surface import CallContext, ListedView, Offers, Surface
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.policy.view import Scope
 
@@ -84,8 +85,9 @@ class McpEndpoint:
         *,
         ended: Ended | None = None,
         relay: Relay | None = None,
+        offers: Offers | None = None,
     ) -> None:
-        self._core = Core(surface, identity, Sessions(seal, ended), settings, relay)
+        self._core = Core(surface, identity, Sessions(seal, ended), settings, relay, offers)
         self._heard: Heard = lambda principal, agent: None
 
     def on_heard(self, heard: Heard) -> None:

@@ -16,8 +16,9 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from starlette.types import Receive, Send
@@ -25,7 +26,7 @@ from starlette.types import Receive, Send
 from gateway.edge.http_guard import Fields, Refusal
 from gateway.edge.identity import Identity
 from gateway.edge.mcp_streams import EVENT_STREAM_HEADERS, PING, PING_SECONDS, SEND_SECONDS
-from gateway.edge.surface import Surface
+from gateway.edge.surface import Offers, Surface, Told
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal
 from gateway.policy.view import Scope
@@ -34,8 +35,11 @@ BURST_SECONDS = 0.2
 CHECK_SECONDS = 2.0
 MAX_STREAMS_PER_PRINCIPAL = 1024
 MAX_NOTED = 8192
+MAX_NOTICES = 256  # that wait for one slow reader
+LISTS = ("prompts", "resources")
 
 _UNCLEAR = ""
+Marks = tuple[str, str]
 _log = structlog.get_logger(__name__)
 
 
@@ -46,6 +50,20 @@ class Frames:
     first: bytes
     changed: Callable[[str], bytes]  # given the new digest
     last: bytes = b""
+    notice: Callable[[str, Mapping[str, Any]], bytes] = lambda method, params: b""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a stream says beside changes of tools, and under which name it holds wishes."""
+
+    holder: str = ""
+    prompts: bool = False
+    resources: bool = False
+    logs: bool = False
+
+
+TOOLS_ONLY = Wants()
 
 
 class Stream:
@@ -57,15 +75,18 @@ class Stream:
         "_send",
         "_sender",
         "_task",
+        "_notices",
         "alive",
         "changed",
         "digest",
         "ending",
         "fields",
+        "marks",
         "principal",
         "said",
         "scope",
         "session",
+        "wants",
     )
 
     def __init__(
@@ -77,6 +98,7 @@ class Stream:
         digest: str,
         session: str | None = None,
         alive: Callable[[], bool] | None = None,
+        wants: Wants = TOOLS_ONLY,
     ) -> None:
         self.principal = principal
         self.scope = scope
@@ -87,6 +109,9 @@ class Stream:
         self.changed = False
         self.ending = False
         self.said = time.monotonic()
+        self.wants = wants
+        self.marks: Marks | None = None  # of the prompts and resources the client knows of
+        self._notices: dict[object, bytes] = {}
         self._ping_due = False
         self._frames = frames
         self._send: Send | None = None  # None until the first frame is out
@@ -125,6 +150,12 @@ class Stream:
         self.changed = True
         self._speak()
 
+    def tell(self, key: object, method: str, params: Mapping[str, Any]) -> None:
+        """Say something; what was said under the same key and is not read yet, counts for both."""
+        if key in self._notices or len(self._notices) < MAX_NOTICES:
+            self._notices[key] = self._frames.notice(method, params)
+            self._speak()
+
     def ping(self) -> None:
         """Keep the connection alive."""
         self._ping_due = True
@@ -140,21 +171,26 @@ class Stream:
     def _speak(self) -> None:
         if self._send is None or self._sender is not None or self.ending:
             return
-        if self.changed or self._ping_due:
+        if self.changed or self._ping_due or self._notices:
             self._sender = asyncio.create_task(self._say(self._send))
 
     async def _say(self, send: Send) -> None:
         try:
-            while self.changed or self._ping_due:
-                frame = self._frames.changed(self.digest) if self.changed else PING
-                self.changed = self._ping_due = False
+            while self.changed or self._ping_due or self._notices:
                 async with asyncio.timeout(SEND_SECONDS):
-                    await send(_chunk(frame))
+                    await send(_chunk(self._next()))
                 self.said = time.monotonic()
         except (TimeoutError, OSError):
             self.end()
         finally:
             self._sender = None
+
+    def _next(self) -> bytes:
+        if self.changed:
+            self.changed = self._ping_due = False
+            return self._frames.changed(self.digest)
+        self._ping_due = False
+        return self._notices.pop(next(iter(self._notices))) if self._notices else PING
 
 
 def _chunk(body: bytes, more: bool = True) -> dict[str, object]:
@@ -169,9 +205,11 @@ class Streams:
         surface: Surface,
         identity: Identity,
         max_per_principal: int = MAX_STREAMS_PER_PRINCIPAL,
+        offers: Offers | None = None,
     ) -> None:
         self._surface = surface
         self._identity = identity
+        self._offers = offers
         self._max_per_principal = max_per_principal
         self._open: dict[Stream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()
@@ -186,6 +224,9 @@ class Streams:
             surface.on_change(self._on_change),
             identity.on_change(self.look_again),
         )
+        if offers is not None:
+            stops = (offers.on_change(self._on_change), offers.on_notice(self._on_notice))
+            self._unsubscribe = (*self._unsubscribe, *stops)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -200,6 +241,7 @@ class Streams:
         self._count[name] += 1
         self._open[stream] = None
         self._empty.clear()
+        stream.marks = self._marks(stream.principal, stream.scope)
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
         try:
@@ -257,17 +299,21 @@ class Streams:
             await self._pass_over(list(reversed(self._open)))
 
     async def _pass_over(self, streams: list[Stream]) -> None:
-        known: dict[tuple[bytes | None, Scope], str | None] = {}
+        known: dict[tuple[bytes | None, Scope], tuple[str, Marks | None] | None] = {}
+        heard: set[str] = set()
         told: set[str] = set()  # a session hears on one stream, its newest, whatever it has open
         for stream in streams:
             key = (stream.fields.get(b"authorization"), stream.scope)
             if key not in known:
-                known[key] = await self._digest(stream)
+                known[key] = await self._look(stream)
                 await asyncio.sleep(0)  # many principals: let calls through between their views
-            digest = known[key]
-            if digest is None or not _is_alive(stream):
+            found = known[key]
+            if found is None or not _is_alive(stream):
                 stream.end()
-            elif digest in (stream.digest, _UNCLEAR) or self._change_pending:
+                continue
+            digest, marks = found
+            self._tell_lists(stream, marks, heard)
+            if digest in (stream.digest, _UNCLEAR) or self._change_pending:
                 continue
             elif stream.session in told:
                 stream.digest = digest
@@ -277,18 +323,46 @@ class Streams:
                     told.add(stream.session)
                     self.note(stream.session, stream.scope, digest)
 
-    async def _digest(self, stream: Stream) -> str | None:
-        """The digest of what the stream's token sees now; None: it has no right to see anything."""
+    def _tell_lists(self, stream: Stream, marks: Marks | None, heard: set[str]) -> None:
+        """Tell of other prompts and resources: a session on one stream, as of tools."""
+        if marks is None or stream.marks is None or marks == stream.marks or self._change_pending:
+            return
+        before, stream.marks = stream.marks, marks
+        wanted = (stream.wants.prompts, stream.wants.resources)
+        for kind, old, new, wants in zip(LISTS, before, marks, wanted, strict=True):
+            if old != new and wants and f"{kind} {stream.session}" not in heard:
+                stream.tell(kind, f"notifications/{kind}/list_changed", {})
+                if stream.session is not None:
+                    heard.add(f"{kind} {stream.session}")
+
+    def _on_notice(self, told: Told) -> None:
+        assert self._offers is not None
+        done: set[str] = set()
+        for stream in reversed(self._open):
+            holder = stream.wants.holder
+            if holder in done or not (stream.wants.logs or "uri" in told.params):
+                continue
+            if self._offers.concerns(told, stream.principal, stream.scope, holder):
+                done.add(holder)
+                key = told.params.get("uri") or object()
+                stream.tell(key, told.method, told.params)
+
+    def _marks(self, principal: Principal, scope: Scope) -> Marks | None:
+        return None if self._offers is None else self._offers.marks(principal, scope)
+
+    async def _look(self, stream: Stream) -> tuple[str, Marks | None] | None:
+        """What the stream's token sees now; None: it has no right to see anything."""
         try:
             principal = await self._identity.identify(stream.fields)
             if principal.name != stream.principal.name:
                 return None
-            return self._surface.view(principal, stream.scope).digest
+            digest = self._surface.view(principal, stream.scope).digest
+            return digest, self._marks(principal, stream.scope)
         except (Unauthenticated, GatewayError):
             return None
         except Exception as error:  # one stream's trouble must not stop the others' pass
             _log.error("stream_check_failed", error=type(error).__name__)
-            return _UNCLEAR
+            return _UNCLEAR, None
 
     def accept_no_more(self) -> None:
         """Refuse new streams; those that are open go on."""

@@ -1,7 +1,8 @@
 """The seam between the protocol and what it serves.
 
 The MCP edge knows views, names and wire dicts; it does not know connections, policies or calls.
-Whatever answers these four questions can be put behind it.
+Whatever answers these four questions can be put behind it. `Offers` is for all that is not a tool:
+without one there are tools and nothing else.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from gateway.errors import UpstreamRefused
 from gateway.model import Principal
 from gateway.policy.view import Scope
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Elicit = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Notice = Callable[[str, Mapping[str, Any]], None]
 Era = Literal["2025", "2026"]
 
 
@@ -35,6 +38,10 @@ class CallContext:
     input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
     request_state: str | None = None
     gone: Callable[[], bool] | None = None  # whether nobody is there any more to be answered
+    notice: Notice | None = None  # takes log messages of this call; None: nobody reads them
+    log_level: str | None = None  # from which level on
+    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it, 2026
+    refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 
 class ListedView(Protocol):
@@ -63,3 +70,54 @@ class Surface(Protocol):
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Have `listener` called after each change of what is served; returns how to stop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a view has beside tools, for whoever meets the gateway there."""
+
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    instructions: str | None = None  # None: the gateway's own
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A notice of a server: about a resource that some watch, or a log message."""
+
+    server: str
+    method: str
+    params: Mapping[str, Any]
+
+
+class Offers(Protocol):
+    """Prompts, resources, completion and logs of the servers in a view."""
+
+    async def hello(self, principal: Principal, scope: Scope) -> Hello: ...
+
+    async def answer(
+        self, method: str, params: Mapping[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        """The wire dict of a result. Raises RpcError and errors.UpstreamRefused."""
+
+    def marks(self, principal: Principal, scope: Scope) -> tuple[str, str]:
+        """Change exactly when the prompts, or the resources, of a view may have changed."""
+
+    async def listen(
+        self, holder: str, principal: Principal, scope: Scope, wanted: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Takes note of what a stream wants to hear of; gives the part that it will hear."""
+
+    def forget(self, holder: str) -> None:
+        """A session or a stream is over."""
+
+    def concerns(self, told: Told, principal: Principal, scope: Scope, holder: str) -> bool:
+        """Whether a notice is for this session or stream."""
+
+    def log_level(self, session: str | None) -> str | None:
+        """From which level on a session reads logs, if it said so."""
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has `listener` called when the marks of some view may have changed."""
+
+    def on_notice(self, listener: Callable[[Told], None]) -> Callable[[], None]:
+        """Has `listener` called with each notice."""

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gateway.errors import UpstreamRefused
 from gateway.model import Principal
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Elicit = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Notice = Callable[[str, Mapping[str, Any]], None]
 
 
 class Caller(Protocol):
@@ -37,6 +39,14 @@ class Caller(Protocol):
     def request_state(self) -> str | None: ...
     @property
     def gone(self) -> Callable[[], bool] | None: ...
+    @property
+    def notice(self) -> Notice | None: ...
+    @property
+    def log_level(self) -> str | None: ...
+    @property
+    def askable(self) -> Mapping[str, Any]: ...
+    @property
+    def refused(self) -> Callable[[UpstreamRefused], None] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,10 @@ class AbsentCaller:
     input_responses: Mapping[str, Any] | None = None
     request_state: str | None = None
     gone: Callable[[], bool] | None = None
+    notice: Notice | None = None
+    log_level: str | None = None
+    askable: Mapping[str, Any] = field(default_factory=dict)
+    refused: Callable[[UpstreamRefused], None] | None = None
 
 
 def takes_forms(caller: Caller) -> bool:

@@ -1,0 +1,144 @@
+"""What all requests share, and what is known of one.
+
+The SDK's own models write what `server/discover` says, once for views that have tools and nothing
+else, and for each other view as it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_types import (
+    SERVER_INFO_META_KEY,
+    DiscoverResult,
+    Implementation,
+    ServerCapabilities,
+)
+from mcp_types import methods as sdk_methods
+from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
+from starlette.types import Receive, Send
+
+from gateway.edge.http_guard import (
+    MAX_BODY_BYTES,
+    REQUEST_SECONDS,
+    Fields,
+    HostRules,
+    host_rules,
+)
+from gateway.edge.identity import Identity
+from gateway.edge.mcp_calls import Calls, Relay
+from gateway.edge.mcp_messages import Message, dump
+from gateway.edge.mcp_streams import Reply
+from gateway.edge.sessions import MAX_CLIENT_CHARS, Sessions
+from gateway.edge.subscriptions import MAX_STREAMS_PER_PRINCIPAL, Streams
+from gateway.edge.surface import Era, Hello, Offers, Surface
+from gateway.model import Principal
+from gateway.policy.view import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """What the MCP edge is told at start."""
+
+    public_url: str = "http://127.0.0.1:8080"
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    name: str = "dynamic-mcp-gateway"
+    title: str = "Dynamic MCP gateway"
+    version: str = "0.1.0"
+    instructions: str | None = None
+    list_ttl_ms: int = 0  # how long a client may believe a list without asking again
+    max_streams_per_principal: int = MAX_STREAMS_PER_PRINCIPAL
+    max_body_bytes: int = MAX_BODY_BYTES
+    request_seconds: float = REQUEST_SECONDS
+
+
+class Core:
+    """What all requests share."""
+
+    def __init__(
+        self,
+        surface: Surface,
+        identity: Identity,
+        sessions: Sessions,
+        settings: EdgeSettings,
+        relay: Relay | None,
+        offers: Offers | None = None,
+    ) -> None:
+        self.surface = surface
+        self.offers = offers
+        self.identity = identity
+        self.sessions = sessions
+        self.settings = settings
+        self.relay = relay
+        self.calls = Calls()
+        self.streams = Streams(surface, identity, settings.max_streams_per_principal, offers)
+        self.rules: HostRules = host_rules(
+            settings.public_url, settings.allowed_hosts, settings.allowed_origins
+        )
+        info = Implementation(name=settings.name, title=settings.title, version=settings.version)
+        self.server_info = info.model_dump(by_alias=True, mode="json", exclude_none=True)
+        self.stamp = dump({SERVER_INFO_META_KEY: self.server_info})
+        self.discovered = discovered(self, Hello())
+        self.list_suffix = (
+            b',"resultType":"complete","ttlMs":%d,"cacheScope":"private","_meta":%b'
+            % (
+                settings.list_ttl_ms,
+                self.stamp,
+            )
+        )
+
+
+def discovered(core: Core, hello: Hello) -> bytes:
+    """What `server/discover` answers where the view has this beside its tools."""
+    capabilities = {"tools": {"listChanged": True}, **hello.capabilities}
+    result = DiscoverResult(
+        supported_versions=list(MODERN_PROTOCOL_VERSIONS),
+        capabilities=ServerCapabilities.model_validate(capabilities),
+        instructions=hello.instructions or core.settings.instructions,
+        ttl_ms=core.settings.list_ttl_ms,
+        cache_scope="private",
+    )
+    wire = sdk_methods.serialize_server_result(
+        "server/discover",
+        LATEST_MODERN_VERSION,
+        result.model_dump(by_alias=True, mode="json", exclude_none=True),
+    )
+    return dump({**wire, "_meta": {SERVER_INFO_META_KEY: core.server_info}})
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request, past the guard and with its principal."""
+
+    principal: Principal
+    scope: Scope
+    fields: Fields
+    lines: list[tuple[bytes, bytes]]
+    receive: Receive
+    send: Send
+    streaming: bool  # the client takes an event stream
+
+
+@dataclass(slots=True)
+class Request:
+    """One JSON-RPC request and what is known of who sent it."""
+
+    core: Core
+    exchange: Exchange
+    message: Message
+    era: Era
+    version: str
+    reply: Reply | None = None  # None: within a batch, where nothing can be said before the answer
+    session: str | None = None
+    client: str = ""
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+
+def client_name(info: object) -> str:
+    """`name/version` as a client says it, bounded."""
+    if not isinstance(info, Mapping):
+        return ""
+    return f"{info.get('name', '')}/{info.get('version', '')}"[:MAX_CLIENT_CHARS]

@@ -1,0 +1,237 @@
+"""What the MCP servers behind the gateway have beside tools, for each view of it.
+
+A view has the prompts, resources, completion and logs of the servers in it that offer them; which
+these are is asked of the current snapshot and of the servers themselves. Every request of a client
+goes to one server, or to all that list the same kind of thing, under the same limits as calls and
+cleared of the connection's secrets. What a server tells unasked is passed to whom it concerns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.catalog.upstreams import LiveUpstreams
+from gateway.config.connection import McpConnection
+from gateway.connectors.text import cut, visible
+from gateway.connectors.upstream_rpc import LOGGED, Peer
+from gateway.connectors.upstream_standing import UPDATED
+from gateway.edge.gateway import Gateway
+from gateway.edge.mcp_messages import RpcError, method_not_found
+from gateway.edge.owners import Owners
+from gateway.edge.pass_through import CAPABILITY_OF, HANDLERS, Asked
+from gateway.edge.surface import CallContext, Hello, Told
+from gateway.edge.upstream_requests import UpstreamRequests
+from gateway.edge.wishes import Wishes, reaches
+from gateway.errors import GatewayError
+from gateway.invoke.limits import Limits
+from gateway.invoke.prepared import PreparedConnections
+from gateway.model import Principal
+from gateway.policy.offering import Offering, askable, offering
+from gateway.policy.view import Scope
+
+MEET_SECONDS = 2.0
+MAX_INSTRUCTIONS_CHARS = 8000
+MAX_NOTICE_BYTES = 65_536
+CHANGED: Mapping[str, str] = {
+    "notifications/prompts/list_changed": "prompts",
+    "notifications/resources/list_changed": "resources",
+}
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "prompts": ("listChanged",),
+    "resources": ("subscribe", "listChanged"),
+    "completions": (),
+    "logging": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    snapshot: Snapshot
+    offering: Offering
+
+
+class UpstreamOffers:
+    """See `surface.Offers`."""
+
+    def __init__(self, gateway: Gateway, live: LiveUpstreams, limits: Limits) -> None:
+        self._gateway = gateway
+        self._upstreams = live.sessions
+        self._prepared = PreparedConnections()
+        self._requests = UpstreamRequests(live.sessions, limits, self._prepared)
+        self._owners = Owners()
+        self._wishes = Wishes(live.sessions)
+        self._on_change: list[Callable[[], None]] = []
+        self._on_notice: list[Callable[[Told], None]] = []
+        live.sessions.on_notification(self._heard)
+
+    async def hello(self, principal: Principal, scope: Scope) -> Hello:
+        """What a view has beside tools; servers that were never met get a moment to answer."""
+        seen = self._seen(principal, scope)
+        sole = seen.offering.sole
+        eager = [state for state in seen.offering.servers if state is sole or not _lazy(state)]
+        await self._meet(eager)
+        peers = self._peers(seen.offering.servers)
+        return Hello(_merged([*peers.values()]), self._instructions(seen, peers))
+
+    async def answer(
+        self, method: str, params: Mapping[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        """See `surface.Offers`."""
+        seen = self._seen(context.principal, context.scope)
+        await self._meet(seen.offering.servers)
+        servers = self._with(seen, CAPABILITY_OF[method])
+        if not servers:
+            raise method_not_found(method)
+        if context.era == "2026":
+            context.askable = askable(context.capabilities, seen.offering)
+        requests, owners, wishes = self._requests, self._owners, self._wishes
+        asked = Asked(seen.snapshot, seen.offering, servers, context, requests, owners, wishes)
+        return await HANDLERS[method](asked, params)
+
+    def marks(self, principal: Principal, scope: Scope) -> tuple[str, str]:
+        """See `surface.Offers`."""
+        seen = self._seen(principal, scope)
+        return self._mark(seen, "prompts"), self._mark(seen, "resources")
+
+    async def listen(
+        self, holder: str, principal: Principal, scope: Scope, wanted: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """See `surface.Offers`."""
+        capabilities = (await self.hello(principal, scope)).capabilities
+        heard: dict[str, Any] = {}
+        for kind in ("prompts", "resources"):
+            flag = f"{kind}ListChanged"
+            if wanted.get(flag) is True and capabilities.get(kind, {}).get("listChanged"):
+                heard[flag] = True
+        uris = wanted.get("resourceSubscriptions") or ()
+        if uris and capabilities.get("resources", {}).get("subscribe"):
+            context = CallContext(principal, scope, "2026", "2026-07-28", session=holder)
+            watched = await asyncio.gather(*(self._watched(uri, context) for uri in uris))
+            honoured = [uri for uri, is_watched in zip(uris, watched, strict=True) if is_watched]
+            heard |= {"resourceSubscriptions": honoured} if honoured else {}
+        return heard
+
+    def forget(self, holder: str) -> None:
+        """See `surface.Offers`."""
+        self._wishes.forget(holder)
+
+    def concerns(self, told: Told, principal: Principal, scope: Scope, holder: str) -> bool:
+        """See `surface.Offers`."""
+        if told.method == UPDATED:
+            wanted = self._wishes.watches(holder, told.server, str(told.params.get("uri")))
+        else:
+            wanted = reaches(told.params.get("level"), self._wishes.level(holder))
+        seen = self._seen(principal, scope) if wanted else None
+        return seen is not None and any(s.name == told.server for s in seen.offering.servers)
+
+    def log_level(self, session: str | None) -> str | None:
+        """See `surface.Offers`."""
+        return self._wishes.level(session)
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """See `surface.Offers`."""
+        self._on_change.append(listener)
+        return lambda: self._on_change.remove(listener)
+
+    def on_notice(self, listener: Callable[[Told], None]) -> Callable[[], None]:
+        """See `surface.Offers`."""
+        self._on_notice.append(listener)
+        return lambda: self._on_notice.remove(listener)
+
+    def _seen(self, principal: Principal, scope: Scope) -> _Seen:
+        snapshot = self._gateway.snapshot
+        view = self._gateway.view_of(snapshot, principal, scope)
+        return _Seen(snapshot, offering(snapshot, principal, view))
+
+    async def _meet(self, servers: Iterable[ConnectionState]) -> None:
+        unknown = [state.name for state in servers if self._peer(state.name) is None]
+        if unknown:
+            await asyncio.gather(*(self._upstreams.meet(name, MEET_SECONDS) for name in unknown))
+
+    def _peers(self, servers: Iterable[ConnectionState]) -> dict[str, Peer]:
+        peers = {state.name: self._peer(state.name) for state in servers}
+        return {name: peer for name, peer in peers.items() if peer is not None}
+
+    def _peer(self, name: str) -> Peer | None:
+        try:
+            return self._upstreams.status(name).peer
+        except GatewayError:
+            return None  # being taken out just now
+
+    def _with(self, seen: _Seen, capability: str) -> tuple[ConnectionState, ...]:
+        peers = self._peers(seen.offering.servers)
+        return tuple(
+            state
+            for state in seen.offering.servers
+            if state.name in peers and _has(peers[state.name], capability)
+        )
+
+    def _instructions(self, seen: _Seen, peers: Mapping[str, Peer]) -> str | None:
+        """A trusted server's own words, where it is all there is."""
+        sole = seen.offering.sole
+        said = peers[sole.name].instructions if sole and sole.name in peers else None
+        if sole is None or not said or sole.settings.trust != "trusted":
+            return None
+        redactor = self._prepared.of(seen.snapshot, sole.name).redactor
+        return redactor.text(cut(visible(said), MAX_INSTRUCTIONS_CHARS))
+
+    def _mark(self, seen: _Seen, kind: str) -> str:
+        servers = self._with(seen, kind)
+        return " ".join(f"{s.name}.{self._owners.generation(s.name, kind)}" for s in servers)
+
+    async def _watched(self, uri: str, context: CallContext) -> bool:
+        try:
+            await self.answer("resources/subscribe", {"uri": uri}, context)
+        except (GatewayError, RpcError):
+            return False
+        return True
+
+    def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
+        if method in CHANGED:
+            self._owners.changed(server, CHANGED[method])
+            for listener in tuple(self._on_change):
+                listener()
+        elif method in (UPDATED, LOGGED) and (told := self._cleared(server, method, params)):
+            for hearing in tuple(self._on_notice):
+                hearing(told)
+
+    def _cleared(self, server: str, method: str, params: Mapping[str, Any]) -> Told | None:
+        """The notice without the connection's secrets; None: it is too large, or nobody's."""
+        snapshot = self._gateway.snapshot
+        if server not in snapshot.connections:
+            return None
+        fields = ("uri",) if method == UPDATED else ("level", "logger", "data")
+        kept = {field: params[field] for field in fields if field in params}
+        cleared = self._prepared.of(snapshot, server).redactor.json(kept)
+        try:
+            size = len(orjson.dumps(cleared))
+        except TypeError:
+            return None
+        return Told(server, method, cleared) if size <= MAX_NOTICE_BYTES else None
+
+
+def _lazy(state: ConnectionState) -> bool:
+    return isinstance(state.settings, McpConnection) and state.settings.lazy
+
+
+def _has(peer: Peer, capability: str) -> bool:
+    name, _, flag = capability.partition(".")
+    found = peer.capabilities.get(name)
+    return isinstance(found, dict) and (not flag or found.get(flag) is True)
+
+
+def _merged(peers: Sequence[Peer]) -> dict[str, Any]:
+    """What any of the servers offers; a flag is set if it is for one of them."""
+    merged: dict[str, Any] = {}
+    for name, flags in FLAGS.items():
+        found = [peer.capabilities[name] for peer in peers if _has(peer, name)]
+        if found:
+            said = {flag: [one[flag] for one in found if flag in one] for flag in flags}
+            merged[name] = {flag: any(v is True for v in vs) for flag, vs in said.items() if vs}
+    return merged

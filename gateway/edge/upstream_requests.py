@@ -1,0 +1,95 @@
+"""One request of a client, made to the server it concerns: limits around it, secrets kept here.
+
+Nothing of the client travels along but what it asks for: its `_meta` stays here, but for the level
+from which on it reads logs. A server's question goes to a client that can answer: on the request's
+own stream, or, from 2026-07-28, as the answer itself, if the client said that it can be asked for
+such a thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.connectors.upstream_rpc import INTERACTIVE, Elicit, Hooks
+from gateway.connectors.upstream_sessions import Upstreams
+from gateway.edge.surface import CallContext
+from gateway.errors import UpstreamFailed, UpstreamRefused
+from gateway.invoke.limits import Limits
+from gateway.invoke.output import HEAVY_BYTES
+from gateway.invoke.prepared import Prepared, PreparedConnections
+from gateway.invoke.redact import Redactor
+from gateway.invoke.upstream import LOG_LEVEL, cleared_refusal, question, relayed
+
+OF_A_HOP = ("inputResponses", "requestState", "_meta")
+
+
+class UpstreamRequests:
+    """Asks servers on behalf of clients."""
+
+    def __init__(self, upstreams: Upstreams, limits: Limits, prepared: PreparedConnections) -> None:
+        self._upstreams = upstreams
+        self._limits = limits
+        self._prepared = prepared
+
+    def log_from(self, server: str, level: str) -> None:
+        """Has a server of the 2025 era log from this level on."""
+        self._upstreams.standing(server).log_from(level)
+
+    async def ask(
+        self,
+        snapshot: Snapshot,
+        server: ConnectionState,
+        method: str,
+        params: Mapping[str, Any],
+        context: CallContext,
+    ) -> dict[str, Any]:
+        """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
+        prepared = self._prepared.of(snapshot, server.name)
+        self._limits.take(server.name, context.principal.name, prepared.rate_limit)
+        async with self._limits.call(server.name) as outcome:
+            try:
+                result = await self._send(prepared, method, params, context)
+            except UpstreamRefused as error:
+                outcome.answered(200)
+                raise cleared_refusal(error, prepared.redactor) from error
+            except UpstreamFailed as error:
+                if error.code != "upstream_error":
+                    outcome.failed()
+                raise
+            outcome.answered(200)
+        return await _cleared(result, prepared.redactor)
+
+    async def _send(
+        self, prepared: Prepared, method: str, params: Mapping[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        peer = self._upstreams.status(prepared.name).peer
+        relays = bool(context.askable) and method in INTERACTIVE
+        sent = dict(params)
+        if not relays or peer is None or peer.era == "handshake":
+            sent = {key: value for key, value in sent.items() if key not in OF_A_HOP}
+        sent["_meta"] = {LOG_LEVEL: context.log_level} if context.log_level else {}
+        elicit: Elicit | None = question(context.elicit)
+        hooks = Hooks(context.progress, elicit, context.notice, context.askable or None)
+        result = await self._upstreams.request(
+            prepared.name, method, sent, hooks=hooks, relay_input=relays
+        )
+        return relayed(result, context.askable) if relays else result
+
+
+async def _cleared(result: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
+    if not redactor:
+        return result
+    try:
+        raw = orjson.dumps(result)
+    except TypeError as error:
+        message = "The server's answer is nested too deeply"
+        raise UpstreamFailed("upstream_error", message) from error
+    heavy = len(raw) > HEAVY_BYTES
+    cleared = await asyncio.to_thread(redactor.bytes, raw) if heavy else redactor.bytes(raw)
+    taken: dict[str, Any] = result if cleared is raw else orjson.loads(cleared)
+    return taken

@@ -1,0 +1,87 @@
+"""What clients want to hear of: resources they watch, and from which level on they read logs.
+
+A holder is a session of the 2025 era or an open `subscriptions/listen` of 2026. However many hold a
+resource, its server is told once, and once more when the last one lets go. Everything is bounded:
+the oldest session makes room for a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.connectors.upstream_sessions import Upstreams
+from gateway.errors import GatewayError, Overloaded
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
+MAX_HOLDERS = 8192
+MAX_WATCHED = 200  # by one holder
+SUBSCRIBE_SECONDS = 10.0
+
+Watched = tuple[str, str]  # server, URI
+
+
+class Wishes:
+    """The wishes of all clients of this process."""
+
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
+        self._watched: dict[str, set[Watched]] = {}  # by holder, the oldest first
+        self._holders: dict[Watched, set[str]] = {}
+        self._levels: dict[str, str] = {}
+
+    async def watch(self, holder: str, server: str, uri: str) -> None:
+        """Has the holder hear of updates; raises what the server says against it."""
+        mine = self._watched.get(holder, set())
+        if len(mine) >= MAX_WATCHED and (server, uri) not in mine:
+            raise Overloaded("busy", f"More than {MAX_WATCHED} resources are watched", "")
+        if not self._holders.get((server, uri)):
+            await self._upstreams.standing(server).subscribe(uri, SUBSCRIBE_SECONDS)
+        while len(self._watched) >= MAX_HOLDERS and holder not in self._watched:
+            self.forget(next(iter(self._watched)))
+        self._watched.setdefault(holder, set()).add((server, uri))
+        self._holders.setdefault((server, uri), set()).add(holder)
+
+    def unwatch(self, holder: str, server: str, uri: str) -> None:
+        """The holder wants to hear no more of it."""
+        self._watched.get(holder, set()).discard((server, uri))
+        holders = self._holders.get((server, uri), set())
+        holders.discard(holder)
+        if not holders and self._holders.pop((server, uri), None) is not None:
+            self._let_go(server, uri)
+
+    def forget(self, holder: str) -> None:
+        """The holder is gone, and its wishes with it."""
+        for server, uri in tuple(self._watched.get(holder, ())):
+            self.unwatch(holder, server, uri)
+        self._watched.pop(holder, None)
+        self._levels.pop(holder, None)
+
+    def watches(self, holder: str, server: str, uri: str) -> bool:
+        """Whether an update of this URI, or of one beneath it, is for this holder."""
+        return any(
+            server == owner and (uri == watched or uri.startswith(watched.rstrip("/") + "/"))
+            for owner, watched in self._watched.get(holder, ())
+        )
+
+    def set_level(self, holder: str, level: str) -> str:
+        """Notes from which level on a session reads logs; gives the lowest that any wants."""
+        if len(self._levels) >= MAX_HOLDERS and holder not in self._levels:
+            self._levels.pop(next(iter(self._levels)))
+        self._levels[holder] = level
+        return min(self._levels.values(), key=RANK.__getitem__)
+
+    def level(self, holder: str | None) -> str | None:
+        """The level a session has set."""
+        return None if holder is None else self._levels.get(holder)
+
+    def _let_go(self, server: str, uri: str) -> None:
+        try:
+            self._upstreams.standing(server).unsubscribe(uri)
+        except GatewayError:
+            return  # the connection is gone, and its subscriptions with it
+
+
+def reaches(level: object, wanted: str | None) -> bool:
+    """Whether a message of this level is to be read by who wants them from `wanted` on."""
+    return wanted is None or RANK.get(str(level), len(LEVELS)) >= RANK.get(wanted, 0)

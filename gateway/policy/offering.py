@@ -1,0 +1,73 @@
+"""Which MCP servers give a view more than tools: their prompts, resources, completion and logs.
+
+They are reads, so read-only access is enough. A bundle names tools: one that leaves some out, or
+keeps them behind meta tools, says nothing of prompts and resources, so it does not give them.
+
+A view is transparent when one server without a prefix is all there is: then the gateway answers as
+that server would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import McpConnection
+from gateway.config.settings import Bundle
+from gateway.model import Principal
+from gateway.policy.access import level
+from gateway.policy.view import View
+
+QUESTIONS = ("elicitation", "sampling", "roots")
+
+
+@dataclass(frozen=True, slots=True)
+class Offering:
+    """The servers of one view, in the order of connections."""
+
+    servers: tuple[ConnectionState, ...] = ()
+    transparent: bool = False
+
+    @property
+    def sole(self) -> ConnectionState | None:
+        """The server that the view is transparent for."""
+        return self.servers[0] if self.transparent else None
+
+
+def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
+    """What servers the principal reads from in this view."""
+    states = [snapshot.connections[name] for name in sorted(seen.connections)]
+    readable = [state for state in states if may_read(snapshot, principal, state)]
+    bundles = [snapshot.settings.bundles[name] for name in seen.bundle_ids]
+    whole = tuple(state for state in readable if _is_whole(state, bundles))
+    sole = len(readable) == len(whole) == 1 and whole[0].settings.prefix == ""
+    return Offering(whole, sole)
+
+
+def askable(capabilities: Mapping[str, Any], offered: Offering) -> dict[str, Any]:
+    """What servers of a view may ask of a client that says it can be asked for this.
+
+    Everything, where one trusted server is all there is; else a form for its user, at most.
+    """
+    sole = offered.sole
+    if sole is not None and sole.settings.trust == "trusted":
+        return {name: capabilities[name] for name in QUESTIONS if name in capabilities}
+    elicitation = capabilities.get("elicitation")
+    if not isinstance(elicitation, Mapping):
+        return {}
+    takes_forms = "form" in elicitation or "url" not in elicitation
+    return {"elicitation": {"form": {}}} if takes_forms else {}
+
+
+def may_read(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> bool:
+    """Whether the principal has at least read-only access."""
+    return level(snapshot, principal, state) in ("read-only", "read-write")
+
+
+def _is_whole(state: ConnectionState, bundles: Sequence[Bundle]) -> bool:
+    if not isinstance(state.settings, McpConnection) or state.status == "disabled":
+        return False
+    here = [bundle for bundle in bundles if state.name in bundle.connections]
+    return all("*" in one.allow and not one.deny and one.mode != "meta" for one in here)
