@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -26,7 +27,7 @@ from gateway.invoke.asking import Decision
 from gateway.invoke.attempt import UNATTENDED, Attempt, arguments_digest, execution_of
 from gateway.invoke.caller import takes_forms
 from gateway.invoke.idempotency import with_token
-from gateway.invoke.outcomes import NotApproved, Unanswered, failed_result, going_on
+from gateway.invoke.outcomes import NotApproved, Unanswered, failed_result, going_on, meta_of
 from gateway.invoke.prepared import PreparedConnections
 from gateway.invoke.signals import Signals, heard_within
 from gateway.invoke.validity import grant_of, judged_again, may_always, too_late
@@ -131,11 +132,13 @@ class Approvals:
             attempt.snapshot, attempt.tool = judged_again(self._current(), attempt, approval)
         except Refused as refused:
             await self.void(approval)
-            raise NotApproved(
+            error = NotApproved(
                 "approval_expired",
                 f"The approval is void: {refused.message}.",
                 "Look at the tool again, then call again.",
-            ) from refused
+            )
+            error.void = True
+            raise error from refused
 
     async def void(self, approval: Approval) -> None:
         """Withdraws an approval that was given for something else than there is now."""
@@ -186,7 +189,9 @@ class Approvals:
         answer = (caller.input_responses or {}).get(asking.QUESTION)
         if approval.status == "pending" and answer is not None:
             decision = asking.decision_of(answer, may_always(attempt.snapshot, approval.risk))
-            decided = await self._decide(approval, decision, caller.principal.name)
+            decided = await self._decide(
+                replace(approval, session=caller.session), decision, caller.principal.name
+            )
             return decided or await store.get_approval(self._db, approval.id)
         return approval
 
@@ -286,16 +291,13 @@ class Approvals:
 
     def _stop_waiting_for_nobody(self, attempt: Attempt, gone: Callable[[], bool]) -> None:
         if gone() or self._draining:
-            raise Unanswered(
-                failed_result(
-                    attempt,
-                    Overloaded(
-                        "busy",
-                        "The gateway is restarting; the call was not made.",
-                        "Call again: if it is approved meanwhile, nobody is asked a second time.",
-                    ),
-                )
+            restarting = Overloaded(
+                "busy",
+                "The gateway is restarting; the call was not made.",
+                "Call again: if it is approved meanwhile, nobody is asked a second time.",
             )
+            result = failed_result(attempt, restarting)
+            raise Unanswered({**result, "_meta": meta_of(attempt, "pending_confirmation")})
 
     async def _look_after(self, attempt: Attempt, approval: Approval) -> None:
         """What has to be seen to while nothing is heard: the time, and whether it still holds."""
@@ -325,7 +327,9 @@ class Approvals:
             if caller.gone is not None and caller.gone():
                 return  # cut off, which is no answer
             decision = asking.decision_of(answer, always)
-            await self._decide(approval, decision, caller.principal.name)
+            # The session that answers may be another one than that which first asked.
+            mine = replace(approval, session=caller.session)
+            await self._decide(mine, decision, caller.principal.name)
         except GatewayError as error:  # the store; an admin can still decide
             log.warning("answer not taken", approval=approval.id, error=error.code)
 

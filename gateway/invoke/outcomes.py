@@ -27,6 +27,8 @@ class Unanswered(Exception):
 class NotApproved(Refused):
     """A person, or time, said no. The execution's row says so already."""
 
+    void = False  # what was approved is not there any more
+
 
 def failed_result(attempt: Attempt, error: GatewayError) -> dict[str, Any]:
     """What the caller of a failed call gets."""
@@ -62,7 +64,7 @@ def meta_of(attempt: Attempt, status: ExecutionStatus) -> dict[str, Any]:
 def status_of(error: GatewayError) -> ExecutionStatus:
     """The state a call is in after this error."""
     if error.code == "approval_expired":
-        return "expired"
+        return "denied" if getattr(error, "void", False) else "expired"
     if error.code == "outcome_unknown":
         return "unknown"
     return "denied" if isinstance(error, Refused) else "failed"

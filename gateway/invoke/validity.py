@@ -54,10 +54,13 @@ def too_late(approval: Approval | None) -> NotApproved:
         "used": "it has been used already",
         "void": "the tool or the caller's rights have changed since",
     }
-    why = words.get(approval.status if approval else "", "nobody decided in time")
-    return NotApproved(
+    status = approval.status if approval else ""
+    why = words.get(status, "nobody decided in time")
+    error = NotApproved(
         "approval_expired", f"The approval can't be used: {why}.", "Call again to ask anew."
     )
+    error.void = status == "void"
+    return error
 
 
 def _found(snapshot: Snapshot, attempt: Attempt, principal: Principal) -> Tool:

@@ -208,3 +208,25 @@ async def test_held_credential_is_not_used_before_it_is_accepted(
         (True, False),
         (False, True),
     ]
+
+
+async def test_change_accepted_on_one_gateway_is_served_by_the_other(
+    tmp_path: Path, peer: Provider
+) -> None:
+    store = f'[store]\nurl = "sqlite:///{tmp_path}/g.db"\nsecret_key_file = "{tmp_path}/key"\n'
+    text = config(peer, FREELY, store, UNTRUSTED)
+    paths = [tmp_path / name / "config.toml" for name in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+    async with (
+        provider() as other,
+        gateway_on(paths[0], text) as one,
+        gateway_on(paths[1], text) as two,
+        api(one.url, "root") as root,
+    ):
+        peer.document = with_host(peer.document, other.url)
+        await refreshed(root)
+        assert (urls(one), urls(two)) == ({peer.url}, {peer.url})
+        for change in await held(root):
+            await root("POST", f"/changes/{change['id']}/accept")
+        await until(lambda: urls(two) == {other.url})
