@@ -76,20 +76,27 @@ def _scenario(path: Path) -> str:
 @contextmanager
 def served() -> Iterator[str]:
     """The server under test, in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.conformance.server", str(port)]
     process = subprocess.Popen(command, cwd=HERE.parents[1])
     try:
-        _wait_until_open(port)
+        wait_until_open(port)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _wait_until_open(port: int) -> None:
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_open(port: int) -> None:
+    """Returns once someone listens there."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
