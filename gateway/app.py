@@ -66,6 +66,7 @@ from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
 from gateway.invoke.limits import Limits
 from gateway.invoke.prepared import auth_of
+from gateway.invoke.rates import SharedRates
 from gateway.invoke.upstream import UpstreamSender
 from gateway.line import Line
 from gateway.reload import watch
@@ -209,7 +210,7 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         upstreams.sessions.on_tools_changed(schedule.wake)
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         await catalog.load()
-        limits = Limits(settings.limits.max_concurrent_calls)
+        limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
         http = HttpSender(egress, own_egress, credentials, limits, db)
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
         line = Line(db, seal, senders, lambda: catalog.current)
@@ -228,11 +229,17 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         notifier = Notifier(db)
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
-        watching = _watch(settings, place, app, egress)
+        watching = _watch(settings, place, app, egress, limits)
         loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
         for work in loops:
             stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
+
+
+def _rates(settings: Settings, db: Database) -> SharedRates | None:
+    """Rate limits are counted together where there are, or may be, other processes."""
+    alone = settings.server.workers == 1 and settings.store.url.startswith("sqlite")
+    return None if alone else SharedRates(db)
 
 
 def demo_connection(own_url: str) -> OpenApiConnection:
@@ -313,12 +320,15 @@ def _assembled(
     return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console, consent)
 
 
-async def _watch(settings: Settings, place: Place, app: App, egress: Egress) -> None:
+async def _watch(
+    settings: Settings, place: Place, app: App, egress: Egress, limits: Limits
+) -> None:
     """Applies edits of config.toml for as long as the gateway runs."""
     catalog, azure = app.gateway.catalog, app.gateway.azure
 
     async def apply(edited: Settings) -> None:
         egress.allow(edited.network.allow)
+        limits.resize(edited.limits.max_concurrent_calls)
         before = catalog.current.settings.azure
         pending = await catalog.apply(edited)
         # No await between the swap and this: policy and identity change together.

@@ -50,7 +50,7 @@ class UpstreamRequests:
     ) -> dict[str, Any]:
         """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
         prepared = self._prepared.of(snapshot, server.name)
-        self._limits.take(server.name, context.principal.name, prepared.rate_limit)
+        await self._limits.admit(server.name, context.principal.name, prepared.rate_limit)
         async with self._limits.call(server.name) as outcome:
             try:
                 result = await self._send(prepared, method, params, context)

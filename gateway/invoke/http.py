@@ -58,7 +58,7 @@ class HttpSender:
         if envelope is not None:
             request = enveloped(request, base_url, envelope)
         principal = attempt.caller.principal.name
-        self._limits.take(prepared.name, principal, prepared.rate_limit)
+        await self._limits.admit(prepared.name, principal, prepared.rate_limit)
         async with self._limits.call(prepared.name) as outcome:
 
             async def send(granted: Request) -> Answer:

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Protocol
 
 from cachetools import LRUCache
 
@@ -41,6 +42,12 @@ MAX_RETRIES_SAVED = 10.0
 Clock = Callable[[], float]
 
 
+class Rates(Protocol):
+    """Counts requests together with other processes."""
+
+    async def take(self, connection: str, principal: str, limit: RateLimit | None) -> None: ...
+
+
 class Limits:
     """Every bound on calls, for all connections of this process."""
 
@@ -50,8 +57,10 @@ class Limits:
         *,
         clock: Clock = time.monotonic,
         wait_seconds: float = WAIT_SECONDS,
+        rates: Rates | None = None,
     ) -> None:
         self._clock = clock
+        self._rates = rates
         self._wait_seconds = wait_seconds
         self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
         self._connections: dict[str, _Connection] = {}
@@ -66,6 +75,13 @@ class Limits:
         known = self._connections.get(connection)
         if known:
             self._connections[connection] = _Connection(known.slots)
+
+    async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> None:
+        """Count one request against the rate limit, over all processes where there are several."""
+        if self._rates is not None and limit is not None:
+            await self._rates.take(connection, principal, limit)
+        else:
+            self.take(connection, principal, limit)
 
     def take(self, connection: str, principal: str, limit: RateLimit | None) -> None:
         """Count one request against the rate limit, or refuse it."""

@@ -77,7 +77,7 @@ class UpstreamSender:
         arguments = {**attempt.arguments, **injected(attempt.tool, prepared)}
         if operation.idempotency_field is not None:
             arguments[operation.idempotency_field] = attempt.token
-        self._limits.take(prepared.name, caller.principal.name, prepared.rate_limit)
+        await self._limits.admit(prepared.name, caller.principal.name, prepared.rate_limit)
         async with self._limits.call(prepared.name) as outcome:
             try:
                 result = await self._call(attempt, prepared.name, operation.tool, arguments)

@@ -88,3 +88,21 @@ async def test_a_session_of_the_first_era_is_served_by_either(
             async with http.post(replica.mcp, json=ask, headers=within) as answer:
                 assert answer.status == 200
                 assert (await answer.json())["id"] == 2
+
+
+async def test_a_rate_limit_holds_over_both(replicas: tuple[Running, Running]) -> None:
+    one, two = replicas
+    limit = {"requests": 6, "window_seconds": 600}
+    async with provider() as peer, Client(one.mcp) as first, Client(two.mcp) as second:
+        put = {"name": "shop", "kind": "openapi", "spec": peer.spec, "rate_limit": limit}
+        await own_call(first, "put_connection", **put)
+        await until(lambda: "shop_get_items" in two.app.gateway.snapshot.tools)
+        answers = [
+            await own_call(client, "shop_get_items", id=str(number))
+            for number in range(6)
+            for client in (first, second)
+        ]
+    refused = [answer["error"] for answer in answers if "error" in answer]
+    shared = "postgresql" in one.app.gateway.snapshot.settings.store.url
+    assert len(answers) - len(refused) == len(peer.requests) == (6 if shared else 12)
+    assert {error["code"] for error in refused} == ({"rate_limited"} if shared else set())
