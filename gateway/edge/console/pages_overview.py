@@ -49,9 +49,8 @@ async def overview(visit: Visit) -> Response:
 async def live(visit: Visit, beside: Around) -> dict[str, str]:
     """The parts of the page that move."""
     shown = await _shown(visit, beside)
-    return {
-        name: render(f"_{name}.html", **shown) for name in ("stats", "picture", "worries", "feed")
-    }
+    parts = ("stats", "picture", "worries", "feed", "health")
+    return {name: render(f"_{name}.html", **shown) for name in parts}
 
 
 async def _shown(visit: Visit, beside: Around) -> dict[str, Any]:
@@ -67,7 +66,13 @@ async def _shown(visit: Visit, beside: Around) -> dict[str, Any]:
         "picture": _picture(visit, hour, beside),
         "worries": await _worries(visit, beside),
         "feed": await feed(visit),
+        "health": await _health(visit),
     }
+
+
+async def _health(visit: Visit) -> dict[str, Any] | None:
+    admin = visit.principal.admin
+    return await visit.parts.health.report(visit.principal) if admin else None
 
 
 async def hour_of(visit: Visit) -> Hour:
