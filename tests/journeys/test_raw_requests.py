@@ -58,27 +58,30 @@ operations = { cancelOrder = { access = "dangerous" }, getOrder = { access = "wr
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/Users/7", 403, "blocked_path"),
-        ("GET", "/%75sers", 403, "blocked_path"),
-        ("GET", "/../outside", 403, "blocked_path"),
-        ("DELETE", "/orders/7", 403, "blocked_path"),
-        ("DELETE", "/orders/%37/", 403, "blocked_path"),
-        ("TRACE", "/orders", 422, "invalid_arguments"),
-        ("GET", "http://elsewhere/", 422, "invalid_arguments"),
-    ],
-)
+REFUSED = [
+    ("GET", "/Users/7", 403, "blocked_path"),
+    ("GET", "/%75sers", 403, "blocked_path"),
+    ("GET", "/../outside", 403, "blocked_path"),
+    ("DELETE", "/orders/7", 403, "blocked_path"),
+    ("DELETE", "/orders/%37/", 403, "blocked_path"),
+    ("TRACE", "/orders", 422, "invalid_arguments"),
+    ("GET", "http://elsewhere/", 422, "invalid_arguments"),
+]
+
+
 async def test_what_is_blocked_or_dangerous_is_not_reached(
-    make_gateway: GatewayMaker, peer: Provider, method: str, path: str, status: int, code: str
+    make_gateway: GatewayMaker, peer: Provider
 ) -> None:
     shop: Running = await make_gateway(config(peer, FREELY, connection=RULES))
+    answers, messages = [], set()
     async with api(shop.url, "ann") as ann:
-        answered, body = await ann("POST", "/proxy", wanted(method, path))
-    assert (answered, body["error"]["code"], peer.requests) == (status, code, [])
-    if code == "blocked_path":
-        assert body["error"]["message"] == "Access to this endpoint is not allowed"
+        for method, path, _, code in REFUSED:
+            status, body = await ann("POST", "/proxy", wanted(method, path))
+            answers.append((method, path, status, body["error"]["code"]))
+            if code == "blocked_path":
+                messages.add(body["error"]["message"])
+    assert (answers, peer.requests) == (REFUSED, [])
+    assert messages == {"Access to this endpoint is not allowed"}
 
 
 async def test_read_only_caller_reads_only(make_gateway: GatewayMaker, peer: Provider) -> None:
