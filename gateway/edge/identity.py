@@ -23,6 +23,7 @@ from gateway.edge.http_guard import Fields
 from gateway.edge.jwks import Keys
 from gateway.errors import Unauthenticated
 from gateway.model import Principal
+from gateway.policy.principals import configured_principal
 
 ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -188,7 +189,9 @@ def auth_settings(settings: Settings, public_url: str) -> AuthSettings:
         verified = JwtSettings(
             **{key: getattr(auth, key) for key in JwtSettings.__dataclass_fields__}
         )
-    principals = {name: _principal(name, one) for name, one in settings.principals.items()}
+    principals = {
+        name: configured_principal(name, one) for name, one in settings.principals.items()
+    }
     return AuthSettings(auth.mode, principals, hashes, verified, public_url)
 
 
@@ -196,17 +199,6 @@ def _token_hash(principal: PrincipalSettings) -> str:
     if principal.token is not None:
         return hashlib.sha256(principal.token.get_secret_value().encode()).hexdigest()
     return principal.token_sha256 or ""
-
-
-def _principal(name: str, settings: PrincipalSettings) -> Principal:
-    return Principal(
-        name,
-        admin=settings.admin,
-        organization=settings.organization,
-        role=settings.role,
-        access=settings.access,
-        connections=dict(settings.connections),
-    )
 
 
 def bearer_token(authorization: bytes | None) -> bytes:

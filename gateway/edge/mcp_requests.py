@@ -33,6 +33,7 @@ from gateway.edge.mcp_messages import (
     method_not_found,
 )
 from gateway.edge.mcp_streams import Attendant
+from gateway.edge.results import error_result
 from gateway.edge.surface import Era, Hello
 from gateway.errors import GatewayError, UnknownTool, UpstreamRefused
 
@@ -125,7 +126,7 @@ async def _outcome(request: Request, params: Mapping[str, Any]) -> dict[str, Any
     except UpstreamRefused as error:
         raise refusal(error) from error
     except GatewayError as error:
-        return tool_error(error)
+        return error_result(error)
 
 
 async def _pass_through(request: Request) -> bytes:
@@ -159,16 +160,6 @@ def refusal(error: UpstreamRefused) -> RpcError:
         return RpcError(INTERNAL_ERROR, error.message)
     message = cut(visible(error.rpc_message), MAX_REFUSAL_CHARS)
     return RpcError(error.rpc_code, message, error.rpc_data)
-
-
-def tool_error(error: GatewayError) -> dict[str, Any]:
-    """A failed call as a result the model can read."""
-    text = f"{error.message} {error.hint}".strip()
-    return {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": {"error": error.as_dict()},
-        "isError": True,
-    }
 
 
 METHODS: dict[str, Callable[[Request], Awaitable[bytes]]] = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
+from gateway.edge.mcp_messages import dump
 from gateway.errors import GatewayError
 
 
 def value_result(value: dict[str, Any]) -> dict[str, Any]:
     """A result with this object as text and as structured content."""
-    text = orjson.dumps(value).decode()
+    text = dump(value).decode()
     return {
         "content": [{"type": "text", "text": text}],
         "structuredContent": value,
@@ -19,12 +18,11 @@ def value_result(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def error_result(error: GatewayError, meta: dict[str, Any] | None = None) -> dict[str, Any]:
+def error_result(error: GatewayError) -> dict[str, Any]:
     """A failed result: the sentence as text, code and hint as structured content."""
-    text = f"{error.message}. {error.hint}" if error.hint else error.message
-    result = {
+    text = f"{error.message} {error.hint}".strip()
+    return {
         "content": [{"type": "text", "text": text}],
         "structuredContent": {"error": error.as_dict()},
         "isError": True,
     }
-    return result | ({"_meta": meta} if meta else {})

@@ -14,9 +14,9 @@ def principal_now(settings: Settings, known: Principal) -> Principal | None:
     configured = settings.principals.get(known.name)
     auth = settings.auth
     if auth.mode == "tokens":
-        return None if configured is None else _configured(known.name, configured)
+        return None if configured is None else configured_principal(known.name, configured)
     if auth.mode == "none":
-        return known if configured is None else _configured(known.name, configured)
+        return known if configured is None else configured_principal(known.name, configured)
     # What its token claimed can't be asked again; what is configured beside it can.
     claimed: dict[str, Any] = {}
     for claim, field in (
@@ -26,11 +26,16 @@ def principal_now(settings: Settings, known: Principal) -> Principal | None:
     ):
         if claim:
             claimed[field] = getattr(known, field)
-    base = Principal(known.name) if configured is None else _configured(known.name, configured)
+    base = (
+        Principal(known.name)
+        if configured is None
+        else configured_principal(known.name, configured)
+    )
     return replace(base, **claimed)
 
 
-def _configured(name: str, settings: PrincipalSettings) -> Principal:
+def configured_principal(name: str, settings: PrincipalSettings) -> Principal:
+    """A principal with all that its table says."""
     return Principal(
         name,
         admin=settings.admin,
