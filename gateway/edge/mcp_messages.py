@@ -194,7 +194,7 @@ def error_body(request_id: RequestId | None, error: RpcError) -> bytes:
     detail: dict[str, object] = {"code": error.code, "message": error.message}
     if error.data is not None:
         detail["data"] = error.data
-    return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": detail}, default=str)
+    return dump({"jsonrpc": "2.0", "id": request_id, "error": detail})
 
 
 def result_body(request_id: RequestId, result: bytes) -> bytes:
@@ -208,7 +208,7 @@ def dump(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, separators=(",", ":"), default=str).encode()
 
 
 def error_status(error: RpcError) -> int:

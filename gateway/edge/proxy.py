@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -68,7 +68,7 @@ class ProxyRequest:
     body: Any = None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: getattr(self, key) for key in self.__dataclass_fields__}  # no deep copy
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.edge.gateway import Gateway
-from gateway.edge.http_guard import Refusal, fold, read_body, require_json
+from gateway.edge.http_guard import MAX_BODY_BYTES, Refusal, fold, read_body, require_json
 from gateway.edge.identity import Identity
+from gateway.edge.mcp_messages import RpcError, dump, read_json
 from gateway.edge.meta_tools import Asked
 from gateway.edge.surface import CallContext
 from gateway.errors import (
@@ -197,13 +198,19 @@ def _response(value: Any) -> Response:
 
 
 def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    body = b"" if value is None else orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    body = b"" if value is None else dump(value)
     media_type = None if value is None else "application/json"
     return Response(body, status, headers, media_type)
 
 
 def _parsed(raw: bytes) -> Any:
     try:
-        return orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise Fixable("invalid_arguments", f"the body is not JSON: {error}") from None
+    if len(raw) > MAX_BODY_BYTES:
+        return value  # only a definition is that large, and it has a reader of its own
+    try:
+        return read_json(raw)  # as strict as MCP is: a call means the same through both doors
+    except RpcError as error:
+        raise Fixable("invalid_arguments", f"the body is JSON that is not taken: {error}") from None
