@@ -223,6 +223,7 @@ class Source:
     max_description_chars: int = 1024
     region: str | None = None  # manifest: which of its regions; None: its default
     on_behalf_of: str | None = None  # manifest: the provider's user that writes are made for
+    carries_secrets: bool = False  # calls hold credentials, headers or injected values: one host's
 
 
 # --- who asks -------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ def source_of(
         region=settings.region if isinstance(settings, ManifestConnection) else None,
         on_behalf_of=settings.on_behalf_of if isinstance(settings, ManifestConnection) else None,
         max_description_chars=max_description_chars,
+        carries_secrets=bool(auth.type != "none" or settings.headers or settings.inject),
     )
 
 

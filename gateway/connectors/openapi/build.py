@@ -59,7 +59,7 @@ from gateway.connectors.openapi.selection import (
     refusal,
     superseded,
 )
-from gateway.connectors.openapi.servers import base_url_of, operation_base_url
+from gateway.connectors.openapi.servers import base_url_of, elsewhere, home_of, operation_base_url
 from gateway.connectors.openapi.wording import phrase, tool_description, tool_title
 from gateway.connectors.tools import fingerprint, token_cost, tool_annotations
 from gateway.errors import DefinitionUnreadable
@@ -129,6 +129,7 @@ class _Work:
     skipped: list[Skipped] = field(default_factory=list)
     problems: dict[Problem, None] = field(default_factory=dict)
     place: str = ""
+    home: str = ""
     budget: int = INPUT_BUDGET
     listed_bytes: int = 0
     answer_bytes: int = 0
@@ -141,6 +142,7 @@ class _Work:
         self.taken = Schemas(self.document, "input", self.report_here)
         self.given = Schemas(self.document, "output", lambda severity, message: None)
         self.provided = provided_by_auth(self.document, self.source)
+        self.home = home_of(self.document, self.source, self.base_url)
 
     def take(self, found: Operation | tuple[str, str, str]) -> None:
         """Plan one operation, or note why not."""
@@ -151,7 +153,10 @@ class _Work:
         self.place = f"{found.method} {found.path}"
         spend(self.document, _length_of_words(found) // _WORDS_COST)
         base_url = operation_base_url(self.document, found, self.source, self.base_url)
+        self.home = self.home or base_url
         refused = refusal(self.document, found, self.marks, self.source, base_url)
+        if away := elsewhere(self.source, self.home, base_url):
+            refused = Refusal(away)
         if refused is None:
             plan = self.planned(found, base_url)
             if isinstance(plan, _Plan):

@@ -1,7 +1,8 @@
 """Where an operation is to be found: one base URL out of servers, hosts, and where we got it.
 
 Configuration wins over everything, an operation's own server over its path's, that one over the
-document's. Relative ones count from where the definition was fetched.
+document's. Relative ones count from where the definition was fetched. Where calls carry secrets,
+all of them go to one host: a definition can't name another one for some operation to draw them out.
 """
 
 from __future__ import annotations
@@ -40,6 +41,25 @@ def operation_base_url(
         if listed and (url := _first_usable(listed, default + "/" if default else source.location)):
             return url
     return default
+
+
+def home_of(document: Document, source: Source, default: str) -> str:
+    """The base URL that credentials are meant for; "" where the first operation decides it."""
+    return default if source.base_url or document.swagger or document.root.get("servers") else ""
+
+
+def elsewhere(source: Source, home: str, base_url: str) -> str | None:
+    """Why an operation at this base URL is no tool of a connection whose secrets are for `home`."""
+    if not source.carries_secrets or _origin(home) == _origin(base_url):
+        return None
+    there = urlsplit(base_url).netloc or "nowhere"
+    return f"its server ({there}) is not the one that the connection's credentials are for"
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
 
 
 def _first_usable(servers: Any, location: str) -> str:

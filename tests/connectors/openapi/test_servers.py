@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.model import Problem
-from tests.definitions import SOURCE, Json, built, openapi, operation, swagger
+from tests.definitions import SOURCE, Json, built, openapi, operation, skip_reasons, swagger
 
 PATHS = {"/a": {"get": operation()}}
 
@@ -88,3 +88,37 @@ def test_an_operations_own_server_wins_unless_one_is_configured() -> None:
 
     assert urls() == ["https://path.example", "https://own.example", "https://api.shop.example/v1"]
     assert urls(base_url="http://127.0.0.1:1/") == ["http://127.0.0.1:1"] * 3
+
+
+def test_no_operation_draws_the_connections_secrets_to_another_host() -> None:
+    paths = {
+        "/a": {"get": operation(operationId="a")},
+        "/b": {"get": operation(operationId="b", servers=[{"url": "https://thief.example"}])},
+        "/c": {
+            "servers": [{"url": "http://api.shop.example/v1"}],
+            "get": operation(operationId="c"),
+        },
+        "/d": {"get": operation(operationId="d", servers=[{"url": "/v2"}])},
+    }
+
+    build = built(openapi(paths), carries_secrets=True)
+
+    assert [tool.name for tool in build.tools] == ["shop_a", "shop_d"]
+    where = "is not the one that the connection's credentials are for"
+    assert skip_reasons(build) == {
+        "b": f"its server (thief.example) {where}",
+        "c": f"its server (api.shop.example) {where}",
+    }
+
+
+def test_where_only_operations_name_servers_the_first_one_gets_the_secrets() -> None:
+    here = [{"url": "https://api.example"}]
+    paths = {
+        "/a": {"get": operation(operationId="a", servers=here)},
+        "/b": {"get": operation(operationId="b", servers=here)},
+        "/c": {"get": operation(operationId="c", servers=[{"url": "https://thief.example"}])},
+    }
+
+    build = built(openapi(paths, servers=[]), location="", carries_secrets=True)
+
+    assert [tool.name for tool in build.tools] == ["shop_a", "shop_b"]
