@@ -22,6 +22,7 @@ from gateway.config.connection import (
     Connection,
     ManifestConnection,
     McpConnection,
+    NangoAuth,
     OAuth2Auth,
     OpenApiConnection,
 )
@@ -105,14 +106,16 @@ class Discoverer:
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:
         """Refuses a connection whose calls or tokens would go where we may not go."""
-        targets = {tool.http.base_url for tool in build.tools if tool.http} | {build.base_url}
-        if isinstance(settings.auth, OAuth2Auth):
-            targets.add(settings.auth.token_url)
-        for target in sorted({_origin(target) for target in targets if target}):
+        tools = (*build.tools, *build.hidden)
+        targets = {tool.http.base_url for tool in tools if tool.http} | {build.base_url}
+        configured = _configured_addresses(settings)
+        for target in sorted({*map(_origin, targets), *configured} - {""}):
             try:
                 await self.check_address(target)
             except GatewayError as error:
-                if error.code == "access_denied":
+                # Names that can't be looked up now may be later; what can't be read never will.
+                unreadable = isinstance(error, Fixable) and target in configured
+                if error.code == "access_denied" or unreadable:
                     raise Fixable("connection_invalid", error.message, error.hint) from error
 
     async def _read(
@@ -251,4 +254,14 @@ def wraps_of(settings: McpConnection) -> list[Wrap]:
 
 def _origin(url: str) -> str:
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}" if url else ""
+
+
+def _configured_addresses(settings: Connection) -> set[str]:
+    """The addresses that the settings themselves name, as they are spelled there."""
+    found = {settings.base_url or ""} if isinstance(settings, OpenApiConnection) else set()
+    if isinstance(settings.auth, OAuth2Auth):
+        found.add(settings.auth.token_url)
+    if isinstance(settings.auth, NangoAuth):
+        found.add(settings.auth.url)
+    return found

@@ -249,6 +249,8 @@ class Catalog:
                 found = await self._discoverer.discover(name, state.settings, limits, known)
                 if known is not None and found.build is known.build:
                     return self._as_before(state, found)
+                if state.origin != "demo":  # which this process serves to itself
+                    await self._discoverer.check_addresses(state.settings, found.build)
                 new = await asyncio.to_thread(adopt, state, found, time.time())
             except GatewayError as error:
                 return self._failing(name, state, error)
