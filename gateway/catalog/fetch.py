@@ -2,7 +2,8 @@
 
 A URL is asked with the validators of the copy we have, so that an unchanged definition costs one
 small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
-once), bounded in bytes; the store keeps the copy that survives a restart.
+once), bounded in bytes and in number; the store keeps the copy that survives a restart. Who asks
+again may have let go of the bytes: such a copy is never what another connection is given.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gateway.model import digest
 
 FETCH_SECONDS = 4.5
 MEMORY_BYTES = 32 * 1024 * 1024
+MEMORY_ENTRIES = 512
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -47,9 +49,17 @@ class Sender(Protocol):
 class Fetcher:
     """Reads definitions, and remembers for a while what it read."""
 
-    def __init__(self, egress: Sender, folder: Path, *, ttl_seconds: float = 300) -> None:
+    def __init__(
+        self,
+        egress: Sender,
+        folder: Path,
+        *,
+        ttl_seconds: float = 300,
+        max_entries: int = MEMORY_ENTRIES,
+    ) -> None:
         self._egress = egress
         self._folder = folder
+        self._max_entries = max_entries
         self._memory: TTLCache[str, Definition] = TTLCache(
             MEMORY_BYTES, ttl_seconds, getsizeof=lambda definition: len(definition.raw)
         )
@@ -70,9 +80,15 @@ class Fetcher:
             return _same_or(known, await self._read_file(location, max_bytes))
         known = known or self._memory.get(location)
         definition = await self._download(location, known, max_bytes, seconds)
-        if len(definition.raw) <= MEMORY_BYTES:
-            self._memory[location] = definition
+        self._remember(definition)
         return definition
+
+    def _remember(self, definition: Definition) -> None:
+        if not 0 < len(definition.raw) <= MEMORY_BYTES:
+            return
+        self._memory[definition.location] = definition
+        while len(self._memory) > self._max_entries:
+            self._memory.popitem()
 
     async def _read_file(self, location: str, max_bytes: int) -> Definition:
         path = self._folder / location
