@@ -53,10 +53,12 @@ from gateway.edge.rest import RestApi
 from gateway.edge.shared_sessions import (
     ANSWERED,
     CANCELLED,
+    WISHED,
     SharedSessions,
     StoreRelay,
     on_answered,
     on_cancelled,
+    on_wished,
 )
 from gateway.egress import Egress, Request
 from gateway.errors import UpstreamFailed
@@ -222,8 +224,10 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         offers = UpstreamOffers(gateway, upstreams, limits)
         app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers)
         line.signals.on(SESSION_ENDED, sessions.hear)
+        line.signals.on(SESSION_ENDED, offers.forget)
         line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
         line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
+        line.signals.on(WISHED, on_wished(offers.take))
         for task in await _first_look(catalog, azure):
             stack.push_async_callback(_ended, task)
         notifier = Notifier(db)
@@ -280,6 +284,8 @@ def _assembled(
         return answer.body
 
     identity = Identity(auth_settings(settings, public_url), fetch_keys)
+    relay = StoreRelay(gateway.db)
+    offers.share(relay.wished)
     mcp = McpEndpoint(
         gateway,
         identity,
@@ -293,7 +299,7 @@ def _assembled(
             request_seconds=settings.limits.request_seconds,
         ),
         ended=sessions,
-        relay=StoreRelay(gateway.db),
+        relay=relay,
         offers=offers,
     )
 

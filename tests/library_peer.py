@@ -228,10 +228,12 @@ def library(peer: LibraryPeer) -> Server[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def library_peer(era: Era, shelf: str = "fiction") -> AsyncIterator[LibraryPeer]:
+async def library_peer(
+    era: Era, shelf: str = "fiction", port: int = 0
+) -> AsyncIterator[LibraryPeer]:
     """A served library that speaks one era only."""
     peer = LibraryPeer(shelf, era)
-    async with serving(_OneEra(library(peer).streamable_http_app(), era, peer)) as base:
+    async with serving(_OneEra(library(peer).streamable_http_app(), era, peer), port) as base:
         peer.url = f"{base}/mcp"
         yield peer
 

@@ -22,7 +22,9 @@ from gateway.errors import GatewayError, Overloaded
 
 MAX_URIS = 1000
 TELL_SECONDS = 10.0
-REST_SECONDS = 5.0
+FIRST_REST = 0.25
+LONGEST_REST = 30.0
+HELD_SECONDS = 1.0  # what lasted so long was no failure
 UPDATED = "notifications/resources/updated"
 
 log = structlog.get_logger(__name__)
@@ -36,6 +38,7 @@ class Standing:
         self._notice = notice
         self._uris: set[str] = set()
         self._held: frozenset[str] = frozenset()  # what the upstream has been told of
+        self._missed: frozenset[str] = frozenset()  # what nobody was listening for, for a while
         self._level: str | None = None
         self._changed = asyncio.Event()
         self._moved = asyncio.Condition()
@@ -87,18 +90,20 @@ class Standing:
             self._task = asyncio.create_task(self._keep(), name=f"standing {self._link.name}")
 
     async def _keep(self) -> None:
+        loop, failures = asyncio.get_running_loop(), 0
         while self._uris or self._level:
+            began = loop.time()
             try:
-                session = await self._link.ready(asyncio.get_running_loop().time() + TELL_SECONDS)
-                missed, self._held = self._held, frozenset[str]()
-                await (self._listen if session.peer.era == "modern" else self._tell)(
-                    session, missed
-                )
+                session = await self._link.ready(began + TELL_SECONDS)
+                self._missed, self._held = self._missed | self._held, frozenset()
+                await (self._listen if session.peer.era == "modern" else self._tell)(session)
             except (GatewayError, SessionGone, NotOffered) as error:
                 log.info("upstream_wishes_wait", upstream=self._link.name, error=str(error))
-                await asyncio.sleep(REST_SECONDS)
+            failures = 0 if loop.time() - began >= HELD_SECONDS else failures + 1
+            if failures:
+                await asyncio.sleep(min(LONGEST_REST, FIRST_REST * 2 ** min(failures - 1, 16)))
 
-    async def _tell(self, session: Session, missed: frozenset[str]) -> None:
+    async def _tell(self, session: Session) -> None:
         """Up to 2025-11-25: one request a wish, as wishes come and go."""
         level: str | None = None
         while not session.lost.is_set():
@@ -111,16 +116,17 @@ class Standing:
             if self._level is not None and self._level != level:
                 level = self._level
                 await _asked(session, "logging/setLevel", {"level": level})
-            await self._holds(wanted, missed)
-            missed = frozenset()
+            await self._holds(wanted)
             await _first_of(self._changed.wait, session.lost.wait)
 
-    async def _listen(self, session: Session, missed: frozenset[str]) -> None:
+    async def _listen(self, session: Session) -> None:
         """From 2026-07-28: one stream for all resources; a level goes with each request."""
         streams: list[asyncio.Task[bool]] = []
+        loop = asyncio.get_running_loop()
         try:
             while not session.lost.is_set():
                 self._changed.clear()
+                began = loop.time()
                 wanted, opened = frozenset(self._uris), asyncio.Event()
                 if wanted:
                     listening = session.listen(opened.set, {"resourceSubscriptions": [*wanted]})
@@ -128,22 +134,24 @@ class Standing:
                     await _first_of(opened.wait, session.lost.wait, streams[-1])
                     await _end(streams[:-1])
                     del streams[:-1]
+                    if not opened.is_set():
+                        return
                 else:
                     await _end(streams)
                     streams.clear()
-                await self._holds(wanted, missed)
-                missed = frozenset()
+                await self._holds(wanted)
                 await _first_of(self._changed.wait, session.lost.wait, *streams)
-                if streams and streams[-1].done() and not streams[-1].result():
-                    missed = wanted
-                    await asyncio.sleep(REST_SECONDS)
+                brief = loop.time() - began < HELD_SECONDS
+                if any(one.done() and (brief or not one.result()) for one in streams):
+                    return  # cut off: anew, after a rest
         finally:
             await _end(streams)
 
-    async def _holds(self, wanted: frozenset[str], missed: frozenset[str]) -> None:
+    async def _holds(self, wanted: frozenset[str]) -> None:
         async with self._moved:
             self._held = wanted
             self._moved.notify_all()
+        missed, self._missed = self._missed, frozenset()
         for uri in wanted & missed:
             self._notice(UPDATED, {"uri": uri})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,7 @@ class UpstreamOffers:
         seen = self._seen(principal, scope)
         sole = seen.offering.sole
         eager = [state for state in seen.offering.servers if state is sole or not _lazy(state)]
-        await self._meet(eager)
+        await self._meet(eager, sole)
         peers = self._peers(seen.offering.servers)
         return Hello(_merged([*peers.values()]), self._instructions(seen, peers))
 
@@ -84,7 +85,7 @@ class UpstreamOffers:
     ) -> dict[str, Any]:
         """See `surface.Offers`."""
         seen = self._seen(context.principal, context.scope)
-        await self._meet(seen.offering.servers)
+        await self._meet(seen.offering.servers, seen.offering.sole)
         servers = self._with(seen, CAPABILITY_OF[method])
         if not servers:
             raise method_not_found(method)
@@ -121,6 +122,14 @@ class UpstreamOffers:
         """See `surface.Offers`."""
         self._wishes.forget(holder)
 
+    def share(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        """Has other processes told what a session wants: its stream may be open there."""
+        self._wishes.tell = tell
+
+    def take(self, wish: dict[str, Any]) -> None:
+        """Takes over what a session said to another process."""
+        self._wishes.take(wish)
+
     def concerns(self, told: Told, principal: Principal, scope: Scope, holder: str) -> bool:
         """See `surface.Offers`."""
         if told.method == UPDATED:
@@ -149,10 +158,25 @@ class UpstreamOffers:
         view = self._gateway.view_of(snapshot, principal, scope)
         return _Seen(snapshot, offering(snapshot, principal, view))
 
-    async def _meet(self, servers: Iterable[ConnectionState]) -> None:
-        unknown = [state.name for state in servers if self._peer(state.name) is None]
-        if unknown:
-            await asyncio.gather(*(self._upstreams.meet(name, MEET_SECONDS) for name in unknown))
+    async def _meet(self, servers: Iterable[ConnectionState], sole: ConnectionState | None) -> None:
+        """Gives servers that were never met a moment; who failed before keeps nobody waiting."""
+        for_first_time = [
+            state.name
+            for state in servers
+            if self._peer(state.name) is None and (state is sole or not self._failed(state.name))
+        ]
+        if for_first_time:
+            await asyncio.gather(*(self._met(name) for name in for_first_time))
+
+    async def _met(self, name: str) -> None:
+        with suppress(GatewayError):  # being taken out just now
+            await self._upstreams.meet(name, MEET_SECONDS)
+
+    def _failed(self, name: str) -> bool:
+        try:
+            return self._upstreams.status(name).error is not None
+        except GatewayError:
+            return True
 
     def _peers(self, servers: Iterable[ConnectionState]) -> dict[str, Peer]:
         peers = {state.name: self._peer(state.name) for state in servers}

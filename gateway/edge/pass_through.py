@@ -92,15 +92,19 @@ async def _read_resource(asked: Asked, params: Params) -> dict[str, Any]:
 
 async def _subscribe(asked: Asked, params: Params) -> dict[str, Any]:
     server = await _resource(asked, params["uri"])
-    if asked.context.session is not None:
-        await asked.wishes.watch(asked.context.session, server.name, params["uri"])
+    session, uri = asked.context.session, params["uri"]
+    if session is not None:
+        await asked.wishes.watch(session, server.name, uri)
+        if asked.context.era == "2025":  # a stream of 2026 is here and nowhere else
+            asked.wishes.share(session=session, server=server.name, uri=uri, on=True)
     return {}
 
 
 async def _unsubscribe(asked: Asked, params: Params) -> dict[str, Any]:
+    session, uri = asked.context.session, params["uri"]
     for name in asked.names:
-        if asked.context.session is not None:
-            asked.wishes.unwatch(asked.context.session, name, params["uri"])
+        if session is not None and asked.wishes.unwatch(session, name, uri):
+            asked.wishes.share(session=session, server=name, uri=uri, on=False)
     return {}
 
 
@@ -116,10 +120,10 @@ async def _complete(asked: Asked, params: Params) -> dict[str, Any]:
 
 
 async def _set_level(asked: Asked, params: Params) -> dict[str, Any]:
-    if asked.context.session is not None:
-        lowest = asked.wishes.set_level(asked.context.session, params["level"])
-        for name in asked.names:
-            asked.requests.log_from(name, lowest)
+    session, level = asked.context.session, params["level"]
+    if session is not None:
+        asked.wishes.set_level(session, level, asked.names)
+        asked.wishes.share(session=session, level=level, servers=asked.names)
     return {}
 
 

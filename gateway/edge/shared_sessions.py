@@ -1,8 +1,8 @@
-"""What processes tell each other about MCP sessions: which ended, what clients say of calls.
+"""What processes tell each other about MCP sessions: which ended, what clients say and want.
 
 A session lives in no process, so a client's next request may land anywhere. That a session was
 ended is kept in the store and told to all; a cancellation, or the answer to a question, is passed
-on to whoever runs the call.
+on to whoever runs the call, and what a session wants to hear of to whoever has its stream.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ log = structlog.get_logger("gateway.edge")
 
 CANCELLED = "mcp_cancelled"
 ANSWERED = "mcp_answered"
+WISHED = "mcp_wished"
 SWEEP_AT = 10_000
 UNKNOWN_EXPIRY_SECONDS = 8 * 86_400.0  # longer than any session lives
 
@@ -79,6 +80,9 @@ class StoreRelay:
     def answered(self, session: str, request_id: RequestId, body: Mapping[str, Any]) -> None:
         self._tell(ANSWERED, {"session": session, "id": request_id, "body": dict(body)})
 
+    def wished(self, wish: dict[str, Any]) -> None:
+        self._tell(WISHED, wish)
+
     def _tell(self, kind: str, value: dict[str, Any]) -> None:
         payload = orjson.dumps(value).decode()
         if len(payload.encode()) > MAX_PAYLOAD_BYTES:
@@ -113,5 +117,15 @@ def on_answered(take: Callable[[str, RequestId, dict[str, Any]], bool]) -> Calla
         if payload:
             told = orjson.loads(payload)
             take(told["session"], told["id"], told["body"])
+
+    return hear
+
+
+def on_wished(take: Callable[[dict[str, Any]], None]) -> Callable[[str], None]:
+    """Notes here what a session wants to hear of, on behalf of another process."""
+
+    def hear(payload: str) -> None:
+        if payload:
+            take(orjson.loads(payload))
 
     return hear

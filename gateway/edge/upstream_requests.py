@@ -36,10 +36,6 @@ class UpstreamRequests:
         self._limits = limits
         self._prepared = prepared
 
-    def log_from(self, server: str, level: str) -> None:
-        """Has a server of the 2025 era log from this level on."""
-        self._upstreams.standing(server).log_from(level)
-
     async def ask(
         self,
         snapshot: Snapshot,

@@ -1,13 +1,20 @@
 """What clients want to hear of: resources they watch, and from which level on they read logs.
 
 A holder is a session of the 2025 era or an open `subscriptions/listen` of 2026. However many hold a
-resource, its server is told once, and once more when the last one lets go. Everything is bounded:
-the oldest session makes room for a new one.
+resource, its server is told once, and once more when the last one lets go. What a session wants is
+told to other processes, since its stream may be open in any. Everything is bounded: the oldest
+session makes room for a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import structlog
 
 from gateway.connectors.upstream_sessions import Upstreams
 from gateway.errors import GatewayError, Overloaded
@@ -17,6 +24,9 @@ RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
 MAX_HOLDERS = 8192
 MAX_WATCHED = 200  # by one holder
 SUBSCRIBE_SECONDS = 10.0
+MAX_TAKING = 256
+
+log = structlog.get_logger(__name__)
 
 Watched = tuple[str, str]  # server, URI
 
@@ -29,6 +39,33 @@ class Wishes:
         self._watched: dict[str, set[Watched]] = {}  # by holder, the oldest first
         self._holders: dict[Watched, set[str]] = {}
         self._levels: dict[str, str] = {}
+        self._taking: set[asyncio.Task[None]] = set()
+        self._own_name = secrets.token_hex(8)
+        self.tell: Callable[[dict[str, Any]], None] = lambda wish: None
+
+    def share(self, **wish: Any) -> None:
+        """Tells other processes what a session wants."""
+        self.tell({**wish, "by": self._own_name})
+
+    def take(self, wish: dict[str, Any]) -> None:
+        """Takes over what a session said to another process; our own words come back late."""
+        session = wish["session"]
+        if wish["by"] == self._own_name:
+            return
+        if "level" in wish:
+            self.set_level(session, wish["level"], wish["servers"])
+        elif not wish["on"]:
+            self.unwatch(session, wish["server"], wish["uri"])
+        elif len(self._taking) < MAX_TAKING:
+            task = asyncio.create_task(self._take(session, wish["server"], wish["uri"]))
+            self._taking.add(task)
+            task.add_done_callback(self._taking.discard)
+
+    async def _take(self, session: str, server: str, uri: str) -> None:
+        try:
+            await self.watch(session, server, uri)
+        except GatewayError as error:
+            log.info("wish_not_taken", server=server, error=error.code)
 
     async def watch(self, holder: str, server: str, uri: str) -> None:
         """Has the holder hear of updates; raises what the server says against it."""
@@ -42,13 +79,17 @@ class Wishes:
         self._watched.setdefault(holder, set()).add((server, uri))
         self._holders.setdefault((server, uri), set()).add(holder)
 
-    def unwatch(self, holder: str, server: str, uri: str) -> None:
-        """The holder wants to hear no more of it."""
-        self._watched.get(holder, set()).discard((server, uri))
+    def unwatch(self, holder: str, server: str, uri: str) -> bool:
+        """The holder wants to hear no more of it; False: it did not hear of it."""
+        mine = self._watched.get(holder, set())
+        if (server, uri) not in mine:
+            return False
+        mine.discard((server, uri))
         holders = self._holders.get((server, uri), set())
         holders.discard(holder)
         if not holders and self._holders.pop((server, uri), None) is not None:
             self._let_go(server, uri)
+        return True
 
     def forget(self, holder: str) -> None:
         """The holder is gone, and its wishes with it."""
@@ -64,22 +105,23 @@ class Wishes:
             for owner, watched in self._watched.get(holder, ())
         )
 
-    def set_level(self, holder: str, level: str) -> str:
-        """Notes from which level on a session reads logs; gives the lowest that any wants."""
-        if len(self._levels) >= MAX_HOLDERS and holder not in self._levels:
+    def set_level(self, session: str, level: str, servers: Sequence[str]) -> None:
+        """From this level on a session reads logs; servers log from the lowest that any wants."""
+        if len(self._levels) >= MAX_HOLDERS and session not in self._levels:
             self._levels.pop(next(iter(self._levels)))
-        self._levels[holder] = level
-        return min(self._levels.values(), key=RANK.__getitem__)
+        self._levels[session] = level
+        lowest = min(self._levels.values(), key=RANK.__getitem__)
+        for server in servers:
+            with suppress(GatewayError):  # the connection is gone
+                self._upstreams.standing(server).log_from(lowest)
 
     def level(self, holder: str | None) -> str | None:
         """The level a session has set."""
         return None if holder is None else self._levels.get(holder)
 
     def _let_go(self, server: str, uri: str) -> None:
-        try:
+        with suppress(GatewayError):  # the connection is gone, and its subscriptions with it
             self._upstreams.standing(server).unsubscribe(uri)
-        except GatewayError:
-            return  # the connection is gone, and its subscriptions with it
 
 
 def reaches(level: object, wanted: str | None) -> bool:

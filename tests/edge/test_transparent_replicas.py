@@ -1,0 +1,60 @@
+"""A session's wishes hold wherever its stream is open."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.conftest import OPEN, gateway_on
+from tests.edge.raw import Events
+from tests.edge.speakers import Speaker
+from tests.library_peer import Era, library_peer
+
+
+@pytest.mark.parametrize("server", ["2025", "2026"])
+async def test_what_one_process_was_asked_to_watch_is_told_by_the_other(
+    tmp_path: Path, server: Era
+) -> None:
+    async with library_peer(server) as peer, aiohttp.ClientSession() as http:
+        text = f"""{OPEN}
+[store]
+url = "sqlite:///{tmp_path}/gateway.db"
+secret_key_file = "{tmp_path}/secret.key"
+[demo]
+enabled = false
+[connections.library]
+kind = "mcp"
+url = "{peer.url}"
+prefix = ""
+"""
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        async with (
+            gateway_on(tmp_path / "one/config.toml", text) as one,
+            gateway_on(tmp_path / "two/config.toml", text) as two,
+        ):
+            client = await Speaker(http, one.mcp, "2025").meet()
+            uri = "fiction://news"
+            await client.request("resources/subscribe", {"uri": uri})
+            await client.request("logging/setLevel", {"level": "warning"})
+            client.url = two.mcp
+            async with client.listening() as events:
+                said = await _heard(events, lambda: peer.tell_updated(uri))
+                assert said["params"] == {"uri": uri}
+            await client.request("tools/call", {"name": "log", "arguments": {}})
+            assert [said["params"]["level"] for said in client.heard] == ["warning"]
+
+
+async def _heard(events: Events, tell: Callable[[], Awaitable[None]]) -> Any:
+    """What is heard once the wish has come round."""
+    for _ in range(50):
+        await tell()
+        try:
+            return await events.message(0.1)
+        except TimeoutError:
+            continue
+    raise TimeoutError
