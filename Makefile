@@ -1,7 +1,7 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
 
-.PHONY: run test test-slow lint bench clean conformance typescript
+.PHONY: run test test-slow lint bench clean conformance typescript screenshots
 
 .venv/ready: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -32,6 +32,7 @@ clean:
 # The official conformance runner and the official TypeScript clients; these need npm.
 conformance: .venv/ready tests/conformance/node_modules/ready
 	$(PY) -m tests.conformance.run
+	$(PY) -m tests.conformance.compare
 
 typescript: .venv/ready tests/typescript/node_modules/ready
 	$(PY) -m tests.typescript.run
@@ -39,3 +40,7 @@ typescript: .venv/ready tests/typescript/node_modules/ready
 tests/%/node_modules/ready: tests/%/package.json
 	cd tests/$* && npm install --no-package-lock --no-audit --no-fund --silent
 	touch $@
+
+# The pictures of the README, taken from a gateway at work; needs Debian's chromium.
+screenshots: .venv/ready
+	$(PY) -m tests.console.screenshots

@@ -67,7 +67,9 @@ class Visitor:
         return await self.http.get(path, **more)
 
     async def post(self, path: str, **fields: str) -> httpx2.Response:
-        return await self.http.post(path, data={"csrf": self.csrf, **fields})
+        """A form, sent as a page's script does."""
+        data = {"csrf": self.csrf, **fields}
+        return await self.http.post(path, data=data, headers={"hx-request": "true"})
 
     async def sign_in(self, token: str = "") -> httpx2.Response:
         answer = await self.http.post("/console/sign-in", data={"token": token})

@@ -101,7 +101,7 @@ values = st.recursive(
             optional=dict.fromkeys(KEYWORDS, inner),
         )
     ),
-    max_leaves=12,
+    max_leaves=6,
 )
 
 

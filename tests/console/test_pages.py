@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.edge.console.pages_connections import suggested_name
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.journeys.confirming import client
@@ -128,7 +129,7 @@ async def test_a_connection_is_previewed_added_refreshed_and_deleted(
         assert "items_get_items" in preview and "1 tool" in preview
         assert "items" not in shop.app.gateway.snapshot.connections
         added = await someone.post("/console/connections", **form)
-        assert added.headers["location"] == "/console/connections/items"
+        assert added.headers["hx-redirect"] == "/console/connections/items"
         assert "items_get_items" in (await someone.get("/console/connections/items")).text
         again = await someone.post("/console/connections", **form)
         assert again.status_code == 422
@@ -161,15 +162,19 @@ async def test_secrets_of_a_connection_are_never_shown_again(
     assert "very-secret-1" not in page
 
 
+def level_of(gateway: Running) -> str:
+    return gateway.app.gateway.snapshot.permissions.level
+
+
 async def test_an_admin_sets_what_runs_and_gives_config_toml_its_force_back(
     shop: Running, signed_in: SignedIn
 ) -> None:
     someone = await signed_in(shop)
     await someone.post("/console/permissions", level="read_only")
-    assert shop.app.gateway.snapshot.permissions.level == "read_only"
+    assert level_of(shop) == "read_only"
     assert "As in config.toml" in (await someone.get("/console/access")).text
     await someone.post("/console/permissions", reset="1")
-    assert shop.app.gateway.snapshot.permissions.level == "execute_with_confirm"
+    assert level_of(shop) == "execute_with_confirm"
     wrong = await someone.post("/console/permissions", level="anything")
     assert wrong.status_code == 422
 
@@ -223,3 +228,48 @@ async def test_connect_a_client_turns_green_with_the_first_request(
     assert "Connected. Last heard from" in (await ann.get("/console")).text
     root = await signed_in(guarded, "root")
     assert "Waiting for the first request" in (await root.get("/console")).text
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "name"),
+    [
+        ("https://api.example.com/v1/openapi.json", "openapi", "example"),
+        ("https://www.pets.io/spec", "openapi", "pets"),
+        ("http://127.0.0.1:8080/openapi.json", "openapi", "api"),
+        ("http://[::1]:8080/mcp", "mcp", "api"),
+        ('{"info": {"version": "1", "title": "Parcel Post"}}', "openapi", "parcel"),
+        ("openapi: 3.0.0\ninfo:\n  title: Ötzi's API\n", "openapi", "tzi"),
+        ("zoho-recruit", "manifest", "zoho-recruit"),
+        ("x" * 100_000, "openapi", "api"),
+    ],
+)
+def test_a_connection_nobody_named_gets_a_fitting_name(source: str, kind: str, name: str) -> None:
+    assert suggested_name(source, kind) == name
+
+
+async def test_forms_work_without_scripts_too(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    answer = await someone.http.post(
+        "/console/permissions",
+        data={"csrf": someone.csrf, "level": "read_only"},
+        headers={"referer": f"{shop.url}/console/access"},
+    )
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/access")
+    elsewhere = await someone.http.post(
+        "/console/permissions",
+        data={"csrf": someone.csrf, "level": "read_only"},
+        headers={"referer": "http://elsewhere.invalid/console/access"},
+    )
+    assert elsewhere.headers["location"] == "/console"
+
+
+async def test_a_call_that_waits_can_be_cancelled(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    await someone.post("/console/tool?name=demo_delete_book", **{"/id": "2"})
+    [row] = await calls(someone, 1)
+    assert "Cancel the call" in (await someone.get(f"/console/executions/{row['id']}")).text
+    assert (
+        "The call has ended" in (await someone.post(f"/console/executions/{row['id']}/cancel")).text
+    )
+    [row] = await calls(someone, 1)
+    assert row["status"] == "denied"

@@ -10,9 +10,8 @@ LIST = VENDOR / "SHA256SUMS"
 
 
 def test_every_vendored_file_is_as_it_was_published() -> None:
-    listed = dict(
-        reversed(line.split("  ", 1)) for line in LIST.read_text(encoding="utf-8").splitlines()
-    )
+    lines = LIST.read_text(encoding="utf-8").splitlines()
+    listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     found = {
         str(path.relative_to(VENDOR)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in VENDOR.rglob("*")

@@ -7,6 +7,7 @@ inline: the policy in the headers says so, and templates escape whatever they ar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -48,7 +49,9 @@ from gateway.store.secrets import Seal
 log = structlog.get_logger("gateway.console")
 
 MAX_FORM_BYTES = 36 * 1024 * 1024  # a pasted definition
+MAX_SIGN_IN_BYTES = 64 * 1024
 MAX_FORM_FIELDS = 500
+SLOW_BYTES = 256 * 1024  # parsed in a thread from here on
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
@@ -87,6 +90,7 @@ ACTIONS: tuple[tuple[str, Handler], ...] = (
     ("/console/changes/{id}", pages_connections.decide_change),
     ("/console/tool", pages_tools.call),
     ("/console/approvals/{id}", pages_approvals.decide),
+    ("/console/executions/{id}/cancel", pages_executions.cancel),
     ("/console/access/{name}", pages_access.choose),
     ("/console/permissions", pages_access.permissions),
 )
@@ -127,7 +131,7 @@ class Console:
         if method == "POST":
             check_origin(fields)
         if path == "/console/sign-in":
-            form = await _form(fields, receive) if method == "POST" else {}
+            form = await _form(fields, receive, MAX_SIGN_IN_BYTES) if method == "POST" else {}
             return await self._sign_in(request, form)
         session = await self.parts.sessions.current(request.cookies.get(COOKIE))
         if session is None:
@@ -189,7 +193,8 @@ class Console:
             return self._visit(Request({**scope, "path_params": params}), now, {})
 
         try:
-            return PageStream(self.parts.feed, again, live, session.principal.name)
+            parts = self.parts
+            return PageStream(parts.gateway, parts.feed, again, live, session.principal.name)
         except GatewayError as error:
             return Response(error.message, 503, {"retry-after": "5"}, "text/plain")
 
@@ -248,20 +253,22 @@ def _static(path: str, method: str) -> Response:
     return Response(found.body, 200, {"cache-control": KEPT}, found.media_type)
 
 
-async def _form(fields: Fields, receive: Receive) -> Form:
+async def _form(fields: Fields, receive: Receive, limit: int = MAX_FORM_BYTES) -> Form:
     kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
-    body = await read_body(fields, receive, MAX_FORM_BYTES)
+    body = await read_body(fields, receive, limit)
     if not body:
         return {}
     if kind != b"application/x-www-form-urlencoded":
         raise Refusal(415, "A form is expected here.")
+    return await asyncio.to_thread(_parsed, body) if len(body) > SLOW_BYTES else _parsed(body)
+
+
+def _parsed(body: bytes) -> Form:
     try:
-        pairs = parse_qsl(
-            body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
-        )
+        text = body.decode("ascii")
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS))
     except ValueError:
         raise Refusal(400, "The form can't be read.") from None
-    return dict(pairs)
 
 
 def _to_sign_in(request: Request) -> Response:

@@ -81,7 +81,7 @@ def hour_of(counts: list[Count], seconds: list[float]) -> Hour:
 
 def client_name(text: str) -> str:
     """What a client calls itself, without its version."""
-    return text.split("/")[0].split(" ")[0][:40] or "unnamed client"
+    return text.rpartition("/")[0][:40] or text[:40] or "unnamed client"
 
 
 def spark(values: tuple[int, ...]) -> tuple[str, str]:

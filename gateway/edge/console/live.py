@@ -19,13 +19,14 @@ from starlette.types import Receive, Scope, Send
 from gateway.edge.console.layout import Around, around, surroundings
 from gateway.edge.console.visit import Visit
 from gateway.edge.events import CHECK_SECONDS, Feed
+from gateway.edge.gateway import Gateway
 from gateway.edge.mcp_streams import EVENT_STREAM_HEADERS, PING, PING_SECONDS, SEND_SECONDS
 from gateway.errors import GatewayError
 from gateway.invoke.signals import heard_within
 from gateway.store.events import last_event_id
 
 RETRY_MS = 1000
-MIN_SECONDS = 0.15  # between two looks: a burst is one step
+MIN_SECONDS = 0.25  # between two looks: a burst is one step
 SIGNED_OUT = b"event: signed-out\ndata:\n\n"
 # The words of a time change by themselves; that alone is no news.
 _TIME_WORDS = re.compile(r"(<time[^>]*>)[^<]*(?=</time>)|data-left=\"\d+\"")
@@ -37,8 +38,11 @@ Again = Callable[[], Awaitable[Visit | None]]
 class PageStream(Response):
     """One open page."""
 
-    def __init__(self, feed: Feed, again: Again, live: Live | None, name: str) -> None:
+    def __init__(
+        self, gateway: Gateway, feed: Feed, again: Again, live: Live | None, name: str
+    ) -> None:
         super().__init__()
+        self._gateway = gateway
         self._feed = feed
         self._again = again
         self._live = live
@@ -50,10 +54,12 @@ class PageStream(Response):
         self._said = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stop_listening = self._gateway.on_change(self._woken.set)
         tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            stop_listening()
             self._feed.leave(self._name, self._woken)
             for task in tasks:
                 task.cancel()

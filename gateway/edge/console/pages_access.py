@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, get_args
 
 from starlette.responses import Response
@@ -86,6 +87,7 @@ def _rows(visit: Visit) -> list[dict[str, Any]]:
     for principal in _principals(visit):
         bundles = bundles_of(snapshot, principal, Scope("own"))
         seen = visit.asked.gateway.view_of(snapshot, principal, Scope("own")).tools
+        counts = Counter(tool.connection for tool in seen.values())
         for state in list(snapshot.connections.values())[:MAX_CONNECTIONS]:
             if not (may_know(principal, state) and may_know(visit.principal, state)):
                 continue
@@ -100,7 +102,7 @@ def _rows(visit: Visit) -> list[dict[str, Any]]:
                     "admin_access": admin_level(state),
                     "user_access": user_level(snapshot, principal, state.name),
                     "effective_access": level(snapshot, principal, state) or "disabled",
-                    "tools": sum(tool.connection == state.name for tool in seen.values()),
+                    "tools": counts[state.name],
                 }
             )
     return rows

@@ -33,6 +33,8 @@ KINDS = {
     "manifest": "Built-in provider",
 }
 AUTHS = ("none", "bearer", "basic", "api-key")
+MAX_TITLE_AT = 4000
+_TITLE = re.compile(r"""["']?title["']?\s*:\s*["']?(\w[^"'\n,}]*)""")
 _NOT_NAME = re.compile(r"[^a-z0-9_-]+")
 
 
@@ -177,10 +179,13 @@ def connection_values(visit: Visit) -> tuple[str, dict[str, Any]]:
 
 
 def suggested_name(source: str, kind: str) -> str:
-    """A name for a connection nobody named: of its host, or of what it is."""
+    """A name for a connection nobody named: of its host, its title, or what it is."""
     host = urlsplit(source).hostname if "://" in source[:12] else None
+    titled = _TITLE.search(source[:MAX_TITLE_AT])
     if kind == "manifest":
         text = source
+    elif titled:
+        text = titled[1].split()[0]
     elif host is None or host.replace(".", "").isdigit() or ":" in host:
         text = "api"
     else:

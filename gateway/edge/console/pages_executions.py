@@ -10,8 +10,9 @@ from starlette.responses import Response
 from gateway.edge.console.layout import Around, page
 from gateway.edge.console.rendering import render
 from gateway.edge.console.tables import download
-from gateway.edge.console.visit import Visit, link
+from gateway.edge.console.visit import Visit, link, toast
 from gateway.edge.history import known_execution, list_executions
+from gateway.edge.rest_calls import GOING_ON, cancel_execution
 from gateway.edge.shown_history import execution_record
 from gateway.store.executions import Execution
 from gateway.store.figures import values_of
@@ -58,7 +59,15 @@ async def execution(visit: Visit) -> Response:
 
 async def live_one(visit: Visit, beside: Around) -> dict[str, str]:
     """A call that is running, as it goes along."""
-    return {"execution": render("_execution.html", **_one(visit, await _known(visit)))}
+    shown = _one(visit, await _known(visit))
+    return {"execution": render("_execution.html", csrf=visit.session.csrf, **shown)}
+
+
+async def cancel(visit: Visit) -> Response:
+    """Ends a call that runs or waits, where it can still be ended."""
+    answer = await cancel_execution(visit.asked, visit.request, None)
+    going_on = answer.status == 202
+    return toast(visit, "It is being cancelled" if going_on else "The call has ended")
 
 
 async def _known(visit: Visit) -> Execution:
@@ -69,6 +78,7 @@ def _one(visit: Visit, found: Execution) -> dict[str, Any]:
     callable_now = found.tool in visit.asked.view.tools
     return {
         "one": execution_record(found) | {"client": found.client, "reason": found.reason},
+        "going_on": found.status in GOING_ON,
         "replay": link("/tool", name=found.tool, like=found.id) if callable_now else None,
     }
 

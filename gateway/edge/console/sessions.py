@@ -12,6 +12,7 @@ import hmac
 import math
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,8 +118,7 @@ class Sessions:
             return None
         known = settings.principals.get(name)
         if settings.mode == "jwt":
-            # The token's claims can't be asked again; they hold for as long as the session.
-            return replace(known or Principal(name), **opened["claimed"])
+            return _as_claimed(settings, known or Principal(name), opened["claimed"])
         if settings.mode == "none":
             return (known or LOCAL) if name == LOCAL.name else None
         return known
@@ -148,6 +148,17 @@ def first_admin(settings: AuthSettings) -> Principal | None:
     if settings.mode == "none":
         return settings.principals.get(LOCAL.name) or LOCAL
     return next((each for each in settings.principals.values() if each.admin), None)
+
+
+def _as_claimed(settings: AuthSettings, known: Principal, claimed: Mapping[str, Any]) -> Principal:
+    """What a token claimed can't be asked again; what is configured beside it is as it is now."""
+    rules = settings.jwt
+    claims = {
+        "role": rules and rules.role_claim,
+        "organization": rules and rules.organization_claim,
+        "admin": rules and rules.admin_claim,
+    }
+    return replace(known, **{name: claimed[name] for name, claim in claims.items() if claim})
 
 
 def _expiry(token: str) -> float:

@@ -62,7 +62,11 @@ def fragment(template: str, visit: Visit, status: int = 200, **values: Any) -> R
 
 
 def toast(visit: Visit, message: str, *, good: bool = True, status: int = 200) -> Response:
-    """A short word in the corner of the page."""
+    """A short word in the corner of the page; without scripts, back to the page it came from."""
+    if not visit.partial:
+        came = urlsplit(visit.request.headers.get("referer", ""))
+        ours = came.netloc == visit.request.headers.get("host") and came.path.startswith("/console")
+        return RedirectResponse(came.path if ours else "/console", 303)
     return fragment("_toast.html", visit, status, message=message, good=good)
 
 

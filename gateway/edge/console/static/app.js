@@ -100,6 +100,10 @@ function age() {
     const words = Math.abs(seconds) < 5 ? 'just now' : seconds > 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
     if (time.textContent !== words) time.textContent = words;
   }
+  for (const time of all('time[data-clock]')) {
+    const words = new Date(Number(time.dataset.clock) * 1000).toLocaleTimeString('en-GB');
+    if (time.textContent !== words) time.textContent = words;
+  }
 }
 
 // The server says how much is left, so a clock that is wrong here does not matter.
@@ -120,8 +124,15 @@ function count() {
     }
   }
 }
+// The tab says that someone is waited for, whatever page it shows.
+const title = document.title;
+function call() {
+  const waiting = one('#nav-approvals .hot')?.textContent;
+  document.title = waiting ? `(${waiting}) ${title}` : title;
+}
 age();
 count();
+call();
 setInterval(age, 5000);
 setInterval(count, 1000);
 
@@ -171,6 +182,7 @@ document.addEventListener('focusin', sweep);
 document.addEventListener('htmx:after:swap', () => {
   age();
   count();
+  call();
   for (const toast of all('.toast:not([data-shown])')) {
     toast.dataset.shown = '';
     setTimeout(() => toast.remove(), 6000);
