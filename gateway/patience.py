@@ -1,8 +1,11 @@
-"""Cuts off clients that take too long to say what they want, or to take what they asked for.
+"""What uvicorn leaves out: patience that ends, and one packet where it would send two.
 
 uvicorn waits for ever for the head of a request, and for a client that does not read. Here a
 connection that was opened or has begun a request has so many seconds to complete its head, and one
 that stopped reading has so many to go on. Bodies have a deadline of their own where they are read.
+
+It also writes the head of an answer before its body is there. Here a head waits for what follows in
+the same turn of the event loop, since every write wakes the client up.
 """
 
 from __future__ import annotations
@@ -11,6 +14,45 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_JOINED_BYTES = 65_536
+
+
+class JoiningTransport:
+    """A transport that sends the head of an answer together with the beginning of its body."""
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if not head and data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        if head:
+            self._head = b""
+            if len(data) <= MAX_JOINED_BYTES:
+                data = head + data
+            else:
+                self._transport.write(head)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head:
+            self._transport.write(head)
 
 
 def patient_protocol(seconds: float) -> type[HttpToolsProtocol]:
@@ -21,7 +63,7 @@ def patient_protocol(seconds: float) -> type[HttpToolsProtocol]:
         _read_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
             self._start_head_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:

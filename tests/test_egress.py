@@ -633,7 +633,10 @@ def test_every_failure_after_sending_has_words(kind: type[Unanswered]) -> None:
     assert ours.message.endswith(".") and "10.0.0.1" not in ours.message
 
 
-@pytest.mark.parametrize("kind", sorted(set(family(OSError)), key=str))
+OF_THE_SYSTEM = {k for k in family(OSError) if k.__module__ in ("builtins", "socket", "ssl")}
+
+
+@pytest.mark.parametrize("kind", sorted(OF_THE_SYSTEM, key=str))
 def test_every_failure_to_connect_has_words_without_its_text(kind: type[Exception]) -> None:
     ours = undialled(kind.__new__(kind, "10.0.0.1"))
     assert ours.code in ("upstream_unreachable", "upstream_timeout") and not ours.sent

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -55,17 +56,34 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_State(snapshot, figures))
+        self._known: dict[tuple[str, str, str, int], _Children] = {}
 
     def finished(self, execution: Execution) -> None:
         """Counts one call."""
-        connection = execution.connection
-        self._calls.labels(connection, execution.access, execution.status).inc()
+        connection, status = execution.connection, execution.upstream_status
+        kind = (execution.access, execution.status, status // 100 if status else 0)
+        known = self._known.get((connection, *kind))
+        if known is None:
+            known = self._known[(connection, *kind)] = self._children(connection, *kind)
+        for counter in known.counters:
+            counter.inc()
         if execution.error_code:
             self._errors.labels(connection, execution.error_code).inc()
-        if execution.upstream_status:
-            self._upstream.labels(connection, f"{execution.upstream_status // 100}xx").inc()
         if execution.result:
-            self._seconds.labels(connection).observe(execution.result["duration_ms"] / 1000)
+            known.seconds.observe(execution.result["duration_ms"] / 1000)
+
+    def _children(self, connection: str, access: str, status: str, answer: int) -> _Children:
+        """What a call of this kind is counted in, looked up once: labels are dear."""
+        counters = [self._calls.labels(connection, access, status)]
+        if answer:
+            counters.append(self._upstream.labels(connection, f"{answer}xx"))
+        return _Children(tuple(counters), self._seconds.labels(connection))
+
+
+@dataclass(frozen=True, slots=True)
+class _Children:
+    counters: tuple[Counter, ...]
+    seconds: Histogram
 
 
 class _State(Collector):

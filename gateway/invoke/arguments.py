@@ -52,8 +52,9 @@ def problem(argument: str, message: str) -> Fixable:
 def _check_is_json(arguments: dict[str, Any]) -> None:
     """Refuse what our parsers may let in and JSON, or what we write it with, does not have."""
     try:
-        orjson.dumps(arguments)  # half characters, nesting without end, numbers over 64 bits
-        json.dumps(arguments, allow_nan=False)  # NaN and infinity, which orjson takes for null
+        written = orjson.dumps(arguments)  # not: half characters, endless nesting, over 64 bits
+        if orjson.loads(written) != arguments:  # NaN and infinity become null: the slow one tells
+            json.dumps(arguments, allow_nan=False)
     except TypeError as error:
         raise _refusal([{"path": "", "message": _unwritable(str(error))}]) from None
     except ValueError:

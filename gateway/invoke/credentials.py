@@ -71,13 +71,13 @@ def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     """The request with its credentials, if it goes to the connection's own host."""
     if locate(request.url).origin != locate(base_url).origin:
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
-    return with_headers(replace(request, url=_with_query(request.url, grant)), grant.headers)
+    if grant.query:
+        request = replace(request, url=_with_query(request.url, grant))
+    return with_headers(request, grant.headers)
 
 
 def _with_query(url: str, grant: Grant) -> str:
     """The URL with the granted parameters, in place of any that a caller gave by that name."""
-    if not grant.query:
-        return url
     path, _, query = url.partition("?")
     names = {name for name, _ in grant.query}
     kept = [

@@ -117,7 +117,8 @@ async def _opened(answer: Answer) -> Answer:
 def _shaped(attempt: Attempt, answer: Answer) -> Shaped:
     redactor = attempt.redactor
     if redactor:
-        headers = redactor.pairs(answer.headers)
-        answer = replace(answer, body=redactor.bytes(answer.body), headers=headers)
+        headers, body = redactor.pairs(answer.headers), redactor.bytes(answer.body)
+        if headers is not answer.headers or body is not answer.body:
+            answer = replace(answer, body=body, headers=headers)
     bound = attempt.snapshot.settings.limits.max_output_bytes
     return shape(answer, max_output_bytes=bound, result_id=attempt.id)

@@ -15,8 +15,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -100,22 +100,43 @@ class Limits:
             )
         window.append(now)
 
-    @asynccontextmanager
-    async def call(self, connection: str) -> AsyncIterator[Outcome]:
+    def call(self, connection: str) -> Room:
         """Room for one call. Tell the outcome what came of it; untold counts for nothing."""
-        state = self._state(connection)
+        return Room(self, self._state(connection))
+
+    async def enter(self, state: _Connection) -> bool:
+        """Take the slots of a call; whether it is the one that tries a connection again."""
         self._check_rest(state)  # before queueing as well: a refusal need not wait
-        async with state.slots.held(), self._overall.held():
+        await state.slots.take()
+        try:
+            await self._overall.take()
+        except BaseException:
+            state.slots.free()
+            raise
+        try:
             self._check_rest(state)
-            probe = state.failures >= FAILURES_TO_OPEN
-            if probe:
-                state.probing_until = self._clock() + PROBE_SECONDS
-            try:
-                yield Outcome(state, self._clock)
-            finally:
-                state.retries = min(MAX_RETRIES_SAVED, state.retries + RETRY_SHARE)
-                if probe:
-                    state.probing_until = 0.0
+        except BaseException:
+            self._free(state)
+            raise
+        probe = state.failures >= FAILURES_TO_OPEN
+        if probe:
+            state.probing_until = self._clock() + PROBE_SECONDS
+        return probe
+
+    def leave(self, state: _Connection, probe: bool) -> None:
+        """Give the slots of a call back."""
+        state.retries = min(MAX_RETRIES_SAVED, state.retries + RETRY_SHARE)
+        if probe:
+            state.probing_until = 0.0
+        self._free(state)
+
+    def outcome(self, state: _Connection) -> Outcome:
+        """Where to say what came of a call."""
+        return Outcome(state, self._clock)
+
+    def _free(self, state: _Connection) -> None:
+        self._overall.free()
+        state.slots.free()
 
     def _state(self, connection: str) -> _Connection:
         state = self._connections.get(connection)
@@ -135,6 +156,24 @@ class Limits:
         if now < state.open_until or now < state.probing_until:
             wait = max(state.open_until - now, 1.0)
             raise _later("circuit_open", "The API has failed several times in a row.", wait)
+
+
+class Room:
+    """One call's place among the others, for as long as the block lasts."""
+
+    __slots__ = ("_limits", "_probe", "_state")
+
+    def __init__(self, limits: Limits, state: _Connection) -> None:
+        self._limits = limits
+        self._state = state
+        self._probe = False
+
+    async def __aenter__(self) -> Outcome:
+        self._probe = await self._limits.enter(self._state)
+        return self._limits.outcome(self._state)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limits.leave(self._state, self._probe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +223,17 @@ class Slots:
         self._limit = limit
         self._wake()
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """A slot for as long as the block lasts, or `busy`."""
+    async def take(self) -> None:
+        """Take a slot, which is to be freed; or `busy`."""
         if self._taken < self._limit and not self._waiting:
             self._taken += 1
         else:
             await self._wait()
-        try:
-            yield
-        finally:
-            self._free()
+
+    def free(self) -> None:
+        """Give a slot back."""
+        self._taken -= 1
+        self._wake()
 
     async def _wait(self) -> None:
         if len(self._waiting) >= MAX_WAITING:
@@ -206,16 +245,12 @@ class Slots:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._free()  # the slot came at the last moment: hand it on
+                self.free()  # the slot came at the last moment: hand it on
             with suppress(ValueError):
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
                 raise self._busy() from None
             raise
-
-    def _free(self) -> None:
-        self._taken -= 1
-        self._wake()
 
     def _wake(self) -> None:
         """Give the slots that are free to those who wait, in order."""

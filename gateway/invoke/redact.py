@@ -24,6 +24,7 @@ SHORTEST_SECRET = 6
 MASK = "[redacted]"
 MAX_DEPTH = 64
 MAX_NODES = 20_000
+MAX_KNOWN_CHARS = 64  # of names that are remembered
 
 
 class Redactor:
@@ -39,21 +40,29 @@ class Redactor:
     def __bool__(self) -> bool:
         return bool(self._forms)
 
+    def holds_none(self, data: bytes) -> bool:
+        """Whether no secret stands in this as it is; escapes are not read."""
+        for form in self._forms:  # noqa: SIM110  (a plain loop: this runs over every answer)
+            if form in data:
+                return False
+        return True
+
     def bytes(self, data: bytes) -> bytes:
         """The data without secrets: the same object if it holds none."""
-        if any(form in data for form in self._forms):
+        if not self.holds_none(data):
             data = self._found.sub(MASK.encode(), data)
         if self._forms and b"\\u00" in data:
             # JSON may spell any letter as an escape; read those that are plain characters.
             spelled_out = _ESCAPE_BYTES.sub(lambda found: _plain(found[1]), data)
-            if any(form in spelled_out for form in self._forms):
+            if not self.holds_none(spelled_out):
                 data = self._found.sub(MASK.encode(), spelled_out)
         return data
 
     def text(self, text: str) -> str:
         """The text without secrets."""
-        if any(form in text for form in self._texts):
-            return self._found_text.sub(MASK, text)
+        for form in self._texts:
+            if form in text:
+                return self._found_text.sub(MASK, text)
         return text
 
     def json(self, value: Any) -> Any:
@@ -67,7 +76,11 @@ class Redactor:
         return value
 
     def pairs(self, pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Headers without secrets."""
+        """Headers without secrets: the same object if they hold none."""
+        pairs = pairs if isinstance(pairs, tuple) else tuple(pairs)
+        values = "\n".join([value for _, value in pairs])
+        if self.text(values) is values:
+            return pairs
         return tuple((name, self.text(value)) for name, value in pairs)
 
 
@@ -154,6 +167,15 @@ _PLAIN_TOKENS = {"page", "next", "previous", "continuation", "sync", "skip", "id
 
 def names_a_secret(name: str) -> bool:
     """Whether a field of this name is likely to hold a secret."""
+    return _known_name(name) if len(name) <= MAX_KNOWN_CHARS else _names_a_secret(name)
+
+
+@lru_cache(maxsize=4096)
+def _known_name(name: str) -> bool:
+    return _names_a_secret(name)
+
+
+def _names_a_secret(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
         return False

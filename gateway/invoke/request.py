@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -82,9 +82,11 @@ def with_query(url: str, query: Sequence[str]) -> str:
 
 def with_headers(request: Request, headers: Sequence[tuple[str, str]]) -> Request:
     """The request with these headers in place of any it had by the same names."""
+    if not headers:
+        return request
     names = {name.lower() for name, _ in headers}
-    kept = tuple(pair for pair in request.headers if pair[0].lower() not in names)
-    return replace(request, headers=(*kept, *headers))
+    kept = [pair for pair in request.headers if pair[0].lower() not in names]
+    return Request(request.method, request.url, (*kept, *headers), request.body)
 
 
 def _value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
@@ -99,6 +101,7 @@ def _argument(parameter: Parameter) -> str:
 # --- path -----------------------------------------------------------------------------------------
 
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
+MAX_LITERALS = 4096
 _TEMPLATE_SAFE = "/%!$&'()*+,;=:@?[]~"
 
 
@@ -110,10 +113,12 @@ def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
 def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[str, Any]) -> str:
     """One segment of the path; most have no variable, a few have several."""
     if "{" not in template:
-        return quote(template, safe=_TEMPLATE_SAFE)
+        return _literal(template)
     texts = _VARIABLE.split(template)
     variables = [known.get(name) or Parameter(name, "path", name) for name in texts[1::2]]
-    plain, sent = texts.copy(), [quote(text, safe=_TEMPLATE_SAFE) for text in texts]
+    if not texts[0] and texts[2:] == [""] and (text := _plain_text(variables[0], arguments)):
+        return text
+    plain, sent = texts.copy(), [_literal(text) for text in texts]
     for index, variable in enumerate(variables):
         value = _path_value(variable, arguments)
         encode = _percent_twice if variable.double_encoded else percent
@@ -121,6 +126,22 @@ def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[s
         sent[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, encode)
     _check_segment(", ".join(map(_argument, variables)), "".join(plain))
     return "".join(sent)
+
+
+@lru_cache(maxsize=MAX_LITERALS)
+def _literal(text: str) -> str:
+    return quote(text, safe=_TEMPLATE_SAFE)
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _plain_text(parameter: Parameter, arguments: Mapping[str, Any]) -> str | None:
+    """A value that is all of a segment and is written as it stands, as nearly all are."""
+    if parameter.style != "simple" or parameter.media_type:
+        return None
+    value = _value(parameter, arguments)
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else None
 
 
 def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:

@@ -40,6 +40,8 @@ def to_json(value: Any) -> bytes:
 
 def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:
     """A value in the styles that make one piece of text: simple, label, matrix."""
+    if style == "simple" and isinstance(value, (str, int, float)):
+        return encode(scalar(value))
     if style == "matrix":
         return _matrix(explode, name, value, encode)
     lead, between = (".", "." if explode else ",") if style == "label" else ("", ",")
@@ -76,7 +78,9 @@ def pairs(
     style: Style, explode: bool, name: str, value: Any, encode: Encode
 ) -> Iterator[tuple[str, str]]:
     """A value in the styles that make `name=value`: form, the delimited ones, deepObject."""
-    if style == "deepObject" and isinstance(value, (Mapping, list, tuple)):
+    if isinstance(value, (str, int, float)):
+        yield name, encode(scalar(value))
+    elif style == "deepObject" and isinstance(value, (Mapping, list, tuple)):
         yield from _deep(name, value, encode)
     elif isinstance(value, (Mapping, list, tuple)) and not value:
         return
@@ -107,7 +111,10 @@ def _present(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def percent(text: str) -> str:
     """Everything but letters, digits and `-._~` percent-encoded."""
-    return quote(text, safe="")
+    return text if _UNRESERVED.fullmatch(text) else quote(text, safe="")
+
+
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]*")
 
 
 # `&` would begin another parameter and `#` would end the query: these two are never let through.
@@ -122,4 +129,4 @@ def percent_but_reserved(text: str) -> str:
 
 def parameter_name(name: str) -> str:
     """A name for a query or form: `$filter` and `a:b` stay readable, nothing can inject."""
-    return quote(name, safe="$@:!*(),'/")
+    return name if _UNRESERVED.fullmatch(name) else quote(name, safe="$@:!*(),'/")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Executable, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
 
 from gateway.errors import Broken
 from gateway.store import tables
@@ -26,6 +26,8 @@ from gateway.store.database import Database
 from gateway.store.replicas import SILENT_SECONDS, alive
 from gateway.store.signals import signal
 from gateway.store.statements import (
+    Insert,
+    execute_row,
     insert_many,
     insert_new,
     insert_on,
@@ -100,7 +102,7 @@ def begin_in(tx: Connection, execution: Execution) -> Begun:
         claimed = _claim(tx, execution)
         if claimed.outcome != "new":
             return claimed
-    if tx.execute(_begin(is_postgres(tx)), values(execution)).rowcount == 1:
+    if execute_row(tx, _begin(is_postgres(tx)), values(execution)) == 1:
         return Begun("new")
     release_in(tx, execution)
     return Begun("ended", get_in(tx, execution.id))
@@ -132,7 +134,7 @@ def finish_in(tx: Connection, execution: Execution, *, sent: bool = True) -> boo
     """`finish` inside a unit of the caller's."""
     row = values(execution)
     ended = {f"new_{name}": row[name] for name in _ENDING}
-    if tx.execute(_finish, {"this": execution.id, **ended}).rowcount == 0:
+    if execute_row(tx, _finish, {"this": execution.id, **ended}) == 0:
         return False
     if execution.idempotency_token is not None:
         if not sent:
@@ -217,13 +219,13 @@ def _claim(tx: Connection, execution: Execution) -> Begun:
 
 
 @cache
-def _begin(postgres: bool) -> Executable:
+def _begin(postgres: bool) -> Insert:
     statement = insert_on(postgres, _table)
     taken_over = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
     return statement.on_conflict_do_update(
         index_elements=["id"],
         set_={name: statement.excluded[name] for name in taken_over},
-        where=_table.c.status == "pending_confirmation",
+        where=text("executions.status = 'pending_confirmation'"),
     )
 
 
@@ -258,6 +260,6 @@ _ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "fin
 _finish = (
     update(_table)
     .where(_table.c.id == bindparam("this"))
-    .where(_table.c.status.in_(["executing", "pending_confirmation", "unknown"]))
+    .where(text("status IN ('executing', 'pending_confirmation', 'unknown')"))
     .values({name: bindparam(f"new_{name}") for name in _ENDING})
 )

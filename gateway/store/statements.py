@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, Dialect, Executable, Table, literal_column
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ def insert_many(tx: Connection, table: Table, rows: Sequence[Mapping[str, Any]])
     """
     statement, binds = _insert_many(tx.dialect, table)
     tx.exec_driver_sql(statement, [tuple(bind(row[name]) for name, bind in binds) for row in rows])
+
+
+def execute_row(tx: Connection, statement: UpdateBase, row: Mapping[str, Any]) -> int:
+    """Runs a statement whose parameters are all named in the row; how many rows it touched.
+
+    As `insert_many`, for what every write call waits for.
+    """
+    text, binds = _compiled(tx.dialect, statement)
+    return tx.exec_driver_sql(text, tuple(bind(row[name]) for name, bind in binds)).rowcount
 
 
 def store_time(tx: Connection) -> ColumnElement[float]:
@@ -99,6 +109,14 @@ def _insert_many(dialect: Dialect, table: Table) -> tuple[str, list[tuple[str, B
     assert isinstance(compiled, SQLCompiler)
     columns = [table.c[name] for name in compiled.positiontup or ()]
     return str(compiled), [(column.name, _bind(column.type, dialect)) for column in columns]
+
+
+@lru_cache(maxsize=64)
+def _compiled(dialect: Dialect, statement: UpdateBase) -> tuple[str, list[tuple[str, Bind]]]:
+    compiled = statement.compile(dialect=dialect)
+    assert isinstance(compiled, SQLCompiler)
+    names = compiled.positiontup or ()
+    return str(compiled), [(name, _bind(compiled.binds[name].type, dialect)) for name in names]
 
 
 def _bind(kind: TypeEngine[Any], dialect: Dialect) -> Bind:

@@ -128,20 +128,20 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
 async def test_waiters_that_give_up_lose_no_slot() -> None:
     slots = Slots(1, "It")
     async with asyncio.timeout(5):
-        async with slots.held():
-            tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
-            await asyncio.sleep(0)
-            tasks[0].cancel()
+        await slots.take()
+        tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        slots.free()
         tasks[1].cancel()  # just when its turn has come
         await asyncio.gather(*tasks, return_exceptions=True)
         assert [task.cancelled() for task in tasks] == [True, True, False]
-        async with slots.held():
-            pass
+        await _hold(slots)
 
 
 async def _hold(slots: Slots) -> None:
-    async with slots.held():
-        pass
+    await slots.take()
+    slots.free()
 
 
 async def test_larger_bound_lets_those_in_who_wait() -> None:
