@@ -20,7 +20,7 @@ from gateway.connectors.upstream_link import Link, Session
 from gateway.connectors.upstream_rpc import Notice, NotOffered, RpcFailed, SessionGone, timed_out
 from gateway.errors import GatewayError, Overloaded
 
-MAX_URIS = 1000
+MAX_URIS = 5000
 TELL_SECONDS = 10.0
 FIRST_REST = 0.25
 LONGEST_REST = 30.0

@@ -39,6 +39,8 @@ from gateway.policy.view import Scope
 MEET_SECONDS = 2.0
 MAX_INSTRUCTIONS_CHARS = 8000
 MAX_NOTICE_BYTES = 65_536
+GATHER_SECONDS = 0.02
+MAX_GATHERED = 256
 CHANGED: Mapping[str, str] = {
     "notifications/prompts/list_changed": "prompts",
     "notifications/resources/list_changed": "resources",
@@ -69,6 +71,7 @@ class UpstreamOffers:
         self._wishes = Wishes(live.sessions)
         self._on_change: list[Callable[[], None]] = []
         self._on_notice: list[Callable[[Told], None]] = []
+        self._to_tell: dict[object, Told] = {}
         live.sessions.on_notification(self._heard)
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
@@ -134,8 +137,9 @@ class UpstreamOffers:
         """See `surface.Offers`."""
         if told.method == UPDATED:
             wanted = self._wishes.watches(holder, told.server, str(told.params.get("uri")))
-        else:
-            wanted = reaches(told.params.get("level"), self._wishes.level(holder))
+        else:  # outside any call it is only for who said from which level on
+            level = self._wishes.level(holder)
+            wanted = level is not None and reaches(told.params.get("level"), level)
         seen = self._seen(principal, scope) if wanted else None
         return seen is not None and any(s.name == told.server for s in seen.offering.servers)
 
@@ -222,8 +226,21 @@ class UpstreamOffers:
             for listener in tuple(self._on_change):
                 listener()
         elif method in (UPDATED, LOGGED) and (told := self._cleared(server, method, params)):
-            for hearing in tuple(self._on_notice):
-                hearing(told)
+            self._tell_soon(told)
+
+    def _tell_soon(self, told: Told) -> None:
+        """Tells in a moment, and of what changed several times once: a flood costs us little."""
+        if not self._to_tell:
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._tell_now)
+        key = (told.server, told.params.get("uri")) if told.method == UPDATED else object()
+        if key in self._to_tell or len(self._to_tell) < MAX_GATHERED:
+            self._to_tell[key] = told
+
+    def _tell_now(self) -> None:
+        gathered, self._to_tell = self._to_tell, {}
+        for told in gathered.values():
+            for listener in tuple(self._on_notice):
+                listener(told)
 
     def _cleared(self, server: str, method: str, params: Mapping[str, Any]) -> Told | None:
         """The notice without the connection's secrets; None: it is too large, or nobody's."""

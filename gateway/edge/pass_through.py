@@ -92,11 +92,12 @@ async def _read_resource(asked: Asked, params: Params) -> dict[str, Any]:
 
 async def _subscribe(asked: Asked, params: Params) -> dict[str, Any]:
     server = await _resource(asked, params["uri"])
-    session, uri = asked.context.session, params["uri"]
+    session, uri, who = asked.context.session, params["uri"], asked.context.principal.name
     if session is not None:
-        await asked.wishes.watch(session, server.name, uri)
+        await asked.wishes.watch(session, who, server.name, uri)
         if asked.context.era == "2025":  # a stream of 2026 is here and nowhere else
-            asked.wishes.share(session=session, server=server.name, uri=uri, on=True)
+            wish = {"session": session, "server": server.name, "uri": uri}
+            asked.wishes.share(**wish, principal=who, on=True)
     return {}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,7 +23,7 @@ from gateway.errors import GatewayError, Overloaded
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
 MAX_HOLDERS = 8192
-MAX_WATCHED = 200  # by one holder
+MAX_WATCHED = 500  # by one principal
 SUBSCRIBE_SECONDS = 10.0
 MAX_TAKING = 256
 
@@ -38,6 +39,8 @@ class Wishes:
         self._upstreams = upstreams
         self._watched: dict[str, set[Watched]] = {}  # by holder, the oldest first
         self._holders: dict[Watched, set[str]] = {}
+        self._principals: dict[str, str] = {}  # by holder
+        self._count: Counter[str] = Counter()  # of what each principal watches
         self._levels: dict[str, str] = {}
         self._taking: set[asyncio.Task[None]] = set()
         self._own_name = secrets.token_hex(8)
@@ -57,26 +60,34 @@ class Wishes:
         elif not wish["on"]:
             self.unwatch(session, wish["server"], wish["uri"])
         elif len(self._taking) < MAX_TAKING:
-            task = asyncio.create_task(self._take(session, wish["server"], wish["uri"]))
+            task = asyncio.create_task(
+                self._take(session, wish["principal"], wish["server"], wish["uri"])
+            )
             self._taking.add(task)
             task.add_done_callback(self._taking.discard)
 
-    async def _take(self, session: str, server: str, uri: str) -> None:
+    async def _take(self, session: str, principal: str, server: str, uri: str) -> None:
         try:
-            await self.watch(session, server, uri)
+            await self.watch(session, principal, server, uri)
         except GatewayError as error:
             log.info("wish_not_taken", server=server, error=error.code)
 
-    async def watch(self, holder: str, server: str, uri: str) -> None:
+    async def watch(self, holder: str, principal: str, server: str, uri: str) -> None:
         """Has the holder hear of updates; raises what the server says against it."""
-        mine = self._watched.get(holder, set())
-        if len(mine) >= MAX_WATCHED and (server, uri) not in mine:
-            raise Overloaded("busy", f"More than {MAX_WATCHED} resources are watched", "")
+        if (server, uri) in self._watched.get(holder, ()):
+            return
+        if self._count[principal] >= MAX_WATCHED:
+            hint = "Let go of some, or end sessions that are no longer needed."
+            raise Overloaded("busy", f"You watch {MAX_WATCHED} resources already.", hint)
         if not self._holders.get((server, uri)):
             await self._upstreams.standing(server).subscribe(uri, SUBSCRIBE_SECONDS)
         while len(self._watched) >= MAX_HOLDERS and holder not in self._watched:
             self.forget(next(iter(self._watched)))
-        self._watched.setdefault(holder, set()).add((server, uri))
+        mine = self._watched.setdefault(holder, set())
+        if (server, uri) not in mine:
+            mine.add((server, uri))
+            self._count[principal] += 1
+            self._principals[holder] = principal
         self._holders.setdefault((server, uri), set()).add(holder)
 
     def unwatch(self, holder: str, server: str, uri: str) -> bool:
@@ -85,6 +96,7 @@ class Wishes:
         if (server, uri) not in mine:
             return False
         mine.discard((server, uri))
+        self._count[self._principals[holder]] -= 1
         holders = self._holders.get((server, uri), set())
         holders.discard(holder)
         if not holders and self._holders.pop((server, uri), None) is not None:
@@ -96,7 +108,9 @@ class Wishes:
         for server, uri in tuple(self._watched.get(holder, ())):
             self.unwatch(holder, server, uri)
         self._watched.pop(holder, None)
+        self._principals.pop(holder, None)
         self._levels.pop(holder, None)
+        self._count += Counter()  # without those that are at nothing
 
     def watches(self, holder: str, server: str, uri: str) -> bool:
         """Whether an update of this URI, or of one beneath it, is for this holder."""

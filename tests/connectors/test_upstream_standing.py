@@ -11,6 +11,7 @@ import pytest
 
 from gateway.connectors.upstream_rpc import RpcFailed
 from gateway.connectors.upstream_sessions import Upstreams
+from gateway.connectors.upstream_standing import MAX_URIS
 from gateway.errors import GatewayError, Overloaded
 from tests.connectors.upstream_doors import http, upstreams
 from tests.library_peer import Era, library_peer
@@ -112,7 +113,7 @@ async def test_a_servers_refusal_is_the_callers_to_read() -> None:
 async def test_a_server_is_watched_for_so_many_resources_only() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
         standing = ups.standing("up")
-        standing._uris |= {f"fiction://books/{n}" for n in range(1000)}
+        standing._uris |= {f"fiction://books/{n}" for n in range(MAX_URIS)}
         with pytest.raises(Overloaded):
             await standing.subscribe(NEWS, 5.0)
 
