@@ -7,7 +7,7 @@ changed, what was built before is used again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ import orjson
 
 from gateway.catalog.azure import AzureDirectory
 from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher, same_bytes
+from gateway.catalog.snapshot import without_clashes
 from gateway.catalog.sources import build_key, location_of, source_of
 from gateway.config.connection import (
     ArmConnection,
@@ -30,7 +31,7 @@ from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.upstream import Wrap, build_upstream
 from gateway.errors import Fixable, GatewayError
-from gateway.model import Build, Problem, Source, digest
+from gateway.model import Build, Problem, Source, Tool, digest
 
 BUILD_SECONDS = 20.0
 
@@ -157,10 +158,17 @@ class Discoverer:
 
 
 def previewed(
-    name: str, kind: str, found: Found, problems: Sequence[Problem] = ()
+    name: str,
+    kind: str,
+    found: Found,
+    problems: Sequence[Problem] = (),
+    *,
+    taken: Mapping[str, Tool],
+    reserved: Collection[str],
 ) -> dict[str, Any]:
     """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
     build = found.build
+    exposed, clashes = without_clashes(build.tools, taken, reserved)
     tools = [
         {
             "name": tool.name,
@@ -174,7 +182,7 @@ def previewed(
             "input_schema": orjson.loads(tool.input_schema),
             "tokens": tool.tokens,
         }
-        for tool in sorted(build.tools, key=lambda tool: tool.name)
+        for tool in sorted(exposed, key=lambda tool: tool.name)
     ]
     return {
         "connection": name,
@@ -191,8 +199,8 @@ def previewed(
             }
             for skipped in build.skipped
         ],
-        "problems": [problem_dict(problem) for problem in (*build.problems, *problems)],
-        "tokens": sum(tool.tokens for tool in build.tools),
+        "problems": [problem_dict(each) for each in (*build.problems, *clashes, *problems)],
+        "tokens": sum(tool.tokens for tool in exposed),
     }
 
 

@@ -213,7 +213,8 @@ class Catalog:
         """What a put would expose, with nothing stored."""
         settings = parse_connection(name, values)
         found = await self._discover_new(name, settings, planned=True)
-        return previewed(name, kind_of(settings), found)
+        others = {key: t for key, t in self.current.tools.items() if t.connection != name}
+        return previewed(name, kind_of(settings), found, taken=others, reserved=self._reserved)
 
     async def refresh(self, names: Collection[str] | None = None, *, by: str) -> list[Report]:
         """Looks again at these connections, or at all; each one's outcome, in order of names."""

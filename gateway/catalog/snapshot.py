@@ -7,7 +7,7 @@ when each connection's `ConnectionState` was made, and is shared between snapsho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
@@ -123,15 +123,23 @@ def _with_portable(
 def _without_clashes(
     state: ConnectionState, taken: Mapping[str, Tool], reserved: Collection[str]
 ) -> ConnectionState:
-    clashes = [tool for tool in state.tools if tool.name in taken or tool.name in reserved]
-    if not clashes:
+    kept, problems = without_clashes(state.tools, taken, reserved)
+    if not problems:
         return state
+    return replace(with_tools(state, kept), problems=(*state.problems, *problems))
+
+
+def without_clashes(
+    tools: Sequence[Tool], taken: Mapping[str, Tool], reserved: Collection[str]
+) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
+    """The tools whose names are free, and a problem for each of the others."""
+    clashes = [tool for tool in tools if tool.name in taken or tool.name in reserved]
     problems = tuple(
         Problem("error", tool.operation or tool.path, _clash_message(tool, taken))
         for tool in clashes
     )
-    kept = with_tools(state, [tool for tool in state.tools if tool not in clashes])
-    return replace(kept, problems=(*state.problems, *problems))
+    names = {tool.name for tool in clashes}
+    return tuple(tool for tool in tools if tool.name not in names), problems
 
 
 def _clash_message(tool: Tool, taken: Mapping[str, Tool]) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.remote import JsonOption, fail, show_json, show_table
+from gateway.cli.remote import JsonOption, fail, quiet, show_json, show_table
 from gateway.cli.serve import ConfigOption
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.reading import read_settings
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from gateway.catalog.upstreams import LiveUpstreams
+    from gateway.egress import Egress
 
 
 def discover(
@@ -29,6 +35,7 @@ def discover(
 
     Example: `gateway discover bookings`
     """
+    quiet()
     settings = read_settings(config)
     chosen = {
         name: found
@@ -45,26 +52,33 @@ def discover(
 
 
 async def _discovered(settings: Settings, chosen: dict[str, McpConnection]) -> list[dict[str, Any]]:
-    from gateway.catalog.upstreams import LiveUpstreams
     from gateway.egress import Egress
+
+    async with Egress(settings.network.allow) as egress, upstreams_over(egress) as upstreams:
+        looks = (_report(upstreams, name, c) for name, c in chosen.items())
+        return list(await asyncio.gather(*looks))
+
+
+@asynccontextmanager
+async def upstreams_over(egress: Egress) -> AsyncIterator[LiveUpstreams]:
+    """Sessions with MCP servers for as long as a command runs, none before one is asked for."""
+    from gateway.catalog.upstreams import LiveUpstreams
     from gateway.invoke.credentials import Credentials
     from gateway.invoke.prepared import auth_of
 
-    async with Egress(settings.network.allow) as egress:
-        credentials = Credentials(egress)
+    credentials = Credentials(egress)
 
-        async def headers(
-            name: str, connection: Connection, refused: bool
-        ) -> tuple[tuple[str, str], ...]:
-            return (await credentials.grant(name, auth_of(connection.auth))).headers
+    async def headers(
+        name: str, connection: Connection, refused: bool
+    ) -> tuple[tuple[str, str], ...]:
+        return (await credentials.grant(name, auth_of(connection.auth))).headers
 
-        upstreams = LiveUpstreams(egress, headers)
-        async with upstreams.sessions:
-            looks = (_report(upstreams, name, c) for name, c in chosen.items())
-            return list(await asyncio.gather(*looks))
+    upstreams = LiveUpstreams(egress, headers)
+    async with upstreams.sessions:
+        yield upstreams
 
 
-async def _report(upstreams: Any, name: str, settings: McpConnection) -> dict[str, Any]:
+async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) -> dict[str, Any]:
     from gateway.catalog.discover import problem_dict, wraps_of
     from gateway.connectors.upstream import drift
 

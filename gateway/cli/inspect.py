@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from gateway.cli.remote import quiet
 from gateway.cli.serve import ConfigOption
 from gateway.config.connection import NAME_PATTERN, Connection
 from gateway.config.settings import Limits, Settings
-from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError
+from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.model import Problem
 
 ANYWHERE = ("0.0.0.0/0", "::/0")
@@ -46,6 +47,7 @@ def inspect(
         _compare(what, against, as_json)
         return
 
+    quiet()
     settings = _settings(config)
     try:
         preview = asyncio.run(_preview(what, kind, settings, config.resolve().parent))
@@ -122,13 +124,15 @@ async def _preview(
     from gateway.catalog.discover import Discoverer, previewed
     from gateway.catalog.fetch import Fetcher
     from gateway.catalog.sources import kind_of
+    from gateway.cli.discover import upstreams_over
     from gateway.config.reading import parse_connection
     from gateway.connectors.workers import Workers
+    from gateway.edge.own_tools import RESERVED_NAMES
     from gateway.egress import Egress
     from gateway.invoke.azure import ask_azure
     from gateway.invoke.credentials import Credentials
 
-    connection: Connection | None = settings.connections.get(what)
+    connection = _configured(what, settings)
     in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
     name = what if connection or in_azure else "preview"
     # What a person names at a terminal is theirs to reach; what is configured keeps to its rules.
@@ -137,15 +141,32 @@ async def _preview(
         folder = Path()
         values = {"kind": "arm"} if in_azure else _values(what, kind)
         connection = parse_connection(name, values)
-    async with Egress(allowed) as egress, Workers(count=1) as workers:
-        credentials = Credentials(egress)
-        azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
-        discoverer = Discoverer(Fetcher(egress, folder), workers, _no_upstream, egress.check, azure)
+    async with (
+        Egress(allowed) as egress,
+        Workers(count=1) as workers,
+        upstreams_over(egress) as upstreams,
+    ):
+        azure = AzureDirectory(
+            partial(ask_azure, egress, Credentials(egress)), lambda: settings.azure
+        )
+        discoverer = Discoverer(
+            Fetcher(egress, folder), workers, upstreams.list_tools, egress.check, azure
+        )
         found = await discoverer.discover(name, connection, settings.limits, None)
         advice: tuple[Problem, ...] = ()
         if kind_of(connection) == "openapi":
             advice = await workers.advise(found.definition.raw)
-    return previewed(name, kind_of(connection), found, advice)
+    return previewed(name, kind_of(connection), found, advice, taken={}, reserved=RESERVED_NAMES)
+
+
+def _configured(what: str, settings: Settings) -> Connection | None:
+    """The connection of this name: one of config.toml, or the demo."""
+    if what == "demo" and settings.demo.enabled:
+        from gateway.app import demo_connection
+
+        server = settings.server
+        return demo_connection(server.public_url or f"http://{server.host}:{server.port}")
+    return settings.connections.get(what)
 
 
 def _values(what: str, kind: KindOption | None) -> dict[str, Any]:
@@ -154,10 +175,6 @@ def _values(what: str, kind: KindOption | None) -> dict[str, Any]:
     if kind == "manifest" or (kind is None and what in BUILTIN):
         return {"kind": "manifest", "manifest": what, "prefix": ""}
     return {"kind": "openapi", "spec": what, "prefix": ""}
-
-
-async def _no_upstream(name: str, settings: Connection) -> list[dict[str, Any]]:
-    raise ConfigInvalid([f"{name} is an MCP server: use `gateway discover {name}`"])
 
 
 def _show(preview: dict[str, Any]) -> None:

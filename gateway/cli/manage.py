@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -183,23 +184,27 @@ def list_changes(
 
 
 @changes.command("accept")
-def accept_change(id: Id, url: UrlOption = None, token: TokenOption = None) -> None:
+def accept_change(
+    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
+) -> None:
     """Serve a held change.
 
     Example: `gateway changes accept 01a1…`
     """
-    run(remote(url, token).rest("POST", f"/changes/{segment(id)}/accept"))
-    print("accepted")
+    answer = run(remote(url, token).rest("POST", f"/changes/{segment(id)}/accept"))
+    show_json(answer) if as_json else print("accepted")
 
 
 @changes.command("reject")
-def reject_change(id: Id, url: UrlOption = None, token: TokenOption = None) -> None:
+def reject_change(
+    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
+) -> None:
     """Keep serving what was there before a held change.
 
     Example: `gateway changes reject 01a1…`
     """
-    run(remote(url, token).rest("POST", f"/changes/{segment(id)}/reject"))
-    print("rejected")
+    answer = run(remote(url, token).rest("POST", f"/changes/{segment(id)}/reject"))
+    show_json(answer) if as_json else print("rejected")
 
 
 @executions.command("list")
@@ -227,7 +232,11 @@ def list_executions(
         "error_code": "Error",
         "created_at": "At",
     }
-    show_json(found) if as_json else show_table(found["executions"], columns)
+    if as_json:
+        show_json(found)
+        return
+    rows = [{**row, "created_at": _time(row["created_at"])} for row in found["executions"]]
+    show_table(rows, columns)
 
 
 @executions.command("show")
@@ -245,6 +254,10 @@ def show_execution(
     for key, value in found.items():
         if value is not None:
             print(f"{key}: {value if isinstance(value, str) else orjson.dumps(value).decode()}")
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
 
 
 Decision = Literal["approve", "deny", "always_allow"]

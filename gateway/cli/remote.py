@@ -7,6 +7,7 @@ directory says.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Coroutine, Mapping
@@ -22,6 +23,8 @@ import typer
 from gateway import __version__
 
 SECONDS = 150.0
+PIPED_WIDTH = 200  # where no terminal says how wide it is
+WHOLE = ("id", "name", "tool", "connection")  # what other commands are given is never cut
 VERSION = "2026-07-28"
 META = {
     "io.modelcontextprotocol/protocolVersion": VERSION,
@@ -90,7 +93,8 @@ class Remote:
         ):
             body = await answer.read()
             if answer.status == 401:
-                fail("the gateway wants a token: give --token or GATEWAY_TOKEN")
+                wanted = "another token than this" if self.token else "a token"
+                fail(f"the gateway wants {wanted}: give --token or GATEWAY_TOKEN")
             return _last_message(answer.content_type, body)
 
 
@@ -106,6 +110,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         fail(f"the gateway can't be reached: {error}")
+
+
+def quiet() -> None:
+    """Sends what the gateway's parts log to standard error, and only what is amiss."""
+    from gateway.logs import set_up
+
+    set_up(logging.WARNING)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -125,10 +136,13 @@ def show_table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns.values())
+    table = Table()
+    for key, title in columns.items():
+        table.add_column(title, no_wrap=key in WHOLE, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(row.get(key))) for key in columns))
-    Console().print(table)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else PIPED_WIDTH)
 
 
 def segment(name: str) -> str:

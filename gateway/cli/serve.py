@@ -18,7 +18,9 @@ ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="The configur
 def serve(
     config: ConfigOption = Path("config.toml"),
     host: Annotated[str | None, typer.Option(help="Over server.host.")] = None,
-    port: Annotated[int | None, typer.Option(help="Over server.port; 0: a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Over server.port; 0: a free one.")
+    ] = None,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
     """Run the gateway.

@@ -13,8 +13,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+from gateway.model import Problem
 
 MAX_NAME = 64
+MAX_TOLD = 50
 _CUT = 55  # leaves room for "_" and eight hex digits
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -39,6 +43,17 @@ def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:
         for name, operation in zip(plain, operations, strict=True)
     ]
     return _all_different(names, operations)
+
+
+def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
+    """The names that several operations want, and what these get instead."""
+    counts = Counter(prefix + local_name(operation) for operation in operations)
+    told = (
+        Problem("info", name, f"{count} operations have this name: each gets a suffix")
+        for name, count in counts.items()
+        if count > 1
+    )
+    return list(islice(told, MAX_TOLD))
 
 
 def local_name(operation: Nameable) -> str:

@@ -16,6 +16,7 @@ from mcp.client.stdio import stdio_client
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider
+from tests.peers_mcp import mcp_peer
 
 DEMO = OPEN + "\n[demo]\nenabled = true\n"
 
@@ -91,6 +92,7 @@ async def test_a_connection_is_put_refreshed_and_deleted(demo: Running) -> None:
         (("check", "--config", "manifest.toml"), 2, "connections.ats.manifest"),
         (("inspect", "none.yaml"), 1, "can't be read"),
         (("nonsense",), 2, "nonsense"),
+        (("serve", "--port", "99999"), 2, "65535"),
         (("tools", "--url", "http://127.0.0.1:9"), 1, "can't be reached"),
     ],
     ids=str,
@@ -113,6 +115,39 @@ async def test_a_token_is_made_with_its_configuration_line() -> None:
     assert code == 0
     assert len(made["token"]) > 40
     assert len(made["token_sha256"]) == 64
+
+
+async def test_the_demo_is_inspected_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[demo]\nenabled = true\n", encoding="utf-8")
+    code, out, _ = await gateway_command("inspect", "demo", "--json", cwd=tmp_path)
+    shown = orjson.loads(out)
+    assert (code, shown["connection"], len(shown["tools"])) == (0, "demo", 7)
+
+
+async def test_an_mcp_server_is_discovered_and_inspected_in_json_alone(tmp_path: Path) -> None:
+    async with mcp_peer() as peer:
+        (tmp_path / "config.toml").write_text(
+            f"""{OPEN}
+[connections.up]
+kind = "mcp"
+url = "{peer.url}"
+tools = ["echo", "gone"]
+""",
+            encoding="utf-8",
+        )
+        code, out, err = await gateway_command("discover", "--json", cwd=tmp_path)
+        assert (code, err) == (1, "")
+        assert [drift["where"] for drift in orjson.loads(out)[0]["drift"]] == ["tools"]
+        code, out, err = await gateway_command("inspect", "up", "--json", cwd=tmp_path)
+        assert (code, err) == (0, "")
+        assert [tool["name"] for tool in orjson.loads(out)["tools"]] == ["up_echo"]
+
+
+async def test_ids_are_never_cut_in_lists(demo: Running) -> None:
+    await gateway_command("call", "demo_get_book", "id=3", "--url", demo.url)
+    _, out, _ = await gateway_command("executions", "list", "--json", "--url", demo.url)
+    id = orjson.loads(out)["executions"][0]["id"]
+    assert id in (await gateway_command("executions", "list", "--url", demo.url))[1]
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.connectors.naming import Nameable, local_name, snake_case, tool_names
+from gateway.connectors.naming import Nameable, collisions, local_name, snake_case, tool_names
+from gateway.model import Problem
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,13 @@ def test_names_are_always_distinct_and_within_bounds(
     assert len(set(names)) == len(operations)
     assert all(re.fullmatch("[a-z0-9_]{1,64}", name) for name in names)
     assert tool_names(prefix, operations[::-1]) == names[::-1]
+
+
+def test_names_that_several_operations_want_are_told() -> None:
+    wanted = [
+        Nameable("same", "GET", "/a"),
+        Nameable("Same", "GET", "/b"),
+        Nameable("x", "GET", "/"),
+    ]
+    told = "2 operations have this name: each gets a suffix"
+    assert collisions("shop_", wanted) == [Problem("info", "shop_same", told)]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from gateway.connectors.naming import Nameable, local_name, tool_names
+from gateway.connectors.naming import Nameable, collisions, local_name, tool_names
 from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
 from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
 from gateway.connectors.openapi.bundle import (
@@ -198,6 +198,7 @@ class _Work:
         info = mapping(self.document.root.get("info"))
         key, tools = declared_key(self.document), self.named(self.fitted(plans))
         hidden = self.named(self.hidden)
+        shared = collisions(self.source.prefix, [_nameable(p.operation) for p in plans])
         if self.source.auth_type == "none" and all(tool.security for tool in tools) and tools:
             asked = tools[0].security
             self.report("warning", "security", f"asks for {asked}; the connection has no auth")
@@ -207,7 +208,7 @@ class _Work:
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
-            problems=(*self.problems, *dead_look_ups(tools, hidden)),
+            problems=(*self.problems, *dead_look_ups(tools, hidden), *shared),
             hidden=hidden,
             auth_name=key[0],
             auth_in=key[1],
