@@ -27,49 +27,17 @@ ALL = " ".join(WORDS[:-2])
 
 
 def hostile_api(url: str) -> dict[str, Any]:
-    """An API whose every word is one of these."""
+    """An API whose every word is one of these; `everything` has them all in one tool."""
     paths: dict[str, Any] = {}
     for i, word in enumerate(WORDS):
-        paths[f"/p{i}/{word[:300].replace('{', '(').replace('}', ')')}"] = {
-            "post": {
-                "operationId": f"{word[:200]}{i}",
-                "summary": word,
-                "description": word,
-                "tags": [word],
-                "parameters": [
-                    {
-                        "name": f"{word[:100]}",
-                        "in": "query",
-                        "description": word,
-                        "schema": {
-                            "type": "string",
-                            "enum": [word, "plain"],
-                            "default": "plain",
-                        },
-                    },
-                    {
-                        "name": f"q{i}",
-                        "in": "query",
-                        "description": word,
-                        "schema": {"type": "string", "example": word},
-                    },
-                ],
-                "responses": {"200": {"description": word}},
-            }
-        }
+        path = f"/p{i}/{word[:300].replace('{', '(').replace('}', ')')}"
+        paths[path] = {"post": _operation(f"{word[:200]}{i}", word, _parameters(i, word))}
+    plain = [{"name": "q", "in": "query", "schema": {"type": "string"}}]
+    every = [each for i, word in enumerate(WORDS) for each in _parameters(i, word)]
     paths["/steady"] = {
-        "get": {
-            "operationId": "steady",
-            "summary": ALL,
-            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
-            "responses": {"200": {"description": "ok"}},
-        },
-        "delete": {
-            "operationId": "drop",
-            "summary": ALL,
-            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
-            "responses": {"200": {"description": "ok"}},
-        },
+        "get": _operation("steady", ALL, plain),
+        "delete": _operation("drop", ALL, plain),
+        "put": _operation("everything", ALL, every),
     }
     return {
         "openapi": "3.0.3",
@@ -78,3 +46,23 @@ def hostile_api(url: str) -> dict[str, Any]:
         "tags": [{"name": ALL}],
         "paths": paths,
     }
+
+
+def _operation(id: str, word: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "operationId": id,
+        "summary": word,
+        "description": word,
+        "tags": [word],
+        "parameters": parameters,
+        "responses": {"200": {"description": word}},
+    }
+
+
+def _parameters(i: int, word: str) -> list[dict[str, Any]]:
+    choice = {"type": "string", "enum": [word, "plain"], "default": "plain"}
+    free = {"type": "string", "example": word}
+    return [
+        {"name": word[:100], "in": "query", "description": word, "schema": choice},
+        {"name": f"q{i}", "in": "query", "description": word, "schema": free},
+    ]

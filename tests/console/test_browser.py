@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import quote
 
 from aiohttp import web
 from mcp.client.client import Client
@@ -238,11 +237,9 @@ async def test_hostile_words_run_nothing_and_break_nothing(browser: Browser, sho
                 for path in HOSTILE_PAGES:
                     await window.open(path)
                     await check_unharmed(window)
-                for name in list(shop.app.gateway.snapshot.tools):
-                    if name.startswith("evil_"):
-                        await page.goto(f"{shop.url}/console/tool?name={quote(name, safe='')}")
-                        await check_unharmed(window)
-                await page.goto(f"{shop.url}/console/tool?name=evil_steady")
+                for name in ("evil_everything", "evil_steady"):
+                    await page.goto(f"{shop.url}/console/tool?name={name}")
+                    await check_unharmed(window)
                 await page.fill("[name='/q']", ALL)
                 await page.click("text=Call it")
                 await expect(page.locator("#result")).to_contain_text("failed")

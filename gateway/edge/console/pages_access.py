@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from gateway.config.reading import parse_permissions
 from gateway.edge.console.layout import page
-from gateway.edge.console.tables import containing, download, matching
-from gateway.edge.console.visit import Visit, link, toast
+from gateway.edge.console.tables import containing, download, file_links, matching
+from gateway.edge.console.visit import Visit, toast
 from gateway.edge.meta_tools import known_connection
 from gateway.errors import Fixable
 from gateway.model import Level, Principal
@@ -50,7 +50,7 @@ async def access(visit: Visit) -> Response:
         level_words=LEVELS,
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),
-        files={name: link("/access", **filter, format=name) for name in ("json", "csv")},
+        files=file_links("/access", **filter),
     )
 
 

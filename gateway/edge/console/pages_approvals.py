@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gateway.edge.console.layout import Around, around, page
 from gateway.edge.console.pages_overview import feed
 from gateway.edge.console.rendering import render
-from gateway.edge.console.tables import containing, download, matching
+from gateway.edge.console.tables import containing, download, file_links, matching
 from gateway.edge.console.visit import Visit, toast
 from gateway.edge.console.words import clip
 from gateway.edge.shown_history import approval_row
@@ -33,6 +33,7 @@ async def approvals(visit: Visit) -> Response:
     rows = [approval_row(each) for each in chosen]
     if (file := download(visit, "approvals", rows)) is not None:
         return file
+    filter = {key: visit.query(key) for key in ("q", "connection", "risk")}
     return await page(
         visit,
         "approvals.html",
@@ -40,7 +41,8 @@ async def approvals(visit: Visit) -> Response:
         "approvals",
         around=beside,
         feed=await feed(visit),
-        filter={key: visit.query(key) for key in ("q", "connection", "risk")},
+        filter=filter,
+        files=file_links("/approvals", **filter),
         **_shown(visit, chosen),
     )
 

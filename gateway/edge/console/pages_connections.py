@@ -13,8 +13,8 @@ from gateway.config.connection import NAME_RULE
 from gateway.edge.console.diffs import diff_of
 from gateway.edge.console.layout import Around, around, page
 from gateway.edge.console.rendering import render
-from gateway.edge.console.tables import containing, download, matching
-from gateway.edge.console.visit import Visit, fragment, go, link, toast
+from gateway.edge.console.tables import containing, download, file_links, matching
+from gateway.edge.console.visit import Visit, fragment, go, toast
 from gateway.edge.console.words import clip, plural
 from gateway.edge.meta_tools import known_connection
 from gateway.edge.shown import connection_detail, tool_row
@@ -53,7 +53,7 @@ async def connections(visit: Visit) -> Response:
         around=beside,
         rows=rows,
         filter=filter,
-        files={name: link("/connections", **filter, format=name) for name in ("json", "csv")},
+        files=file_links("/connections", **filter),
     )
 
 
@@ -215,6 +215,7 @@ async def _shown(visit: Visit) -> dict[str, Any]:
     refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
     found = await _changes(visit, state.name)
     tools = visible_tools(asked.snapshot, visit.principal, state)
+    filter = {key: visit.query(key) for key in ("change_status", "change_class")}
     return {
         "one": connection_detail(asked.snapshot, visit.principal, state, refreshed),
         "skipped": state.build.skipped[:MAX_SKIPPED] if state.build else (),
@@ -222,7 +223,8 @@ async def _shown(visit: Visit) -> dict[str, Any]:
         "all_tools": len(tools),
         "changes": [_change(change) for change in found],
         "change_rows": [change_row(change) for change in found],
-        "filter": {key: visit.query(key) for key in ("change_status", "change_class")},
+        "filter": filter,
+        "files": file_links(f"/connections/{state.name}", **filter),
     }
 
 

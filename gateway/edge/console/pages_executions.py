@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.edge.console.layout import Around, page
 from gateway.edge.console.rendering import render
-from gateway.edge.console.tables import download
+from gateway.edge.console.tables import download, file_links
 from gateway.edge.console.visit import Visit, link, toast
 from gateway.edge.history import known_execution, list_executions
 from gateway.edge.rest_calls import GOING_ON, cancel_execution
@@ -45,7 +45,7 @@ async def executions(visit: Visit) -> Response:
         first=not visit.query("cursor"),
         next=link("/executions", **filter, cursor=found["next"]) if found["next"] else None,
         newest=link("/executions", **filter),
-        files={name: link("/executions", **filter, format=name) for name in ("json", "csv")},
+        files=file_links("/executions", **filter),
     )
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.edge.console.forms import arguments_of, fields_of
 from gateway.edge.console.layout import page
-from gateway.edge.console.tables import download
+from gateway.edge.console.tables import download, file_links
 from gateway.edge.console.visit import Visit, fragment, link
 from gateway.edge.doors import tool_door
 from gateway.edge.history import known_execution
@@ -54,7 +54,7 @@ async def tools(visit: Visit) -> Response:
         facets=_facets(visit),
         next=link("/tools", **filter, start=after) if after < len(found) else None,
         previous=link("/tools", **filter, start=max(0, start - PAGE)) if start else None,
-        files={name: link("/tools", **filter, format=name) for name in ("json", "csv")},
+        files=file_links("/tools", **filter),
     )
 
 

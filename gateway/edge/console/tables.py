@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from gateway.edge.console.visit import Visit
+from gateway.edge.console.visit import Visit, link
 from gateway.errors import Fixable
 from gateway.store.columns import json_bytes
 
@@ -35,6 +35,11 @@ def download(
         return Response(as_csv(rows), 200, file, "text/csv; charset=utf-8")
     body = orjson.dumps({name: list(rows), **beside}, option=orjson.OPT_INDENT_2)
     return Response(body, 200, {"content-disposition": "inline"}, "application/json")
+
+
+def file_links(path: str, **filter: str) -> dict[str, str]:
+    """Where a page's rows are in each format, behind the page's filter."""
+    return {name: link(path, **filter, format=name) for name in FORMATS}
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
