@@ -25,6 +25,7 @@ from gateway.model import Problem, Source, encode_build
 
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
+MAX_BUILD_DATA = 256 * 1024 * 1024  # of what a build itself takes; one like GitHub's takes 160 MB
 MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 160 * 1024 * 1024  # a child that grew this large is replaced after its job
 BUILD_CPU_SECONDS = 15
@@ -84,6 +85,8 @@ def _confine(role: str) -> None:
     sys.setrecursionlimit(_RECURSION)
     if role == "advise":
         os.nice(_NICENESS)
+    else:
+        _limit(resource.RLIMIT_DATA, MAX_BUILD_DATA)
     sys.addaudithook(_refuse_network)
 
 

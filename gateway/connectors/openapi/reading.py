@@ -18,11 +18,11 @@ import orjson
 from gateway.connectors.openapi.yaml12 import read_yaml
 from gateway.errors import DefinitionUnreadable
 
-MAX_OPERATIONS = 20_000
+MAX_OPERATIONS = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-MAX_CONTAINERS = 500_000  # GitHub's 13 MB have about 100,000
-MAX_ITEMS = 1_200_000  # commas, prose included; GitHub's have about 180,000
-MAX_YAML_LINES = 1_000_000  # Stripe's 3.7 MB have 92,000
+MAX_CONTAINERS = 250_000  # GitHub's 13 MB have about 100,000
+MAX_ITEMS = 400_000  # commas, prose included; GitHub's have about 180,000
+MAX_YAML_LINES = 400_000  # Stripe's 3.7 MB have 92,000
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _BLANK = b" \t\r\n" + codecs.BOM_UTF8

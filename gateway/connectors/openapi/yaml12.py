@@ -16,8 +16,8 @@ import yaml
 from gateway.errors import DefinitionUnreadable
 
 MAX_DEPTH = 200
-MAX_NODES = 1_500_000
-MAX_EXPANDED = 3_000_000  # nodes, counting each alias as the whole it stands for
+MAX_NODES = 750_000
+MAX_EXPANDED = 1_500_000  # nodes, counting each alias as the whole it stands for
 
 _INT = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
