@@ -1,0 +1,98 @@
+"""The stream of a page: what has changed, for as long as the session holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.edge.console.live import partials
+from gateway.edge.events import MAX_STREAMS_PER_PRINCIPAL
+from tests.conftest import Running
+from tests.console.conftest import SignedIn, Visitor
+from tests.peers import provider
+
+
+@asynccontextmanager
+async def stream(someone: Visitor, at: str) -> AsyncIterator[Any]:
+    """The stream's messages as they come, each as one text."""
+    url = "/console/events"
+    async with someone.http.stream("GET", url, params={"at": at}, timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        lines = answer.aiter_lines()
+
+        async def following() -> str:
+            message: list[str] = []
+            async with asyncio.timeout(10):
+                async for line in lines:
+                    if line and not line.startswith(":"):
+                        message.append(line)
+                    elif message:
+                        return "\n".join(message)
+            return ""
+
+        assert (await following()).startswith("retry:")
+        yield following
+
+
+async def test_only_the_parts_that_changed_are_sent(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    async with provider() as peer, stream(someone, "/console/approvals") as following:
+        first = await following()
+        assert all(f'hx-target="#{id}"' in first for id in ("nav", "side", "cards", "feed"))
+        values = {"kind": "openapi", "spec": peer.spec}
+        await shop.app.gateway.catalog.put("items", values, by="test")
+        second = await following()
+        assert "#side-" not in second and 'id="side-items"' in second
+        assert 'hx-target="#cards"' not in second and 'hx-target="#feed"' not in second
+        assert await following() == "event: catalog\ndata:"
+
+
+async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    async with stream(someone, "/console") as following:
+        await following()
+        await someone.post("/console/sign-out")
+        shop.app.feed.wake()
+        assert await following() == "event: signed-out\ndata:"
+        assert await following() == ""
+
+
+async def test_draining_ends_the_streams(shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(shop)
+    async with stream(someone, "/console/tools") as following:
+        await following()
+        shop.app.feed.close()
+        assert await following() == ""
+    assert (await someone.get("/console/events")).status_code == 503
+
+
+async def test_one_visitor_has_a_bounded_number_of_streams(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    for _ in range(MAX_STREAMS_PER_PRINCIPAL):
+        shop.app.feed.enter("local")
+    answer = await someone.get("/console/events")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+@pytest.mark.parametrize("at", ["/console/nowhere", "/etc/passwd", "//evil.example/", "?x", ""])
+async def test_a_page_that_is_none_has_only_what_all_pages_have(
+    shop: Running, signed_in: SignedIn, at: str
+) -> None:
+    async with stream(await signed_in(shop), at) as following:
+        first = await following()
+    assert 'hx-target="#nav"' in first
+    assert 'hx-target="#cards"' not in first
+
+
+def test_a_message_is_one_event_however_many_lines_it_has() -> None:
+    sent = partials({"a": "one\r\ntwo\n\nthree"})
+    assert sent.endswith(b"\n\n") and sent.count(b"\n\n") == 1
+    assert all(line.startswith(b"data: ") for line in sent.strip().split(b"\n"))
+    assert partials({}) == b""
