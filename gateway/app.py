@@ -49,7 +49,7 @@ from gateway.edge.mcp_server import EdgeSettings, McpEndpoint, resource_metadata
 from gateway.edge.metrics import Metrics
 from gateway.edge.offers import UpstreamOffers
 from gateway.edge.own_tools import RESERVED_NAMES
-from gateway.edge.rest import RestApi
+from gateway.edge.rest import RestApi, refusal_response
 from gateway.edge.shared_sessions import (
     ANSWERED,
     CANCELLED,
@@ -148,6 +148,9 @@ class App:
         try:
             check_host(self.rules, scope, fold(scope["headers"]))
         except Refusal as refusal:
+            if path.startswith("/api/"):
+                await refusal_response(refusal)(scope, receive, send)
+                return
             await respond(
                 send, refusal.status, refusal.message.encode(), content_type=b"text/plain"
             )
@@ -186,8 +189,10 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         stack.push_async_callback(credentials.close)
         upstreams = LiveUpstreams(egress, partial(_upstream_headers, credentials))
         await stack.enter_async_context(upstreams.sessions)
+        fetcher = Fetcher(egress, folder)
+        fetcher.remember(settings.cache.schema_ttl_seconds, settings.cache.max_entries)
         discoverer = Discoverer(
-            Fetcher(egress, folder, ttl_seconds=settings.cache.schema_ttl_seconds),
+            fetcher,
             workers,
             upstreams.list_tools,
             egress.check,
@@ -233,7 +238,7 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         notifier = Notifier(db)
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
-        watching = _watch(settings, place, app, egress, limits)
+        watching = _watch(settings, place, app, egress, limits, fetcher)
         loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
         for work in loops:
             stack.push_async_callback(_ended, asyncio.create_task(work))
@@ -303,12 +308,9 @@ def _assembled(
         offers=offers,
     )
 
-    def figures() -> dict[str, int]:
-        return {"streams": mcp.open_streams, "calls_in_flight": mcp.running_calls}
-
-    metrics = Metrics(lambda: gateway.snapshot, figures)
+    metrics = Metrics(lambda: gateway.snapshot, mcp.figures)
     gateway.invoker.on_finished(metrics.finished)
-    health = Health(gateway, identity, metrics.registry, figures)
+    health = Health(gateway, identity, metrics.registry, mcp.figures)
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
     rest = RestApi(
         gateway,
@@ -327,7 +329,7 @@ def _assembled(
 
 
 async def _watch(
-    settings: Settings, place: Place, app: App, egress: Egress, limits: Limits
+    settings: Settings, place: Place, app: App, egress: Egress, limits: Limits, fetcher: Fetcher
 ) -> None:
     """Applies edits of config.toml for as long as the gateway runs."""
     catalog, azure = app.gateway.catalog, app.gateway.azure
@@ -335,6 +337,8 @@ async def _watch(
     async def apply(edited: Settings) -> None:
         egress.allow(edited.network.allow)
         limits.resize(edited.limits.max_concurrent_calls)
+        if edited.cache != catalog.current.settings.cache:
+            fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
         before = catalog.current.settings.azure
         pending = await catalog.apply(edited)
         # No await between the swap and this: policy and identity change together.

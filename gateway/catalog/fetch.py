@@ -23,6 +23,7 @@ from gateway.model import digest
 FETCH_SECONDS = 4.5
 MEMORY_BYTES = 32 * 1024 * 1024
 MEMORY_ENTRIES = 512
+MEMORY_SECONDS = 300.0
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -49,19 +50,16 @@ class Sender(Protocol):
 class Fetcher:
     """Reads definitions, and remembers for a while what it read."""
 
-    def __init__(
-        self,
-        egress: Sender,
-        folder: Path,
-        *,
-        ttl_seconds: float = 300,
-        max_entries: int = MEMORY_ENTRIES,
-    ) -> None:
+    def __init__(self, egress: Sender, folder: Path) -> None:
         self._egress = egress
         self._folder = folder
-        self._max_entries = max_entries
+        self.remember(MEMORY_SECONDS, MEMORY_ENTRIES)
+
+    def remember(self, seconds: float, entries: int) -> None:
+        """Remembers definitions for so long, and so many of them, from now on."""
+        self._max_entries = entries
         self._memory: TTLCache[str, Definition] = TTLCache(
-            MEMORY_BYTES, ttl_seconds, getsizeof=lambda definition: len(definition.raw)
+            MEMORY_BYTES, seconds, getsizeof=lambda definition: len(definition.raw)
         )
 
     async def fetch(

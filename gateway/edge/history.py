@@ -25,6 +25,7 @@ async def list_executions(asked: Asked, arguments: Mapping[str, Any]) -> dict[st
     status = arguments.get("status")
     if status is not None and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
+    await asked.gateway.db.settle()
     page = await read_page(
         asked.gateway.db,
         Filter(
@@ -60,6 +61,9 @@ async def find_execution(asked: Asked, arguments: Mapping[str, Any]) -> dict[str
 async def known_execution(asked: Asked, id: str) -> Execution:
     """The execution of this id, if it exists for the caller."""
     found = await ledger.get_execution(asked.gateway.db, id)
+    if found is None:  # a call that has just been answered may not be on disk yet
+        await asked.gateway.db.settle()
+        found = await ledger.get_execution(asked.gateway.db, id)
     caller = asked.context.principal
     if found is None or (found.principal != caller.name and not caller.admin):
         raise NotFound(

@@ -171,6 +171,14 @@ class McpEndpoint:
         body = dump({"error": "invalid_token", "error_description": why})
         await respond(send, 401, body, [(b"www-authenticate", challenge)])
 
+    def figures(self) -> dict[str, int]:
+        """What goes on here now, for operators."""
+        return {
+            "sessions": len(self._core.sessions),
+            "streams": self.open_streams,
+            "calls_in_flight": self.running_calls,
+        }
+
     @property
     def open_streams(self) -> int:
         """How many streams are open here."""

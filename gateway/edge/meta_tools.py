@@ -113,13 +113,15 @@ def known_connection(asked: Asked, name: str) -> ConnectionState:
 
 async def refresh_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     _need_admin(asked)
-    names = None
-    if name := arguments.get("connection"):
+    name, principal = arguments.get("connection"), asked.context.principal
+    if name:
         names = [known_connection(asked, name).name]
     else:
         await asked.gateway.azure.look()
-    reports = await asked.gateway.catalog.refresh(names, by=asked.context.principal.name)
-    if names is None and (problem := asked.gateway.azure.problem):
+        states = asked.gateway.snapshot.connections.values()
+        names = [state.name for state in states if may_know(principal, state)]
+    reports = await asked.gateway.catalog.refresh(names, by=principal.name)
+    if not name and (problem := asked.gateway.azure.problem):
         reports.append(Report(LISTING, "failing", error=problem))
     return {
         "revision": asked.gateway.catalog.current.revision,

@@ -6,6 +6,7 @@ body. One table turns our errors into statuses, and one shape carries them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +97,7 @@ class RestApi:
         except Unauthenticated as error:
             response = self._challenge(str(error))
         except Refusal as refusal:
-            failure = Fixable("invalid_arguments", refusal.message)
-            response = error_response(failure, refusal.status)
+            response = refusal_response(refusal)
         except ConnectionError:
             return
         except Exception:  # the boundary: a stack must never reach a client
@@ -144,7 +144,8 @@ class RestApi:
             if match is Match.PARTIAL:
                 allowed |= route.methods or set()
         if allowed:
-            raise Refusal(405, f"use {', '.join(sorted(allowed))} here")
+            methods = ", ".join(sorted(allowed))
+            raise Refusal(405, f"use {methods} here", ((b"allow", methods.encode()),))
         raise NotFound("invalid_arguments", "there is nothing at this address")
 
     def _challenge(self, why: str) -> Response:
@@ -158,10 +159,22 @@ def error_response(error: GatewayError, status: int | None = None) -> Response:
     """Any of our errors, in the one shape of this API."""
     if status is None:
         status = 404 if isinstance(error, NotFound) else STATUS_OF_CODE.get(error.code, 500)
-    response = _json({"error": error.as_dict()}, status)
-    if retry_after := error.details.get("retry_after"):
-        response.headers["retry-after"] = str(max(1, round(retry_after)))
+    return _json({"error": error.as_dict()}, status, retry_header(error.details))
+
+
+def refusal_response(refusal: Refusal) -> Response:
+    """A request that is not even understood, in the one shape of this API."""
+    response = error_response(Fixable("invalid_arguments", refusal.message), refusal.status)
+    response.raw_headers.extend(refusal.headers)
     return response
+
+
+def retry_header(error: Mapping[str, Any]) -> dict[str, str] | None:
+    """What tells a client when to come again, where the error knows it."""
+    seconds = error.get("retry_after")
+    if not isinstance(seconds, int | float):
+        return None
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def need_admin(asked: Asked) -> None:

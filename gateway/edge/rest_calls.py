@@ -15,7 +15,7 @@ from gateway.edge.doors import proxy_door, tool_door
 from gateway.edge.history import known_execution
 from gateway.edge.meta_tools import Asked
 from gateway.edge.proxy import proxied, proxy_request
-from gateway.edge.rest import STATUS_OF_CODE, Answered, Handler, object_body
+from gateway.edge.rest import STATUS_OF_CODE, Answered, Handler, object_body, retry_header
 from gateway.edge.shown_history import execution_record
 from gateway.errors import Fixable, UnknownTool
 from gateway.invoke.attempt import output_of
@@ -102,7 +102,7 @@ def answered(result: Mapping[str, Any]) -> Answered:
     }
     code = None if error is None else error.get("code")
     status = 200 if code is None or code in OUTCOMES else STATUS_OF_CODE.get(code, 500)
-    return Answered(body, status)
+    return Answered(body, status, retry_header(error or {}))
 
 
 def _caller(asked: Asked, request: Request, wanted: Mapping[str, Any]) -> AbsentCaller:

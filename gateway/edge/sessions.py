@@ -66,6 +66,10 @@ class Sessions:
         self._ended = ended or EndedHere(clock)
         self._opened: dict[bytes, Session] = {}
 
+    def __len__(self) -> int:
+        """How many sessions that are not over this process has lately heard from."""
+        return sum(self.alive(session) for session in self._opened.values())
+
     def create(
         self,
         principal: str,

@@ -8,13 +8,14 @@ between them, are the same thing, typed to the end. What it returns comes back. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from gateway.errors import ConfigInvalid
+from gateway.errors import ConfigInvalid, GatewayError
 from gateway.store.failures import translated
 from gateway.store.postgres import Postgres
 from gateway.store.sqlite import Sqlite
@@ -58,6 +59,11 @@ class Database:
     def write_soon(self, writer: RowWriter, row: Row, size: int = 0) -> bool:
         """Takes a row for the next batch, within 50 ms; False where the buffer is full."""
         return self._writer.write_soon(writer, row, size)
+
+    async def settle(self) -> None:
+        """Puts the rows that `write_soon` took on disk now, so that a read finds them."""
+        with suppress(GatewayError):  # the read that follows says what is wrong with the store
+            await self._writer.settle()
 
     def figures(self) -> Figures:
         """What the writer has done so far."""

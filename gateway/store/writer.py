@@ -89,7 +89,7 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._closing = self._down = False
+        self._closing = self._down = self._writing = False
         self._units = self._commits = self._dropped = 0
 
     def start(self) -> None:
@@ -123,6 +123,11 @@ class GroupCommit:
         self._wake_within(SOON_SECONDS)
         return True
 
+    async def settle(self) -> None:
+        """Returns once the rows that were kept for the next batch are on disk."""
+        if self._soon or self._writing:
+            await self.write(lambda tx: None)  # rides in, or behind, the batch that holds them
+
     def figures(self) -> Figures:
         return Figures(
             self._units, self._commits, len(self._waiting), len(self._soon), self._dropped
@@ -142,7 +147,9 @@ class GroupCommit:
         while not (self._closing and not self._waiting and not self._soon):
             await self._wake.wait()
             self._wake.clear()
+            self._writing = True
             stored = await self._commit(self._take_units(), self._take_soon())
+            self._writing = False
             if self._closing and not stored:
                 return
             if self._waiting:

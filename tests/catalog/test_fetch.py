@@ -23,7 +23,8 @@ async def test_a_definition_that_someone_else_let_go_of_is_whole_for_the_next_on
 
 async def test_no_more_definitions_are_remembered_than_configured() -> None:
     async with provider() as one, provider() as other, Egress(HERE) as egress:
-        fetcher = Fetcher(egress, Path(), max_entries=1)
+        fetcher = Fetcher(egress, Path())
+        fetcher.remember(300, 1)
         for peer in (one, other, one, one):
             await fetch(fetcher, peer)
     assert (one.definition_status, other.definition_status) == ([200, 200, 304], [200])

@@ -1,0 +1,132 @@
+"""The HTTP API's manners: one shape of errors, and headers that clients act on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.conftest import OPEN, GatewayMaker, Running
+from tests.peers import Provider, provider
+
+ONE_A_MINUTE = "rate_limit = { requests = 1, window_seconds = 60 }"
+
+
+@asynccontextmanager
+async def shop(make_gateway: GatewayMaker, more: str = "") -> AsyncIterator[Running]:
+    """A gateway with one connection, `shop`."""
+    async with provider() as peer:
+        gateway: Running = await make_gateway(OPEN + connection(peer, more))
+        yield gateway
+
+
+def connection(peer: Provider, more: str) -> str:
+    return f'\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n{more}\n'
+
+
+async def ask(
+    gateway: Running, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any, dict[str, str]]:
+    """Status, body and headers of an answer."""
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.request(method, f"{gateway.url}{path}", json=body) as answer,
+    ):
+        names = {name.lower(): value for name, value in answer.headers.items()}
+        return answer.status, await answer.json(), names
+
+
+async def test_a_call_over_the_rate_says_when_to_come_again(make_gateway: GatewayMaker) -> None:
+    async with shop(make_gateway, ONE_A_MINUTE) as gateway:
+        call = ("POST", "/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}})
+        assert (await ask(gateway, *call))[0] == 200
+        status, body, headers = await ask(gateway, *call)
+    assert (status, body["error"]["code"]) == (429, "rate_limited")
+    assert headers["retry-after"] == str(body["error"]["retry_after"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("PATCH", "/api/v1/tools", {}, 405),
+        ("GET", "/api/v1/nothing", {}, 404),
+        ("GET", "/api/v1/tools", {"Origin": "http://evil.example"}, 403),
+        ("GET", "/api/v1/tools", {"Host": "evil.example"}, 421),
+    ],
+    ids=str,
+)
+async def test_every_refusal_has_the_one_shape(
+    gateway: Running, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    found, body, names = await ask(gateway, method, path, **headers)
+    assert (found, set(body), set(body["error"])) == (
+        status,
+        {"error"},
+        {"code", "message", "hint"},
+    )
+    assert names.get("allow") == ("GET, HEAD" if status == 405 else None)
+
+
+async def test_a_call_is_found_by_its_id_as_soon_as_it_is_answered(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with shop(make_gateway) as gateway:
+        call = ("POST", "/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}})
+        _, answered, _ = await ask(gateway, *call)
+        _, listed, _ = await ask(gateway, "GET", "/api/v1/executions")
+        _, again, _ = await ask(gateway, *call)
+        status, found, _ = await ask(gateway, "GET", f"/api/v1/executions/{again['execution_id']}")
+    assert [each["id"] for each in listed["executions"]] == [answered["execution_id"]]
+    assert (status, found["status"]) == (200, "completed")
+
+
+async def test_health_counts_the_sessions_that_are_open(gateway: Running) -> None:
+    hello = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    }
+    accept = {"Accept": "application/json, text/event-stream"}
+    async with aiohttp.ClientSession(headers=accept) as http:
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        async with http.post(gateway.mcp, json=message) as answer:
+            session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        async with http.post(gateway.mcp, json=ping, headers=session) as answer:
+            assert answer.status == 200
+        assert (await ask(gateway, "GET", "/health"))[1]["sessions"] == 1
+        async with http.delete(gateway.mcp, headers=session) as answer:
+            assert answer.status == 200
+        assert (await ask(gateway, "GET", "/health"))[1]["sessions"] == 0
+
+
+async def test_a_refresh_of_all_names_only_connections_one_may_know(
+    make_gateway: GatewayMaker,
+) -> None:
+    other = 'organization = "acme"\n[demo]\nenabled = true'
+    async with shop(make_gateway, other) as gateway, aiohttp.ClientSession() as http:
+        message = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "refresh_tools", "arguments": {}, "_meta": META},
+        }
+        async with http.post(gateway.mcp, json=message, headers=MODERN) as answer:
+            result = (await answer.json())["result"]["structuredContent"]
+    assert [each["name"] for each in result["connections"]] == ["demo"]
+
+
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+MODERN = {
+    "Accept": "application/json, text/event-stream",
+    "MCP-Protocol-Version": "2026-07-28",
+    "Mcp-Method": "tools/call",
+    "Mcp-Name": "refresh_tools",
+}
