@@ -98,7 +98,9 @@ def execution_of(
         access=tool.access,
         risk=tool.risk,
         arguments=shown_arguments(attempt),
-        args_digest=arguments_digest(attempt.arguments),
+        args_digest=""
+        if finished and _plain_read(attempt)
+        else arguments_digest(attempt.arguments),
         created_at=attempt.at,
         revision=attempt.snapshot.revision,
         result=_outcome(attempt, status, result, error) if finished else None,
@@ -116,6 +118,11 @@ def execution_of(
     )
 
 
+def _plain_read(attempt: Attempt) -> bool:
+    """Whether nobody will ever ask if another call had the same arguments."""
+    return attempt.tool.access == "read" and attempt.token is None and not attempt.on_disk
+
+
 def arguments_digest(arguments: Mapping[str, Any]) -> str:
     """Names exactly these arguments, however they are ordered."""
     try:
@@ -126,7 +133,11 @@ def arguments_digest(arguments: Mapping[str, Any]) -> str:
 
 def shown_arguments(attempt: Attempt) -> Any:
     """The arguments for people: secrets masked, bounded."""
-    return _bounded(attempt.redactor.json(redact_arguments(attempt.arguments)), MAX_RECORDED_BYTES)
+    masked = redact_arguments(attempt.arguments)
+    text = json_bytes(masked)
+    if attempt.redactor.bytes(text) is not text:
+        return _bounded(attempt.redactor.json(masked), MAX_RECORDED_BYTES)
+    return masked if len(text) <= MAX_RECORDED_BYTES else _cut(text)
 
 
 def _outcome(
@@ -162,7 +173,9 @@ def output_of(result: Mapping[str, Any] | None) -> Any:
 def _bounded(value: Any, bound: int) -> Any:
     """The value, or the beginning of its text where it is too large for a history."""
     text = json_bytes(value)
-    if len(text) <= bound:
-        return value
+    return value if len(text) <= bound else _cut(text)
+
+
+def _cut(text: bytes) -> dict[str, Any]:
     shown = text[:CUT_CHARS].decode("utf-8", "ignore")
     return {"truncated": True, "bytes": len(text), "preview": shown}

@@ -69,11 +69,16 @@ class Grant:
 
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     """The request with its credentials, if it goes to the connection's own host."""
-    if locate(request.url).origin != locate(base_url).origin:
+    if not _below(request.url, base_url) and locate(request.url).origin != locate(base_url).origin:
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
     if grant.query:
         request = replace(request, url=_with_query(request.url, grant))
     return with_headers(request, grant.headers)
+
+
+def _below(url: str, base_url: str) -> bool:
+    """Whether the URL is the base and a path or query after it, so surely on the same host."""
+    return url.startswith(base_url) and url[len(base_url) : len(base_url) + 1] in ("/", "?")
 
 
 def _with_query(url: str, grant: Grant) -> str:
