@@ -81,7 +81,7 @@ Auth = Annotated[
 
 class RateLimit(Table):
     requests: PositiveInt
-    window_seconds: Annotated[float, Field(gt=0, strict=False)]
+    window_seconds: PositiveFloat
 
 
 class OperationOverride(Table):
@@ -91,7 +91,7 @@ class OperationOverride(Table):
 
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Seconds = Annotated[float, Field(ge=0, le=86_400, strict=False)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 class Connection(Table):
@@ -107,7 +107,7 @@ class Connection(Table):
     exclude: Strings = ()
     blocklist: Strings = ()
     rate_limit: RateLimit | None = None
-    timeout_seconds: Annotated[PositiveFloat, Field(le=3600, strict=False)] | None = None
+    timeout_seconds: Annotated[PositiveFloat, Field(le=3600)] | None = None
     refresh_seconds: Seconds = 0
     on_change: Literal["accept", "hold_risky", "hold_all"] | None = None
     headers: dict[str, str] = Field(default_factory=dict)

@@ -136,12 +136,29 @@ def _what(detail: ErrorDetails) -> str:
             return f"{context.get('discriminator')} is required"
         case "value_error":
             return str(context.get("error", detail["msg"]))
+        case _ if expected := _KINDS.get(kind):
+            return f"must be {expected}, not {_kind_of(given)}"
+        case "string_pattern_mismatch":
+            return f"must match {context.get('pattern')}"
         case _:
-            return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, not {_kind_of(given)}"
+            return re.sub(r"^(input|string) should", "must", detail["msg"], flags=re.IGNORECASE)
+
+
+_KINDS = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
 
 
 def _kind_of(value: object) -> str:
-    names = {str: "a string", int: "a whole number", float: "a number", bool: "true/false"}
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
     return names.get(type(value), "a table" if isinstance(value, dict) else "a list")
 
 

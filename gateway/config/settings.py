@@ -102,18 +102,18 @@ class Permissions(Table):
     tools: dict[str, Literal["allowed", "confirm", "blocked"]] = Field(default_factory=dict)
     auto_approve: AutoApprove = AutoApprove()
     timeout_seconds: Seconds = 120
-    always_allow_minutes: Annotated[float, Field(ge=0, le=43_200, strict=False)] = 60
+    always_allow_minutes: Annotated[float, Field(ge=0, le=43_200)] = 60
     always_allow_high_risk: bool = False
 
 
 class Limits(Table):
-    call_timeout_seconds: Annotated[float, Field(gt=0, le=3600, strict=False)] = 30
+    call_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30
     max_output_bytes: int = Field(default=262_144, ge=1024, le=64 * 1024 * 1024)
     max_spec_bytes: int = Field(default=33_554_432, ge=1024, le=256 * 1024 * 1024)
     max_schema_bytes: int = Field(default=65_536, ge=1024)
     max_description_chars: int = Field(default=1024, ge=64, le=65_536)
     max_concurrent_calls: PositiveInt = 256
-    request_seconds: Annotated[float, Field(gt=0, le=600, strict=False)] = 30
+    request_seconds: Annotated[float, Field(gt=0, le=600)] = 30
 
 
 class Cache(Table):
@@ -157,7 +157,7 @@ class Azure(Table):
 
 
 class Ledger(Table):
-    keep_days: Annotated[float, Field(gt=0, le=3650, strict=False)] = 30
+    keep_days: Annotated[float, Field(gt=0, le=3650)] = 30
 
 
 class Bundle(Table):
