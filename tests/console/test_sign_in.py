@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from http.cookies import SimpleCookie
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from gateway.edge.console.sessions import COOKIE, LINK_SECONDS
 from gateway.edge.console.throttle import MAX_FROM_ADDRESS, MAX_OVERALL, WINDOW_SECONDS, Throttle
+from gateway.model import Principal
 from tests.conftest import GatewayMaker, Running
-from tests.console.conftest import TOKENS, WITH_TOKENS, SignedIn, visitor
+from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
+from tests.edge.test_identity import AUDIENCE, ISSUER, OTHER_KEY, RSA_KEY, jwk, signed
 from tests.peers import until
 
 
@@ -209,3 +213,34 @@ def test_many_addresses_together_are_slowed_down_too() -> None:
     for i in range(MAX_OVERALL):
         throttle.failed(f"address {i}")
     assert throttle.wait("a new one") == WINDOW_SECONDS
+
+
+@pytest.mark.parametrize("look", [{"method": "HEAD"}, {"headers": {"sec-purpose": "prefetch"}}])
+async def test_a_look_ahead_does_not_use_the_link_up(guarded: Running, look: Any) -> None:
+    link = guarded.app.console.link(guarded.url)
+    async with visitor(guarded) as someone:
+        ahead = await someone.http.request(url=link, **{"method": "GET", **look})
+        assert "set-cookie" not in ahead.headers
+        assert "set-cookie" in (await someone.http.get(link)).headers
+
+
+async def test_a_jwt_opens_a_session_no_longer_than_itself(
+    make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [jwk(RSA_KEY)]}), encoding="utf-8")
+    claims = 'role_claim = "role"\nadmin_claim = "boss"'
+    auth = f'issuer = "{ISSUER}"\naudience = "{AUDIENCE}"\njwks_file = "{keys}"\n{claims}\n'
+    gateway: Running = await make_gateway(DEMO.replace('mode = "none"', f'mode = "jwt"\n{auth}'))
+    assert gateway.app.console.link(gateway.url) == f"{gateway.url}/console/sign-in"
+    expires = time.time() + 300
+    async with visitor(gateway) as someone:
+        answer = await someone.sign_in(signed(exp=expires, role="clerk", boss=True))
+        assert answer.status_code == 303
+        cookie = SimpleCookie(answer.headers["set-cookie"])[COOKIE].value
+        session = await gateway.app.console.parts.sessions.current(cookie)
+        assert session is not None
+        assert session.principal == Principal("ann", admin=True, role="clerk")
+        assert session.expires == pytest.approx(expires)
+        refused = await someone.http.post("/console/sign-in", data={"token": signed(key=OTHER_KEY)})
+        assert refused.status_code == 401

@@ -25,7 +25,7 @@ class SignIn:
     async def __call__(self, request: Request, form: Form) -> Response:
         if request.method not in ("GET", "HEAD", "POST"):
             return Response("Method Not Allowed", 405, {"allow": "GET, POST"})
-        link = request.query_params.get("link") if request.method != "POST" else None
+        link = request.query_params.get("link") if _is_opened(request) else None
         if request.method != "POST" and not link:
             return self._page()
         address = request.client.host if request.client else ""
@@ -84,6 +84,11 @@ class SignIn:
         return Response(
             render("sign_in.html", problem=problem, mode=mode), status, media_type="text/html"
         )
+
+
+def _is_opened(request: Request) -> bool:
+    """Whether a person opens the address; a look ahead must not use their link up."""
+    return request.method == "GET" and "prefetch" not in request.headers.get("sec-purpose", "")
 
 
 def _wrong(*, by_link: bool) -> str:
