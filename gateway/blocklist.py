@@ -76,7 +76,7 @@ def _readings(base_url: str, path: str) -> Iterator[Segments]:
     """Every normalised path that base URL and path together may come to mean."""
     prefix, home = _prefix(base_url)
     for text in decodings(path):
-        # A decoded `?` or `#` may or may not end the path.
+        # A decoded `?`, `#` or NUL may or may not end the path.
         for part in {text, _END.split(text, maxsplit=1)[0]}:
             yield _normalised(part)
             if home:
@@ -86,7 +86,7 @@ def _readings(base_url: str, path: str) -> Iterator[Segments]:
                     yield whole[len(home) :]
 
 
-_END = re.compile(r"[?#]")
+_END = re.compile(r"[?#\0]")
 
 
 @lru_cache(maxsize=1024)

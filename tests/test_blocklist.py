@@ -25,6 +25,7 @@ PATTERNS = ["/users", "/admin/**", "/a/*/b"]
         ("/a/{id}/b", "/a/*/b"),
         ("/a/1/b/c", "/a/*/b"),
         ("/USERS", "/users"),
+        ("/users%00.json", "/users"),
         ("/%75sers", "/users"),
         ("/%2575sers", "/users"),
         ("/%252575sers", "/users"),

@@ -1,7 +1,8 @@
 """How connections and tools are shown, the same to a model, over REST and in the console.
 
 Secrets are masked here: whatever is `SecretStr` in the configuration, injected values, environment
-of child processes, and headers whose names speak of credentials.
+of child processes, headers and options whose names speak of credentials, and what addresses have
+in their query.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from typing import Any
 
 from gateway.catalog.discover import problem_dict
+from gateway.catalog.fetch import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.catalog.sources import kind_of
 from gateway.config.connection import Connection
@@ -68,7 +70,7 @@ def connection_detail(
     row |= {
         "admin_access": admin_level(state),
         "user_access": user_level(snapshot, principal, state.name),
-        "base_url": state.build.base_url if state.build else "",
+        "base_url": masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
     }
     if principal.admin:
@@ -91,7 +93,35 @@ def masked_settings(settings: Connection) -> dict[str, Any]:
         }
     for rule in shown.get("wrap", ()):
         rule["inject"] = dict.fromkeys(rule.get("inject", ()), MASK)
+    for key in ("spec", "url", "base_url"):
+        if shown.get(key) and not is_inline(shown[key]):
+            shown[key] = masked_url(shown[key])
+    if "args" in shown:
+        shown["args"] = _masked_options(shown["args"])
     spec = shown.get("spec", "")
     if len(spec) > INLINE_SHOWN:
         shown["spec"] = f"{spec[:INLINE_SHOWN]}… ({len(spec)} characters)"
+    return shown
+
+
+def masked_url(url: str) -> str:
+    """The address, with the values in its query masked: some services put their keys there."""
+    place, _, query = url.partition("?")
+    if not query:
+        return url
+    names = (pair.partition("=")[0] for pair in query.split("&"))
+    return place + "?" + "&".join(f"{name}={MASK}" for name in names)
+
+
+def _masked_options(args: list[str]) -> list[str]:
+    """A command's arguments without the values of options such as `--api-key`."""
+    shown: list[str] = []
+    for arg in args:
+        name, equals, _ = arg.partition("=")
+        after = shown[-1] if shown else ""
+        if after.startswith("-") and "=" not in after and SECRET_NAME.search(after):
+            shown.append(MASK)
+        else:
+            secret = equals and SECRET_NAME.search(name)
+            shown.append(f"{name}={MASK}" if secret else arg)
     return shown
