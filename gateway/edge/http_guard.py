@@ -179,17 +179,19 @@ async def read_body(
 
 
 async def _read(receive: Receive, limit: int) -> bytes:
-    body = b""
+    chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionError("the client left before its request was complete")
         chunk: bytes = message.get("body", b"")
-        if len(body) + len(chunk) > limit:
+        size += len(chunk)
+        if size > limit:
             raise _too_large(limit)
-        body = body + chunk if body else chunk
         if not message.get("more_body", False):
-            return body
+            return b"".join((*chunks, chunk)) if chunks else chunk
+        chunks.append(chunk)
 
 
 _CLOSE = ((b"connection", b"close"),)

@@ -38,7 +38,7 @@ from gateway.policy.view import Scope as ViewScope
 log = structlog.get_logger("gateway.rest")
 
 PREFIX = "/api/v1"
-MAX_REST_BYTES = 36 * 1024 * 1024  # a pasted definition
+MAX_REST_BYTES = 36 * 1024 * 1024  # a pasted definition, which only an admin has a use for
 
 STATUS_OF_CODE: Mapping[str, int] = {
     "invalid_arguments": 422,
@@ -112,7 +112,8 @@ class RestApi:
         request = Request({**scope, "path_params": params}, receive)
         body: Any = None
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            raw = await read_body(fields, receive, MAX_REST_BYTES)
+            limit = MAX_REST_BYTES if principal.admin else MAX_BODY_BYTES
+            raw = await read_body(fields, receive, limit)
             if raw:
                 require_json(fields)
                 body = _parsed(raw)
