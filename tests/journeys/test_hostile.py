@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from typing import Any
 
@@ -28,7 +29,7 @@ async def posted(gateway: Running, path: str, body: str, **headers: str) -> tupl
         aiohttp.ClientSession() as session,
         session.post(
             gateway.url + path,
-            data=body,
+            data=io.BytesIO(body.encode()),
             headers={
                 "Content-Type": "application/json",
                 "Accept": "application/json, text/event-stream",
