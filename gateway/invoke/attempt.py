@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.errors import GatewayError
+from gateway.errors import CODES, GatewayError
 from gateway.invoke.caller import Caller
 from gateway.invoke.redact import Redactor, redact_arguments
 from gateway.model import Principal, Tool, digest
@@ -88,6 +88,7 @@ def execution_of(
 ) -> Execution:
     """The record of a call in this state; `result` is what the caller gets."""
     tool, caller = attempt.tool, attempt.caller
+    failure = failure_of(status, result, error)
     finished = status not in ("executing", "pending_confirmation")
     return Execution(
         id=attempt.id,
@@ -103,8 +104,8 @@ def execution_of(
         else arguments_digest(attempt.arguments),
         created_at=attempt.at,
         revision=attempt.snapshot.revision,
-        result=_outcome(attempt, status, result, error) if finished else None,
-        error_code=error.code if error else None,
+        result=_outcome(attempt, status, result, failure) if finished else None,
+        error_code=failure["code"] if failure else None,
         upstream_status=attempt.upstream_status,
         idempotency_token=attempt.token,
         recorded=attempt.recorded,
@@ -144,20 +145,34 @@ def _outcome(
     attempt: Attempt,
     status: ExecutionStatus,
     result: Mapping[str, Any] | None,
-    error: GatewayError | None,
+    failure: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     # Whoever reads it later has no other place to read it from.
     limit = attempt.snapshot.settings.limits.max_output_bytes
     bound = 2 * limit if attempt.read_later else MAX_RECORDED_BYTES
     outcome: dict[str, Any] = {
         "success": status == "completed",
-        "output": None if error else _bounded(output_of(result), bound),
-        "error": error.as_dict() if error else None,
+        "output": None if failure else _bounded(output_of(result), bound),
+        "error": _bounded(failure, bound),
         "duration_ms": attempt.duration_ms,
     }
     if attempt.token is not None and result is not None:
         outcome["answer"] = result  # the first answer, for whoever asks again with the token
     return outcome
+
+
+def failure_of(
+    status: str, result: Mapping[str, Any] | None, error: GatewayError | None
+) -> dict[str, Any] | None:
+    """Why a call failed, as `{code, message, hint, …}`: our own reason, or the upstream's answer."""
+    if error is not None:
+        return error.as_dict()
+    if status != "failed" or result is None:
+        return None
+    said = (result.get("structuredContent") or {}).get("error")
+    if isinstance(said, dict) and said.get("code") in CODES:
+        return said
+    return {"code": "upstream_error", "message": str(output_of(result)), "hint": ""}
 
 
 def output_of(result: Mapping[str, Any] | None) -> Any:

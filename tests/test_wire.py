@@ -1,0 +1,238 @@
+"""Our connection beside a general client, over the same odd answers, on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+import pytest
+import uvloop
+
+from gateway.egress import Answer, Egress, NoAnswer, Request
+from gateway.wire import BUFFERED_BYTES
+from tests.raw_server import Connection, Conversation, always, answer, raw_server
+
+LOOPBACK = ["127.0.0.1/32"]
+PATIENCE = aiohttp.ClientTimeout(total=0.5)  # of the general one, which hangs on some of these
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+pytestmark = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
+Loop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run(loop: Loop, work: Coroutine[Any, Any, Any]) -> Any:
+    async def bounded() -> Any:
+        async with asyncio.timeout(10):
+            return await work
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(bounded())
+
+
+async def get(egress: Egress, url: str, method: str = "GET") -> Answer:
+    return await egress.send(Request(method, url), deadline=5, max_bytes=1_000_000)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+ODD = {
+    "length": answer(b"hello", headers={"X-A": "1", "x-a": "2"}),
+    "no body": answer(),
+    "chunks": CHUNKED + b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n",
+    "chunk with extension": CHUNKED + b"3;a=b\r\none\r\n0\r\n\r\n",
+    "chunk size with blanks": CHUNKED + b"3 \r\none\r\n0\r\n\r\n",
+    "trailers": CHUNKED + b"3\r\none\r\n0\r\nX-Late: 1\r\n\r\n",
+    "broken chunk": CHUNKED + b"zz\r\none\r\n0\r\n\r\n",
+    "cut chunk": CHUNKED + b"5\r\none",
+    "until close": HEAD + b"\r\nall there is",
+    "old until close": b"HTTP/1.0 200 OK\r\nX-A: b\r\n\r\nall there is",
+    "other coding until close": HEAD + b"Transfer-Encoding: gzip\r\n\r\nbytes",
+    "cut": HEAD + b"Content-Length: 9\r\n\r\nshort",
+    "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "not modified with a length": b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n",
+    "continue first": b"HTTP/1.1 100 Continue\r\n\r\n" + answer(b"hi"),
+    "hints first": b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + answer(b"hi"),
+    "bare line feeds": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nhi",
+    "folded header": HEAD + b"X-A: a\r\n b\r\nContent-Length: 2\r\n\r\nhi",
+    "blanks around a value": HEAD + b"X-A: \t a \t\r\nContent-Length: 2\r\n\r\nhi",
+    "bytes in a value": HEAD + "X-A: é".encode("latin-1") + b"\r\nContent-Length: 2\r\n\r\nhi",
+    "control in a value": HEAD + b"X-A: a\x01b\r\nContent-Length: 2\r\n\r\nhi",
+    "nul in a value": HEAD + b"X-A: a\0b\r\nContent-Length: 2\r\n\r\nhi",
+    "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhix",
+    "length and chunks": CHUNKED.replace(b"OK\r\n", b"OK\r\nContent-Length: 2\r\n") + b"0\r\n\r\n",
+    "negative length": HEAD + b"Content-Length: -2\r\n\r\nhi",
+    "no reason": b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nhi",
+    "long status": b"HTTP/1.1 20000 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "another protocol": b"ICY 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "header without a colon": HEAD + b"X-A\r\nContent-Length: 2\r\n\r\nhi",
+    "blank before the colon": HEAD + b"Content-Length : 2\r\n\r\nhi",
+    "nothing": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nConte",
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+@pytest.mark.parametrize("pieces", ["whole", "bytes"])
+def test_odd_answer_means_the_same_as_to_a_general_client(
+    loop: Loop, odd: bytes, pieces: str
+) -> None:
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        step = len(odd) or 1 if pieces == "whole" else 1
+        for start in range(0, len(odd), step):
+            await connection.write(odd[start : start + step])
+            await asyncio.sleep(0)
+
+    async def both() -> tuple[Any, Any]:
+        async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
+            return await _ours(egress, server.url), await _theirs(server.url)
+
+    ours, theirs = run(loop, both())
+    assert ours == theirs
+
+
+async def _ours(egress: Egress, url: str) -> Any:
+    try:
+        reply = await get(egress, url, "POST")
+    except NoAnswer:
+        return "failed"
+    return reply.status, reply.headers, reply.body
+
+
+async def _theirs(url: str) -> Any:
+    try:
+        async with (
+            aiohttp.ClientSession(auto_decompress=False, timeout=PATIENCE) as session,
+            session.post(url) as response,
+        ):
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError):
+        return "failed"
+    headers = tuple(
+        (name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+        for name, value in response.headers.items()
+    )
+    return response.status, headers, body
+
+
+def test_another_protocol_than_was_asked_for_is_an_error(loop: Loop) -> None:
+    switched = b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+    assert run(loop, _outcome(always(switched + answer(b"hi")))) == "The answer is not valid HTTP."
+
+
+def test_too_many_headers_are_an_error(loop: Loop) -> None:
+    many = HEAD + b"X-A: 1\r\n" * 1000 + b"Content-Length: 0\r\n\r\n"
+    assert run(loop, _outcome(always(many))) == "The answer is not valid HTTP."
+
+
+async def _outcome(conversation: Conversation) -> str:
+    async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
+        try:
+            return str((await get(egress, server.url)).status)
+        except NoAnswer as error:
+            return error.message
+
+
+@pytest.mark.parametrize(
+    ("reply", "method", "connections"),
+    [
+        (answer(b"hi"), "GET", 1),
+        (answer(b"hi"), "POST", 1),
+        (answer(b"hi", headers={"Connection": "close"}), "GET", 3),
+        (answer(b"hi") + b"more", "GET", 3),
+        (answer(b"hi") + answer(b"another"), "GET", 3),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi", "GET", 3),
+        (CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", "GET", 1),
+    ],
+)
+def test_connection_is_used_again_only_after_a_proper_end(
+    loop: Loop, reply: bytes, method: str, connections: int
+) -> None:
+    async def three() -> int:
+        async with raw_server(always(reply)) as server, Egress(LOOPBACK) as egress:
+            for _ in range(3):
+                assert (await get(egress, server.url, method)).body == b"hi"
+        return server.connections
+
+    assert run(loop, three()) == connections
+
+
+def test_answer_to_head_has_no_body_whatever_it_says(loop: Loop) -> None:
+    async def head() -> tuple[int, bytes]:
+        reply = HEAD + b"Content-Length: 5\r\n\r\n"
+        async with raw_server(always(reply)) as server, Egress(LOOPBACK) as egress:
+            found = await get(egress, server.url, "HEAD")
+        return found.status, found.body
+
+    assert run(loop, head()) == (200, b"")
+
+
+def test_word_on_an_idle_connection_ends_it(loop: Loop) -> None:
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        await connection.write(answer(b"hi"))
+        if connection.server.connections == 1:
+            await go.wait()
+            await connection.write(answer(b"evil"))
+            await connection.request()
+            closed.set()
+        await connection.request()
+
+    async def twice() -> tuple[bytes, bytes, int]:
+        async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
+            first = await get(egress, server.url)
+            go.set()
+            await closed.wait()
+            second = await get(egress, server.url)
+        return first.body, second.body, server.connections
+
+    go, closed = asyncio.Event(), asyncio.Event()
+    assert run(loop, twice()) == (b"hi", b"hi", 2)
+
+
+def test_what_is_not_read_is_not_fetched_without_end(loop: Loop) -> None:
+    piece, pieces = bytes(1_000_000), 64
+
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        await connection.write(HEAD + b"Content-Length: %d\r\n\r\n" % (pieces * len(piece)))
+        for _ in range(pieces):
+            await connection.write(piece)
+
+    async def read() -> tuple[int, int]:
+        sizes = []
+        async with (
+            raw_server(conversation) as server,
+            Egress(LOOPBACK) as egress,
+            egress.open(Request("GET", server.url), deadline=5) as stream,
+        ):
+            async for chunk in stream.chunks:
+                sizes.append(len(chunk))
+                for _ in range(10):  # let as much come as may
+                    await asyncio.sleep(0)
+        return sum(sizes), max(sizes)
+
+    total, most = run(loop, read())
+    assert total == pieces * len(piece)
+    assert most <= 2 * BUFFERED_BYTES
+
+
+def test_caller_that_leaves_takes_its_connection_along(loop: Loop) -> None:
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        arrived.set()
+        left.set() if await connection.request() == b"" else None
+
+    async def leave() -> bool:
+        async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
+            call = asyncio.create_task(get(egress, server.url))
+            await arrived.wait()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await left.wait()
+        return call.cancelled()
+
+    arrived, left = asyncio.Event(), asyncio.Event()
+    assert run(loop, leave())
