@@ -28,7 +28,6 @@ from gateway.catalog.fetch import Fetcher
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.refresh import Catalog
 from gateway.catalog.schedule import Schedule
-from gateway.catalog.sources import is_lazy
 from gateway.catalog.upstreams import LiveUpstreams
 from gateway.config.connection import Connection, OpenApiConnection
 from gateway.config.settings import Settings
@@ -62,6 +61,7 @@ from gateway.edge.shared_sessions import (
 )
 from gateway.egress import Egress, Request
 from gateway.errors import UpstreamFailed
+from gateway.first_look import first_look
 from gateway.invoke.azure import ask_azure, azure_identity
 from gateway.invoke.call import Senders
 from gateway.invoke.credentials import Credentials
@@ -71,16 +71,17 @@ from gateway.invoke.prepared import auth_of
 from gateway.invoke.rates import SharedRates
 from gateway.invoke.upstream import UpstreamSender
 from gateway.line import Line
+from gateway.progress import Loading, silent
 from gateway.reload import watch
 from gateway.store.database import Database
 from gateway.store.notify import Notifier
 from gateway.store.secrets import Seal, check_seal, load_seal
 from gateway.store.sessions import SESSION_ENDED
+from gateway.tracing import tracer
 
 log = structlog.get_logger("gateway")
 
 JWKS_SECONDS = 5.0
-FIRST_LOOK_SECONDS = 2.0
 JWKS_BYTES = 1024 * 1024
 PROBES = frozenset(("/healthz", "/readyz"))  # by address, without a name: no Host to check
 INSTRUCTIONS = (
@@ -174,7 +175,9 @@ class App:
 
 
 @asynccontextmanager
-async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
+async def running(
+    settings: Settings, place: Place, loading: Loading = silent
+) -> AsyncIterator[App]:
     """The gateway, started; it is ready as soon as what is cached has been read."""
     folder = place.config.parent
     async with AsyncExitStack() as stack:
@@ -223,6 +226,9 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         line = Line(db, seal, senders, lambda: catalog.current)
         gateway = Gateway(catalog, line.invoker, line.approvals, db, azure)
         gateway.wake = schedule.wake
+        if (traced := tracer()) is not None:
+            line.invoker.on_finished(traced[0])
+            stack.push_async_callback(asyncio.to_thread, traced[1])
         await stack.enter_async_context(line.started(partial(resume, gateway)))
         sessions = SharedSessions(db)
         await sessions.load()
@@ -233,7 +239,7 @@ async def running(settings: Settings, place: Place) -> AsyncIterator[App]:
         line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
         line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
         line.signals.on(WISHED, on_wished(offers.take))
-        for task in await _first_look(catalog, azure):
+        for task in await first_look(catalog, azure, loading):
             stack.push_async_callback(_ended, task)
         notifier = Notifier(db)
         await notifier.start(catalog.hear, line.signals.hear)
@@ -363,30 +369,6 @@ async def _upstream_headers(
         credentials.reject(name, grant)
         grant = await credentials.grant(name, auth)
     return grant.headers
-
-
-async def _first_look(catalog: Catalog, azure: AzureWatch) -> list[asyncio.Task[Any]]:
-    """Starts the first refresh, and gives what was never read before a moment.
-
-    So the first client finds tools: what lies on this machine is waited for, a network only so
-    long. What is cached is refreshed behind, without anyone waiting.
-    """
-    unread, in_azure = catalog.unread(), azure.connections()
-    local = [name for name, near in unread.items() if near]
-    far = [name for name, near in unread.items() if not near and name not in in_azure]
-    known = {*unread, *in_azure}
-    cached = [
-        name
-        for name, state in catalog.current.connections.items()
-        if name not in known and not is_lazy(state.settings)
-    ]
-    tasks = [
-        asyncio.create_task(catalog.refresh(names, by="start")) for names in (local, far, cached)
-    ]
-    tasks.append(asyncio.create_task(azure.refresh(by="start")))
-    await asyncio.wait([tasks[0]])
-    await asyncio.wait([tasks[1]] if in_azure else tasks[1::2], timeout=FIRST_LOOK_SECONDS)
-    return tasks
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 PLAIN = {"model", "errors"}
 CONFIG = PLAIN | {"config"}
-OUT = PLAIN | {"egress", "addresses", "dialling", "no_answer", "unpack", "blocklist"}
+OUT = PLAIN | {"egress", "addresses", "dialling", "no_answer", "unpack", "wire", "blocklist"}
 LOW = CONFIG | OUT | {"store", "connectors"}
 
 # `catalog.snapshot` is a value that policy and invoke may know; the rest of catalog is not.
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialling": OUT,
     "no_answer": OUT,
     "unpack": OUT,
+    "wire": OUT,
     "blocklist": PLAIN,
     "connectors": OUT,
     "demo": set(),
@@ -36,10 +37,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edge": LOW | {"invoke", "policy", "catalog"},
     "reload": CONFIG,
     "rehearsal": LOW | {"app", "policy", "catalog", "edge"},
+    "tracing": {"store"},
     "line": LOW | {"invoke", "policy", "catalog", "edge"},
-    "app": LOW | {"invoke", "policy", "catalog", "edge", "line", "demo", "reload"},
+    "app": LOW
+    | {"invoke", "policy", "catalog", "edge", "line", "demo", "reload"}
+    | {"first_look", "progress"},
     "patience": set(),
-    "serve": CONFIG | {"app", "patience"},
+    "progress": set(),
+    "first_look": {"catalog", "progress"},
+    "serve": CONFIG | {"app", "patience", "progress"},
     "supervise": CONFIG | {"serve"},
     "cli": LOW
     | {"invoke", "policy", "catalog", "edge", "app", "serve", "supervise", "rehearsal"}
