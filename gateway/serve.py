@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from gateway.app import App, Place, running
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from gateway.patience import patient_protocol
+from gateway.progress import loading
 
 log = structlog.get_logger("gateway")
 
@@ -35,6 +37,7 @@ COLLECT_OLDER_AFTER = 20
 KEEP_ALIVE_SECONDS = 75
 # How long new requests are still taken after readiness went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
+PARENT_SECONDS = 1.0
 
 
 def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
@@ -43,7 +46,7 @@ def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
     host, port = bound.getsockname()[:2]
     place = Place(config, host, port)
     with bound:
-        return uvloop.run(_serve(settings, place, bound))
+        return uvloop.run(_serve(settings, place, bound, os.getppid() if worker else None))
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -64,11 +67,22 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return bound
 
 
-async def _serve(settings: Settings, place: Place, bound: socket.socket) -> int:
-    async with running(settings, place) as app:
+async def _serve(settings: Settings, place: Place, bound: socket.socket, parent: int | None) -> int:
+    async with running(settings, place, loading) as app:
         server = Server(app, place, settings.server.shutdown_seconds)
+        watching = asyncio.create_task(_end_with(parent, server)) if parent else None
         await server.serve(sockets=[bound])
+        if watching is not None:
+            watching.cancel()
     return 0
+
+
+async def _end_with(parent: int, server: Server) -> None:
+    """Ends a worker whose parent is gone: nobody else would, and it would hold the port."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells a process of this
+        await asyncio.sleep(PARENT_SECONDS)
+    log.warning("parent process gone")
+    server.stop()
 
 
 def _collect_rarely() -> None:

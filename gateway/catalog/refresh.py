@@ -54,6 +54,8 @@ log = structlog.get_logger("gateway.catalog")
 PARALLEL_REFRESHES = 8
 POLL_SECONDS = 1.0
 
+Told = Callable[[str], None]  # the name of a connection that has been looked at
+
 
 class Catalog:
     """Holds the current snapshot and is the only one to replace it."""
@@ -216,14 +218,18 @@ class Catalog:
         others = {key: t for key, t in self.current.tools.items() if t.connection != name}
         return previewed(name, kind_of(settings), found, taken=others, reserved=self._reserved)
 
-    async def refresh(self, names: Collection[str] | None = None, *, by: str) -> list[Report]:
+    async def refresh(
+        self, names: Collection[str] | None = None, *, by: str, told: Told = lambda name: None
+    ) -> list[Report]:
         """Looks again at these connections, or at all; each one's outcome, in order of names."""
         chosen = sorted(self._states if names is None else names)
         gate = asyncio.Semaphore(PARALLEL_REFRESHES)
 
         async def one(name: str) -> Report:
             async with gate:
-                return await self._refresh_one(name, by)
+                report = await self._refresh_one(name, by)
+            told(name)
+            return report
 
         return list(await asyncio.gather(*(one(name) for name in chosen)))
 
