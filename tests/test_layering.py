@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "line": LOW | {"invoke", "policy", "catalog", "edge"},
     "app": LOW
     | {"invoke", "policy", "catalog", "edge", "line", "demo", "reload"}
-    | {"first_look", "progress"},
+    | {"first_look", "progress", "tracing"},
     "patience": set(),
     "progress": set(),
     "first_look": {"catalog", "progress"},
