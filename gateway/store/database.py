@@ -57,7 +57,7 @@ class Database:
         return await self._writer.write(unit, locks)
 
     def write_soon(self, writer: RowWriter, row: Row, size: int = 0) -> bool:
-        """Takes a row for the next batch, within 50 ms; False where the buffer is full."""
+        """Takes a row for the next batch, within 200 ms; False where the buffer is full."""
         return self._writer.write_soon(writer, row, size)
 
     async def settle(self) -> None:

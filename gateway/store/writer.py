@@ -7,7 +7,7 @@ with a savepoint around each: a failing unit fails only itself, and the usual ca
 savepoints. A unit may so run twice; it must do nothing but talk to the transaction it is given.
 
 Rows that need not be on disk first (`write_soon`) ride along with the next batch, at the latest
-after 50 ms. They stay in memory while the store is down; beyond a bound they are refused and
+after 200 ms. They stay in memory while the store is down; beyond a bound they are refused and
 counted.
 """
 
@@ -35,7 +35,7 @@ MAX_BATCH = 256
 MAX_WAITING = 1024
 MAX_SOON_ROWS = 10_000
 MAX_SOON_BYTES = 32 * 2**20
-SOON_SECONDS = 0.05
+SOON_SECONDS = 0.2  # every batch writes the same pages again; who reads the ledger settles it first
 RETRY_SECONDS = 1.0
 ANSWER_SECONDS = 10.0  # waiting for its turn and for the commit
 CLOSE_SECONDS = 10.0
