@@ -142,7 +142,9 @@ def show_table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
     for row in rows:
         table.add_row(*(Text(_cell(row.get(key))) for key in columns))
     console = Console()
-    console.print(table, width=None if console.is_terminal else PIPED_WIDTH)
+    if not console.is_terminal:
+        console = Console(width=PIPED_WIDTH)
+    console.print(table)
 
 
 def segment(name: str) -> str:
