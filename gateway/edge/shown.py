@@ -7,7 +7,6 @@ in their query.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from gateway.catalog.discover import problem_dict
@@ -16,12 +15,12 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.catalog.sources import kind_of
 from gateway.config.connection import Connection
 from gateway.config.settings import Permissions
+from gateway.invoke.redact import SECRET_NAME
 from gateway.model import Principal, Tool
 from gateway.policy.access import admin_level, level, user_level, visible_tools
 from gateway.policy.decide import decide
 
 MASK = "**********"
-SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|password|credential|session", re.IGNORECASE)
 MAX_PROBLEMS = 50
 INLINE_SHOWN = 200
 

@@ -164,7 +164,7 @@ def _outcome(
 def failure_of(
     status: str, result: Mapping[str, Any] | None, error: GatewayError | None
 ) -> dict[str, Any] | None:
-    """Why a call failed, as `{code, message, hint, …}`: our own reason, or the upstream's answer."""
+    """Why a call failed, as `{code, message, hint, …}`: our reason, or the upstream's answer."""
     if error is not None:
         return error.as_dict()
     if status != "failed" or result is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -111,8 +112,10 @@ async def send_granted(
     answer = await send(with_grant(request, grant, base_url))
     if answer.status == 401 and renewable(auth):
         credentials.reject(connection, grant)
-        grant = await credentials.grant(connection, auth)
+        refused, grant = grant, await credentials.grant(connection, auth)
         answer = await send(with_grant(request, grant, base_url))
+        # The token that was refused is a secret still: the answer may quote it.
+        grant = replace(grant, secrets=(*grant.secrets, *refused.secrets))
     return answer, grant
 
 
@@ -256,9 +259,10 @@ async def _post(
 
 def _seconds(value: Any) -> float:
     try:
-        return float(value)
+        seconds = float(value)
     except (TypeError, ValueError):
         return DEFAULT_LIFE_SECONDS
+    return seconds if math.isfinite(seconds) else DEFAULT_LIFE_SECONDS
 
 
 # --- Nango ----------------------------------------------------------------------------------------

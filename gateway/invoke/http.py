@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.invoke.attempt import Attempt
+from gateway.invoke.charset import in_utf8
 from gateway.invoke.credentials import Credentials, send_granted
 from gateway.invoke.envelope import enveloped, opened
 from gateway.invoke.limits import Limits, Outcome
@@ -116,6 +117,7 @@ async def _opened(answer: Answer) -> Answer:
 
 def _shaped(attempt: Attempt, answer: Answer) -> Shaped:
     redactor = attempt.redactor
+    answer = in_utf8(answer)
     if redactor:
         headers, body = redactor.pairs(answer.headers), redactor.bytes(answer.body)
         if headers is not answer.headers or body is not answer.body:

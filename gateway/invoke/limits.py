@@ -285,10 +285,10 @@ def retry_after_seconds(value: str | None, now: datetime | None = None) -> float
         return min(float(text[:9]), MAX_PAUSE_SECONDS)
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        seconds = (moment - (now or datetime.now(UTC))).total_seconds()
+    except (ValueError, OverflowError, TypeError):
         return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    seconds = (moment - (now or datetime.now(UTC))).total_seconds()
     return min(max(seconds, 0.0), MAX_PAUSE_SECONDS)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from gateway.egress import Answer
+from gateway.invoke.charset import in_utf8
 
 HEAVY_BYTES = 65_536
 PREVIEW_CHARS = 2_000
@@ -40,6 +41,7 @@ class Shaped:
 
 def shape(answer: Answer, *, max_output_bytes: int, result_id: str = "") -> Shaped:
     """The answer as MCP content; `result_id` is where the caller keeps it if it is too large."""
+    answer = in_utf8(answer)
     media_type = answer.header("content-type") or ""
     if answer.status >= 300:
         return _error(answer, media_type)
@@ -222,28 +224,16 @@ def essence(media_type: str) -> str:
 
 
 def as_text(body: bytes, media_type: str) -> str | None:
-    """The body as text in the charset it names, or None if it is no text."""
+    """The body, which is in UTF-8 if it is text at all, as text; None if it is none."""
     kind = essence(media_type)
     if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
-        return _decoded(body, media_type)
+        return body.decode("utf-8-sig", "replace")
     if kind.startswith(("image/", "audio/", "video/", "font/")) or b"\0" in body[:HEAVY_BYTES]:
         return None
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError:
         return None
-
-
-def _decoded(body: bytes, media_type: str) -> str:
-    charset = "utf-8-sig"
-    for part in media_type.split(";")[1:]:
-        name, _, value = part.partition("=")
-        if name.strip().lower() == "charset" and value.strip().strip("\"'").lower() != "utf-8":
-            charset = value.strip().strip("\"'")
-    try:
-        return body.decode(charset, "replace")
-    except (LookupError, ValueError):
-        return body.decode("utf-8-sig", "replace")
 
 
 def as_json(body: bytes, media_type: str) -> Any:
@@ -256,7 +246,7 @@ def as_json(body: bytes, media_type: str) -> Any:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        text = _decoded(body, media_type)
+        text = body.decode("utf-8-sig", "replace")
         try:
             value = orjson.loads(text)
         except (orjson.JSONDecodeError, UnicodeEncodeError):

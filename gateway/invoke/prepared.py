@@ -6,9 +6,11 @@ forbidden, and which texts are secret.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import SecretStr
 
@@ -17,7 +19,7 @@ from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAut
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
 from gateway.invoke.credentials import Auth, Grant, renewable
-from gateway.invoke.redact import Redactor, names_a_secret, redactor_of
+from gateway.invoke.redact import SECRET_NAME, Redactor, redactor_of
 from gateway.model import Build, RateLimit
 
 # Names no connection can have: Azure's tokens are one for all connections behind it.
@@ -27,6 +29,7 @@ AZURE_RUNTIME = "[azure runtime]"
 RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
+MAX_ADDRESS = 4096
 DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
 
 
@@ -118,11 +121,35 @@ def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
 def secrets_of(settings: Connection) -> set[str]:
     """Every text of the settings that must not be shown to anyone."""
     found = _secrets_in(settings.auth)
-    named = [*settings.headers.items(), *getattr(settings, "parameter_values", {}).items()]
-    found |= {value for name, value in named if names_a_secret(name) and isinstance(value, str)}
-    injected = [settings.inject, *(r.inject for r in getattr(settings, "wrap", ()))]
-    found |= {v for values in injected for v in values.values() if isinstance(v, str)}
+    tables = ("parameter_values", "env")
+    named = [pair for table in tables for pair in getattr(settings, table, {}).items()]
+    named += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
+    found |= {v for name, value in named if SECRET_NAME.search(name) for v in _texts(value)}
+    found |= set(_texts(settings.inject))
+    found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
     return {value for value in found if value}
+
+
+def _query_of(settings: Connection) -> list[tuple[str, str]]:
+    """What the connection's addresses carry in their query: some services put their keys there."""
+    addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
+    queries = [urlsplit(a).query for a in addresses if "\n" not in a and len(a) < MAX_ADDRESS]
+    return [pair for query in queries for pair in parse_qsl(query)]
+
+
+def _options_of(settings: Connection) -> list[tuple[str, str]]:
+    """The options of a child's command, `--name value` and `--name=value` alike."""
+    args = [part for arg in getattr(settings, "args", ()) for part in arg.split("=", 1)]
+    return [(name, value) for name, value in pairwise(args) if name.startswith("-")]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _secrets_in(auth: AuthSettings) -> set[str]:

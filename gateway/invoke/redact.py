@@ -21,6 +21,8 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 SHORTEST_SECRET = 6
+# Names of headers, variables and options whose values are nobody's business.
+SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|passw|credential|session", re.IGNORECASE)
 MASK = "[redacted]"
 MAX_DEPTH = 64
 MAX_NODES = 20_000

@@ -1,0 +1,59 @@
+"""Answers in UTF-8, whatever they came in: only then can they be searched for secrets.
+
+A charset is taken from a byte order mark or from the Content-Type, if it is one that people write
+text in. Python knows many more codecs; some are slow, and some would spell a secret so that nobody
+finds it.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import replace
+
+from gateway.egress import Answer
+
+CHARSETS = frozenset(
+    """ascii us-ascii iso-8859-1 iso-8859-2 iso-8859-5 iso-8859-7 iso-8859-9 iso-8859-15 latin-1
+    latin1 windows-1250 windows-1251 windows-1252 windows-1253 windows-1254 windows-1257 cp1250
+    cp1251 cp1252 koi8-r koi8-u utf-16 utf-16le utf-16be utf-32 shift_jis shift-jis euc-jp
+    iso-2022-jp gb2312 gbk gb18030 big5 euc-kr""".split()
+)
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+NOT_TEXT = ("image/", "audio/", "video/", "font/")
+
+
+def in_utf8(answer: Answer) -> Answer:
+    """The same answer with its text in UTF-8; the very object where it is so already."""
+    media_type = answer.header("content-type") or ""
+    charset = charset_of(answer.body, media_type)
+    if charset is None:
+        return answer
+    body = answer.body.decode(charset, "replace").encode("utf-8", "replace")
+    kind = media_type.partition(";")[0].strip() or "text/plain"
+    others = tuple(pair for pair in answer.headers if pair[0] != "content-type")
+    headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
+    return replace(answer, body=body, headers=headers)
+
+
+def charset_of(body: bytes, media_type: str) -> str | None:
+    """What a text has to be decoded with; None: it is UTF-8, or no text."""
+    if media_type.lower().lstrip().startswith(NOT_TEXT):
+        return None
+    for mark, charset in MARKS:
+        if body.startswith(mark):
+            return charset
+    named = _named(media_type)
+    return named if named in CHARSETS else None
+
+
+def _named(media_type: str) -> str:
+    for part in media_type.split(";")[1:]:
+        name, _, value = part.partition("=")
+        if name.strip().lower() == "charset":
+            return value.strip().strip("\"'").lower()
+    return ""
