@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
@@ -25,6 +25,7 @@ from gateway.edge.identity import Identity
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal
 from gateway.policy.access import may_know
+from gateway.store.approvals import count_waiting
 
 TEXT = b"text/plain; charset=utf-8"
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -44,6 +45,9 @@ class Health:
         self._identity = identity
         self._registry = registry
         self._figures = figures
+        self._pending = Gauge(
+            "gateway_pending_approvals", "Calls that wait for a person.", registry=registry
+        )
         self._started = time.time()
         self.draining = False
         self.config_problem: str | None = None
@@ -76,6 +80,10 @@ class Health:
         await respond(send, 200 if ready else 503, reason, content_type=TEXT)
 
     async def _metrics(self, scope: Scope) -> bytes:
+        try:
+            self._pending.set(await count_waiting(self._gateway.db, time.time()))
+        except GatewayError:
+            self._pending.set(float("nan"))  # the store does not answer: nobody knows
         who = await self._who(scope)
         if who is not None and who.admin:
             return generate_latest(self._registry)
@@ -86,8 +94,7 @@ class Health:
     async def report(self, who: Principal | None) -> dict[str, Any]:
         """The whole state in one object, as far as the caller may know it."""
         snapshot = self._gateway.snapshot
-        states = list(snapshot.connections.values())
-        shown = [self._row(s) for s in states if who is not None and may_know(who, s)]
+        states = [s for s in snapshot.connections.values() if who and may_know(who, s)]
         store = await self._store()
         problem = self.config_problem if who is not None and who.admin else None
         return {
@@ -95,8 +102,8 @@ class Health:
             "version": __version__,
             "revision": snapshot.revision,
             "uptime_seconds": round(time.time() - self._started, 1),
-            "tools": len(snapshot.tools),
-            "connections": shown,
+            "tools": sum(len(state.tools) for state in states),
+            "connections": [self._row(state) for state in states],
             "connections_by_status": Counter(state.status for state in states),
             "store": store,
             "draining": self.draining,

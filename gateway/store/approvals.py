@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from gateway.errors import Refused
 from gateway.store import tables
@@ -169,6 +169,13 @@ async def list_open(db: Database, now: float, status: ApprovalStatus = "pending"
     waiting = (_table.c.status == status) & (_table.c.expires_at > now)
     statement = select(_table).where(waiting).order_by(_table.c.id).limit(MAX_LISTED)
     return await db.read(lambda tx: many(tx, statement, Approval))
+
+
+async def count_waiting(db: Database, now: float) -> int:
+    """How many calls wait for a decision."""
+    waiting = (_table.c.status == "pending") & (_table.c.expires_at > now)
+    statement = select(func.count()).select_from(_table).where(waiting)
+    return await db.read(lambda tx: tx.execute(statement).scalar_one())
 
 
 async def expire_approvals(db: Database, now: float) -> list[Approval]:

@@ -33,7 +33,8 @@ async def test_connections_are_named_only_to_those_who_may_know_them(
             async with http.get(f"{gateway.url}/health", headers=headers) as answer:
                 report = await answer.json()
             assert report["status"] == "ok"
-            assert report["connections_by_status"] == {"connected": 2}
+            counted = {"ann": {"connected": 2}, "bob": {"connected": 1}, "nobody": {}}
+            assert report["connections_by_status"] == counted[who]
             seen[who] = {row["name"] for row in report["connections"]}
     assert seen == {"ann": {"demo", "secret"}, "bob": {"demo"}, "nobody": set()}
 
@@ -55,6 +56,7 @@ async def test_metrics_have_sums_for_strangers_and_names_for_admins(
     assert "demo" not in summed
     assert 'gateway_calls_total{access="read",connection="demo",status="completed"} 1.0' in named
     assert 'gateway_connections{status="connected"} 2.0' in summed
+    assert "gateway_pending_approvals 0.0" in summed
 
 
 async def test_probes_answer_whatever_the_host_header_says(gateway: Running) -> None:
