@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import sys
 import tempfile
@@ -70,6 +71,7 @@ async def _running(command: Sequence[str], log: IO[bytes]) -> AsyncIterator[Meas
         stdout=asyncio.subprocess.PIPE,
         stderr=log,
         cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},  # as Python is by itself
     )
     assert process.stdout is not None
     try:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
 
 from gateway.cli.remote import TokenOption, UrlOption, remote
+
+if TYPE_CHECKING:
+    import aiohttp  # loaded where it is used: `gateway serve` starts without it
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_IN_FLIGHT = 64
@@ -45,6 +47,8 @@ class Bridge:
 
     async def run(self) -> None:
         """Carries messages until standard input ends, then lets answers arrive."""
+        import aiohttp
+
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE_BYTES) as http:
             reader = await _stdin()
@@ -80,6 +84,8 @@ class Bridge:
         self._gate.release()
 
     async def _carry(self, http: aiohttp.ClientSession, message: dict[str, Any]) -> None:
+        import aiohttp
+
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 await self._post(http, message)
@@ -131,6 +137,8 @@ class Bridge:
 
     async def _stream(self, http: aiohttp.ClientSession) -> None:
         """Holds the stream of the session, and takes it up again when it breaks."""
+        import aiohttp
+
         while True:
             try:
                 headers = {**self._headers, **self._session}
@@ -144,6 +152,8 @@ class Bridge:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _leave(self, http: aiohttp.ClientSession) -> None:
+        import aiohttp
+
         if self._session.get("Mcp-Session-Id"):
             try:
                 async with asyncio.timeout(2):

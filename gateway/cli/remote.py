@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import quote
 
-import aiohttp
 import orjson
 import typer
 
@@ -63,6 +62,8 @@ class Remote:
         query: Mapping[str, str] | None = None,
     ) -> Any:
         """What the REST API answers; a refusal ends the command with its words."""
+        import aiohttp  # here, not above: `gateway serve` starts without it
+
         url = f"{self.base}/api/v1{path}"
         timeout = aiohttp.ClientTimeout(total=SECONDS)
         async with (
@@ -73,6 +74,8 @@ class Remote:
 
     async def mcp(self, method: str, params: dict[str, Any], name: str | None = None) -> Any:
         """The result of one MCP request; the error object where it is refused."""
+        import aiohttp
+
         message = {
             "jsonrpc": "2.0",
             "id": 1,
@@ -106,6 +109,8 @@ def remote(url: str | None, token: str | None) -> Remote:
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Does the work, with network trouble told in words."""
+    import aiohttp
+
     try:
         return asyncio.run(work)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

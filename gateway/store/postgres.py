@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import asyncpg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gateway.store.failures import busy
 from gateway.store.migrate import is_current, migrate
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
 
@@ -99,6 +101,9 @@ class Postgres:
             return await connection.run_sync(query)
 
     def _engine(self, seconds: float, *, lock_timeout: str = "4000", **options: Any) -> AsyncEngine:
+        # Here, not above: it brings SQLAlchemy's mapping along, which SQLite needs nothing of.
+        from sqlalchemy.ext.asyncio import create_async_engine
+
         return create_async_engine(
             "postgresql+asyncpg://",
             async_creator=lambda: self.connect(seconds, lock_timeout=lock_timeout),
