@@ -44,6 +44,13 @@ class GatewayError(Exception):
         self.hint = hint
         self.details: Mapping[str, Any] = details
 
+    @property
+    def sentence(self) -> str:
+        """Message and hint, as one reads them."""
+        if not self.hint:
+            return self.message
+        return f"{self.message.rstrip('.')}. {self.hint}"
+
     def as_dict(self) -> dict[str, Any]:
         """The shape every edge shows: `{"code", "message", "hint", …}`."""
         return {"code": self.code, "message": self.message, "hint": self.hint, **self.details}

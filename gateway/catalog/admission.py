@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.settings import Settings, bundle_trust_problems
-from gateway.errors import Fixable
+from gateway.errors import Fixable, Refused
 
 
 def refuse_configured(state: ConnectionState | None, new: Connection | None = None) -> None:
@@ -32,6 +32,35 @@ def _is_same_resource(found: Connection, new: Connection | None) -> bool:
     if not isinstance(found, ArmConnection) or not isinstance(new, ArmConnection):
         return False
     return new.resource_id is None or new.resource_id.lower() == str(found.resource_id).lower()
+
+
+def refuse_put(
+    settings: Settings,
+    name: str,
+    connection: Connection,
+    state: ConnectionState | None,
+    organization: str | None,
+) -> None:
+    """Refuses what may not be put under this name, or not by an admin of this organization."""
+    refuse_foreign(organization, connection, state)
+    refuse_configured(state, connection)
+    refuse_unsafe(settings, name, connection)
+
+
+def refuse_foreign(
+    organization: str | None, connection: Connection, state: ConnectionState | None
+) -> None:
+    """Keeps an admin of an organization to that organization's connections."""
+    if organization is None:
+        return
+    if connection.organization != organization:
+        raise Refused(
+            "access_denied",
+            "you may only put connections of your own organization",
+            f'Set organization = "{organization}".',
+        )
+    if state is not None and state.settings.organization != organization:
+        raise Fixable("connection_invalid", "this name can't be used", "Choose another name.")
 
 
 def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None:

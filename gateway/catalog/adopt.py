@@ -6,6 +6,7 @@ answers and lists no tools has none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,12 +107,14 @@ def light(found: Found) -> Found:
     return replace(found, definition=replace(found.definition, raw=b""))
 
 
-def report_of(adoption: Adoption, revision: int) -> Report:
-    """What to tell the one who asked."""
+def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:
+    """What to tell the one who asked; of what is new, only what is exposed."""
     waiting = {change.operation for change in adoption.waiting}
     names: dict[str, list[str]] = {"added": [], "removed": [], "changed": [], "held": []}
     for change in adoption.changes:
-        names["held" if change.operation in waiting else change.kind].append(change.tool)
+        kind = "held" if change.operation in waiting else change.kind
+        if exposed is None or kind not in ("added", "changed") or change.tool in exposed:
+            names[kind].append(change.tool)
     state = adoption.state
     return Report(
         state.name,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
-from gateway.catalog.admission import refuse_configured, refuse_unsafe
+from gateway.catalog.admission import refuse_configured, refuse_put
 from gateway.catalog.adopt import (
     Adoption,
     Report,
@@ -141,12 +141,12 @@ class Catalog:
         values: Mapping[str, Any],
         *,
         by: str,
+        within: str | None = None,
         expected: int | None = None,
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
         asked, old = parse_connection(name, values), self._states.get(name)
-        refuse_configured(old, asked)
-        refuse_unsafe(self.current.settings, name, asked)
+        refuse_put(self.current.settings, name, asked, old, within)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
             old = self._states.get(name)
@@ -158,7 +158,8 @@ class Catalog:
             self._install(state, new)
             self._swap(revision)
         log.info("connection put", connection=name, by=by, tools=len(state.tools))
-        return report_of(new, revision)
+        exposed = {tool.name for tool in self.current.connections[name].tools}
+        return report_of(new, self.current.revision, exposed)
 
     async def delete(self, name: str, *, by: str, expected: int | None = None) -> int:
         """Removes a connection that was put; gives the new revision."""

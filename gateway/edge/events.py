@@ -31,7 +31,7 @@ from gateway.edge.shown_history import decided_row, execution_event
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
 from gateway.invoke.signals import Signals, heard_within
 from gateway.model import Principal
-from gateway.policy.access import level, may_know
+from gateway.policy.access import level, may_know, oversees
 from gateway.policy.view import Scope as ViewScope
 from gateway.store.approvals import Approval
 from gateway.store.columns import json_bytes
@@ -155,7 +155,9 @@ class Reader:
 
     def may_see(self, event: Event) -> bool:
         """Whether an event is the reader's business: its own, or anyone's for an admin."""
-        return self.principal.admin or event.data.get("principal") == self.principal.name
+        connection = str(event.data.get("connection", ""))
+        overseen = oversees(self.gateway.snapshot, self.principal, connection)
+        return overseen or event.data.get("principal") == self.principal.name
 
     def news(self) -> list[bytes]:
         """What is not as it was last told."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gateway.edge.shown_history import execution_record
 from gateway.errors import Fixable, NotFound
 from gateway.model import Principal
+from gateway.policy.access import oversees
 from gateway.store import executions as ledger
 from gateway.store.executions import Execution, ExecutionStatus
 from gateway.store.history import Filter, find_by_token
@@ -35,6 +36,7 @@ async def list_executions(asked: Asked, arguments: Mapping[str, Any]) -> dict[st
             principal=_readable(asked.context.principal, arguments.get("principal")),
             token=arguments.get("token"),
             since=arguments.get("since"),
+            connections=overseen(asked),
         ),
         limit=arguments.get("limit", DEFAULT_LIMIT),
         cursor=arguments.get("cursor"),
@@ -51,6 +53,8 @@ async def find_execution(asked: Asked, arguments: Mapping[str, Any]) -> dict[str
     """The call that used a token; under `executions`, every one that tried to."""
     principal = _readable(asked.context.principal, None)
     found = await find_by_token(asked.gateway.db, arguments["token"], principal)
+    kept_to = overseen(asked)
+    found = [each for each in found if kept_to is None or each.connection in kept_to]
     if not found:
         raise NotFound("invalid_arguments", "no call has used this token")
     records = [execution_record(execution) for execution in found]
@@ -65,11 +69,22 @@ async def known_execution(asked: Asked, id: str) -> Execution:
         await asked.gateway.db.settle()
         found = await ledger.get_execution(asked.gateway.db, id)
     caller = asked.context.principal
-    if found is None or (found.principal != caller.name and not caller.admin):
+    if found is None or not (
+        found.principal == caller.name or oversees(asked.snapshot, caller, found.connection)
+    ):
         raise NotFound(
             "invalid_arguments", "there is no such execution", "list_executions names yours."
         )
     return found
+
+
+def overseen(asked: Asked) -> tuple[str, ...] | None:
+    """The connections an admin of an organization is kept to; None: no such bound."""
+    caller = asked.context.principal
+    if not caller.admin or caller.organization is None:
+        return None
+    names = asked.snapshot.connections
+    return tuple(name for name in names if oversees(asked.snapshot, caller, name))
 
 
 def _readable(caller: Principal, wanted: str | None) -> str | None:

@@ -135,7 +135,8 @@ async def put_connection(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     name, dry_run = values.pop("name"), values.pop("dry_run", False)
     if dry_run:
         return await asked.gateway.catalog.preview(name, values)
-    report = await asked.gateway.catalog.put(name, values, by=asked.context.principal.name)
+    who = asked.context.principal
+    report = await asked.gateway.catalog.put(name, values, by=who.name, within=who.organization)
     return await shown_put(asked, report)
 
 

@@ -81,10 +81,15 @@ async def put_connection(asked: Asked, request: Request, body: Any) -> Answered:
     catalog = asked.gateway.catalog
     if values.pop("dry_run", False):
         return Answered(await catalog.preview(name, values))
+    who, expected = asked.context.principal, _expected(request)
+    if request.headers.get("if-none-match", "").strip() == "*":
+        expected = 0
+    elif _any_match(request) and name not in catalog.current.connections:
+        expected = -1
     report = await catalog.put(
-        name, values, by=asked.context.principal.name, expected=_expected(request)
+        name, values, by=who.name, within=who.organization, expected=expected
     )
-    etag = {"etag": f'"{report.revision}"'}
+    etag = {"etag": f'"{asked.gateway.snapshot.connections[name].revision}"'}
     return Answered(await shown_put(asked, report), headers=etag)
 
 
@@ -162,6 +167,10 @@ def _tool(asked: Asked, name: str) -> Tool:
     if tool is None:
         raise UnknownTool(name)
     return tool
+
+
+def _any_match(request: Request) -> bool:
+    return request.headers.get("if-match", "").strip() == "*"
 
 
 def _expected(request: Request) -> int | None:

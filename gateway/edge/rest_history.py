@@ -18,6 +18,7 @@ from gateway.edge.shown_history import approval_row, change_row, decided_row
 from gateway.errors import Fixable, NotFound
 from gateway.invoke.asking import DECISIONS
 from gateway.invoke.outcomes import NotApproved
+from gateway.policy.access import oversees
 from gateway.store import approvals, changes
 from gateway.store.history import MAX_PAGE
 
@@ -41,15 +42,23 @@ async def get_execution(asked: Asked, request: Request, body: Any) -> dict[str, 
 async def list_approvals(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
     need_admin(asked)
     waiting = await approvals.list_open(asked.gateway.db, time.time())
-    return {"approvals": [approval_row(approval) for approval in waiting]}
+    return {"approvals": [approval_row(a) for a in waiting if _concerns(asked, a.connection)]}
 
 
 async def get_approval(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
     need_admin(asked)
-    found = await approvals.get_approval(asked.gateway.db, request.path_params["id"])
-    if found is None:
+    return decided_row(await _known_approval(asked, request.path_params["id"]))
+
+
+async def _known_approval(asked: Asked, id: str) -> approvals.Approval:
+    found = await approvals.get_approval(asked.gateway.db, id)
+    if found is None or not _concerns(asked, found.connection):
         raise NotFound("invalid_arguments", "there is no such approval")
-    return decided_row(found)
+    return found
+
+
+def _concerns(asked: Asked, connection: str) -> bool:
+    return oversees(asked.snapshot, asked.context.principal, connection)
 
 
 async def decide_approval(asked: Asked, request: Request, body: Any) -> dict[str, Any] | Response:
@@ -58,6 +67,7 @@ async def decide_approval(asked: Asked, request: Request, body: Any) -> dict[str
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
     by = asked.context.principal
+    await _known_approval(asked, request.path_params["id"])
     try:
         decided = await asked.gateway.approvals.decide(request.path_params["id"], decision, by)
     except NotApproved as error:  # someone, or time, was faster
@@ -77,7 +87,7 @@ async def list_changes(asked: Asked, request: Request, body: Any) -> dict[str, A
         status=status,
         limit=whole_number(request, "limit", 100, changes.MAX_LISTED),
     )
-    return {"changes": [change_row(change) for change in found]}
+    return {"changes": [change_row(c) for c in found if _concerns(asked, c.connection)]}
 
 
 async def accept_change(asked: Asked, request: Request, body: Any) -> dict[str, Any] | Response:
@@ -93,6 +103,8 @@ async def _decide_change(
 ) -> dict[str, Any] | Response:
     need_admin(asked)
     found = await changes.get_change(asked.gateway.db, id)
+    if found is not None and not _concerns(asked, found.connection):
+        found, id = None, ""
     if found is not None and found.status != "held":
         decided = Fixable("invalid_arguments", f"the change is {found.status} already")
         return error_response(decided, 409)

@@ -20,9 +20,8 @@ def value_result(value: dict[str, Any]) -> dict[str, Any]:
 
 def error_result(error: GatewayError) -> dict[str, Any]:
     """A failed result: the sentence as text, code and hint as structured content."""
-    text = f"{error.message} {error.hint}".strip()
     return {
-        "content": [{"type": "text", "text": text}],
+        "content": [{"type": "text", "text": error.sentence}],
         "structuredContent": {"error": error.as_dict()},
         "isError": True,
     }

@@ -33,7 +33,7 @@ class NotApproved(Refused):
 def failed_result(attempt: Attempt, error: GatewayError) -> dict[str, Any]:
     """What the caller of a failed call gets."""
     shown = attempt.redactor.json(error.as_dict())
-    text = f"{shown['message']} {shown['hint']}".strip()
+    text = attempt.redactor.text(error.sentence)
     return {
         "content": [{"type": "text", "text": text}],
         "structuredContent": {"error": shown},

@@ -133,7 +133,8 @@ def _error(answer: Answer, media_type: str) -> Shaped:
     for name, key in _TELLING_HEADERS:
         value = answer.header(name)
         if value and (name != "location" or redirected):
-            error[key] = value[:PREVIEW_CHARS]
+            seconds = name == "retry-after" and value.isascii() and value.isdigit()
+            error[key] = int(value[:9]) if seconds else value[:PREVIEW_CHARS]
     shown = f"{error['message']}\n{error['hint']}"
     if text and said not in (text, text[:MAX_ERROR_CHARS]):
         shown += f"\n\n{error['body']}"

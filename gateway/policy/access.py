@@ -23,9 +23,19 @@ def level(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> L
 
 
 def may_know(principal: Principal, state: ConnectionState) -> bool:
-    """Whether the connection exists for this principal."""
+    """Whether the connection exists for this principal; an admin of no organization knows all."""
     owner = state.settings.organization
-    return owner is None or owner == principal.organization
+    if owner is None or owner == principal.organization:
+        return True
+    return principal.admin and principal.organization is None
+
+
+def oversees(snapshot: Snapshot, principal: Principal, connection: str) -> bool:
+    """Whether what others do with a connection is this principal's business."""
+    if not principal.admin or principal.organization is None:
+        return principal.admin
+    state = snapshot.connections.get(connection)
+    return state is not None and may_know(principal, state)
 
 
 def admin_level(state: ConnectionState) -> Level:

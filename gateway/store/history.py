@@ -32,6 +32,7 @@ class Filter:
     principal: str | None = None
     token: str | None = None
     since: float | None = None
+    connections: tuple[str, ...] | None = None  # one of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def _passes(filter: Filter) -> ColumnElement[bool]:
         _table.c.idempotency_token: filter.token,
     }
     rules = [column == value for column, value in wanted.items() if value is not None]
+    if filter.connections is not None:
+        rules.append(_table.c.connection.in_(filter.connections))
     if filter.since is not None:
         rules.append(_table.c.created_at >= filter.since)
     return and_(true(), *rules)

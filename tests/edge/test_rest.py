@@ -106,7 +106,13 @@ async def test_health_counts_the_sessions_that_are_open(gateway: Running) -> Non
 async def test_a_refresh_of_all_names_only_connections_one_may_know(
     make_gateway: GatewayMaker,
 ) -> None:
-    other = 'organization = "acme"\n[demo]\nenabled = true'
+    other = """organization = "acme"
+[demo]
+enabled = true
+[principals.local]
+admin = true
+organization = "globex"
+"""
     async with shop(make_gateway, other) as gateway, aiohttp.ClientSession() as http:
         message = {
             "jsonrpc": "2.0",

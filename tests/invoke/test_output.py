@@ -201,7 +201,7 @@ def test_error_is_told_in_the_words_of_the_api(body: Any, words: str) -> None:
                 "hint": "Wait before calling again.",
                 "status": 429,
                 "body": "slow down",
-                "retry_after": "7",
+                "retry_after": 7,
             },
         ),
         (

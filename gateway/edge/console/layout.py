@@ -12,6 +12,7 @@ from gateway.edge.console.clients import snippets
 from gateway.edge.console.rendering import render
 from gateway.edge.console.visit import Visit
 from gateway.edge.meta_tools import connection_rows
+from gateway.policy.access import oversees
 from gateway.store.approvals import Approval, list_open
 
 MAX_SIDE = 8
@@ -36,8 +37,12 @@ class Around:
 async def around(visit: Visit) -> Around:
     """What the surroundings show to this visitor."""
     waiting = await list_open(visit.asked.gateway.db, time.time())
-    if not visit.principal.admin:
-        waiting = [each for each in waiting if each.principal == visit.principal.name]
+    snapshot, me = visit.asked.snapshot, visit.principal
+    waiting = [
+        each
+        for each in waiting
+        if each.principal == me.name or oversees(snapshot, me, each.connection)
+    ]
     return Around(connection_rows(visit.asked), len(visit.asked.view.tools), waiting)
 
 

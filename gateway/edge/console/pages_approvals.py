@@ -14,9 +14,10 @@ from gateway.edge.console.tables import containing, download, file_links, matchi
 from gateway.edge.console.visit import Visit, toast
 from gateway.edge.console.words import clip
 from gateway.edge.shown_history import approval_row
-from gateway.errors import Fixable
+from gateway.errors import Fixable, NotFound
 from gateway.invoke.asking import Decision
-from gateway.store.approvals import Approval
+from gateway.policy.access import oversees
+from gateway.store.approvals import Approval, get_approval
 
 MAX_CARDS = 50
 MAX_ARGUMENTS = 40
@@ -65,6 +66,9 @@ async def decide(visit: Visit) -> Response:
     if decision not in WORDS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(WORDS)}")
     id = visit.request.path_params["id"]
+    asked = await get_approval(visit.asked.gateway.db, id)
+    if asked is None or not oversees(visit.asked.snapshot, visit.principal, asked.connection):
+        raise NotFound("invalid_arguments", "there is no such approval")
     approval = await visit.asked.gateway.approvals.decide(id, decision, visit.principal)
     return toast(visit, WORDS[decision].format(clip(approval.tool, 60)), good=decision != "deny")
 

@@ -115,7 +115,13 @@ async def put(visit: Visit) -> Response:
         raise Fixable("connection_invalid", f"There is a connection {name} already.")
     # A browser that goes away does not leave half a connection behind.
     await asyncio.shield(
-        visit.asked.gateway.catalog.put(name, values, by=visit.principal.name, expected=0)
+        visit.asked.gateway.catalog.put(
+            name,
+            values,
+            by=visit.principal.name,
+            within=visit.principal.organization,
+            expected=0,
+        )
     )
     return go(visit, f"/console/connections/{name}")
 

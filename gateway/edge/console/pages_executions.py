@@ -94,7 +94,7 @@ def _wanted(visit: Visit) -> dict[str, Any]:
 async def _facets(visit: Visit, filter: dict[str, str]) -> list[dict[str, Any]]:
     """What there is to choose from, with how often it was seen."""
     since = time.time() - SPANS.get(filter["since"], SPANS["7d"])
-    whose = None if visit.principal.admin else visit.principal.name
+    whose = visit.whose
     names = [name for name in FACETS if name != "principal" or visit.principal.admin]
     facets = []
     for name in names:

@@ -77,13 +77,13 @@ async def _health(visit: Visit) -> dict[str, Any] | None:
 
 async def hour_of(visit: Visit) -> Hour:
     """The last hour as this visitor may see it."""
-    whose = None if visit.principal.admin else visit.principal.name
+    whose = visit.whose
     return await _figures.hour(visit.asked.gateway.db, whose)
 
 
 async def feed(visit: Visit) -> list[dict[str, Any]]:
     """The newest calls this visitor may see."""
-    whose = None if visit.principal.admin else visit.principal.name
+    whose = visit.whose
     found = await list_executions(visit.asked.gateway.db, Filter(principal=whose), limit=FEED)
     return [execution_event(each) | {"client": each.client} for each in found.executions]
 

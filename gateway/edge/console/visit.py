@@ -35,6 +35,12 @@ class Visit:
         return self.session.principal
 
     @property
+    def whose(self) -> str | None:
+        """Whose calls are shown: everyone's to an admin of no organization, else one's own."""
+        everyone = self.principal.admin and self.principal.organization is None
+        return None if everyone else self.principal.name
+
+    @property
     def mcp_url(self) -> str:
         """Where clients reach MCP: at the name this page was reached by, which was checked."""
         public, host = self.parts.public_url, self.request.headers.get("host", "")
