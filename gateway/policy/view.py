@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Literal
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
@@ -184,10 +185,9 @@ def _view(
     for own_tool in own:
         hasher.update(own_tool.digest)
     for state, tools in direct:
-        for tool, entry_digest in _digested(state, tools):
-            listed[tool.name] = tool
-            entries.append(tool.entry)
-            hasher.update(entry_digest)
+        listed.update(zip(map(_name, tools), tools, strict=True))
+        entries.extend(map(_entry, tools))
+        hasher.update(b"".join(_digests(state, tools)))
     hidden = {tool.name: tool for _, tools in meta for tool in tools}
     names = frozenset(tool.name for tool in own)
     reached = tuple(state.name for state, _ in (*direct, *meta))
@@ -196,9 +196,12 @@ def _view(
     )
 
 
-def _digested(state: ConnectionState, tools: tuple[Tool, ...]) -> Iterable[tuple[Tool, bytes]]:
+_name, _entry = attrgetter("name"), attrgetter("entry")
+
+
+def _digests(state: ConnectionState, tools: tuple[Tool, ...]) -> Iterable[bytes]:
     if tools is state.tools:
-        return zip(tools, state.entry_digests, strict=True)
+        return state.entry_digests
     wanted = {id(tool) for tool in tools}
     pairs = zip(state.tools, state.entry_digests, strict=True)
-    return [(tool, value) for tool, value in pairs if id(tool) in wanted]
+    return [value for tool, value in pairs if id(tool) in wanted]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Dialect, Executable, Table, literal_column
@@ -18,6 +19,8 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+MAX_ROWS_A_STEP = 64  # times the columns of a row: far below SQLite's 32,766 parameters
 
 T = TypeVar("T")
 Insert = sqlite.Insert | postgresql.Insert
@@ -45,7 +48,16 @@ def insert_many(tx: Connection, table: Table, rows: Sequence[Mapping[str, Any]])
     For the busiest table: past SQLAlchemy's handling of parameters, which costs more than SQLite.
     """
     statement, binds = _insert_many(tx.dialect, table)
-    tx.exec_driver_sql(statement, [tuple(bind(row[name]) for name, bind in binds) for row in rows])
+    bound = [tuple(bind(row[name]) for name, bind in binds) for row in rows]
+    if is_postgres(tx):
+        tx.exec_driver_sql(statement, bound)
+        return
+    # SQLite's driver lets other threads run at every step, and then waits for its turn: so many
+    # rows are one step.
+    while bound:
+        size = min(MAX_ROWS_A_STEP, 1 << (len(bound).bit_length() - 1))
+        portion, bound = bound[:size], bound[size:]
+        tx.exec_driver_sql(_repeated(statement, len(binds), size), tuple(chain(*portion)))
 
 
 def execute_row(tx: Connection, statement: UpdateBase, row: Mapping[str, Any]) -> int:
@@ -117,6 +129,13 @@ def _compiled(dialect: Dialect, statement: UpdateBase) -> tuple[str, list[tuple[
     assert isinstance(compiled, SQLCompiler)
     names = compiled.positiontup or ()
     return str(compiled), [(name, _bind(compiled.binds[name].type, dialect)) for name in names]
+
+
+@lru_cache(maxsize=64)
+def _repeated(statement: str, columns: int, rows: int) -> str:
+    """An insert of one row, for so many."""
+    row = f"({', '.join('?' * columns)})"
+    return statement.replace(row, ", ".join([row] * rows), 1)
 
 
 def _bind(kind: TypeEngine[Any], dialect: Dialect) -> Bind:
