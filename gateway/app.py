@@ -37,6 +37,7 @@ from gateway.demo.bookshop import bookshop, definition
 from gateway.edge import rest_calls, rest_catalog, rest_history
 from gateway.edge.azure_consent import PATH as CONSENT
 from gateway.edge.azure_consent import ConsentReturn, return_address
+from gateway.edge.call_log import log_call
 from gateway.edge.console.app import Console, console_of
 from gateway.edge.doors import resume
 from gateway.edge.events import Feed, events_handler
@@ -315,7 +316,8 @@ def _assembled(
     )
 
     metrics = Metrics(lambda: gateway.snapshot, mcp.figures)
-    gateway.invoker.on_finished(metrics.finished)
+    for listener in (metrics.finished, log_call):
+        gateway.invoker.on_finished(listener)
     health = Health(gateway, identity, metrics.registry, mcp.figures)
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
     rest = RestApi(

@@ -55,6 +55,13 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self._upstream_seconds = Histogram(
+            "gateway_upstream_seconds",
+            "How long upstream APIs and servers took to answer.",
+            ("connection",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
         self.registry.register(_State(snapshot, figures))
         self._known: dict[tuple[str, str, str, int], _Children] = {}
 
@@ -71,19 +78,23 @@ class Metrics:
             self._errors.labels(connection, execution.error_code).inc()
         if execution.result:
             known.seconds.observe(execution.result["duration_ms"] / 1000)
+            if (waited := execution.result.get("upstream_ms")) is not None:
+                known.upstream_seconds.observe(waited / 1000)
 
     def _children(self, connection: str, access: str, status: str, answer: int) -> _Children:
         """What a call of this kind is counted in, looked up once: labels are dear."""
         counters = [self._calls.labels(connection, access, status)]
         if answer:
             counters.append(self._upstream.labels(connection, f"{answer}xx"))
-        return _Children(tuple(counters), self._seconds.labels(connection))
+        seconds, upstream = self._seconds, self._upstream_seconds
+        return _Children(tuple(counters), seconds.labels(connection), upstream.labels(connection))
 
 
 @dataclass(frozen=True, slots=True)
 class _Children:
     counters: tuple[Counter, ...]
     seconds: Histogram
+    upstream_seconds: Histogram
 
 
 class _State(Collector):

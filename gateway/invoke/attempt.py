@@ -57,6 +57,7 @@ class Attempt:
     id: str = ""
     reason: str = ""
     upstream_status: int | None = None
+    upstream_ms: float | None = None  # how much of the time was the upstream's
     token: str | None = None
     token_given: bool = False  # by the caller, so it may have been used before
     background: bool = False  # its caller does not wait
@@ -156,6 +157,8 @@ def _outcome(
         "error": _bounded(failure, bound),
         "duration_ms": attempt.duration_ms,
     }
+    if attempt.upstream_ms is not None:
+        outcome["upstream_ms"] = attempt.upstream_ms
     if attempt.token is not None and result is not None:
         outcome["answer"] = result  # the first answer, for whoever asks again with the token
     return outcome

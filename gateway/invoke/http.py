@@ -82,6 +82,7 @@ class HttpSender:
         egress = self._own_egress if attempt.state.origin == "demo" else self._egress
         seconds = prepared.settings.timeout_seconds or limits.call_timeout_seconds
         most = max(MAX_ANSWER_BYTES, limits.max_output_bytes)
+        began = time.perf_counter()
         try:
             answer = await egress.send(request, deadline=seconds, max_bytes=most)
         except NoAnswer as error:
@@ -89,6 +90,8 @@ class HttpSender:
                 outcome.failed()
                 raise
             answer = await egress.send(request, deadline=seconds, max_bytes=most)
+        finally:
+            attempt.upstream_ms = (time.perf_counter() - began) * 1000
         return answer
 
     async def result(self, attempt: Attempt, answer: Answer) -> dict[str, Any]:

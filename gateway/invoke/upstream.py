@@ -79,6 +79,7 @@ class UpstreamSender:
             arguments[operation.idempotency_field] = attempt.token
         await self._limits.admit(prepared.name, caller.principal.name, prepared.rate_limit)
         async with self._limits.call(prepared.name) as outcome:
+            began = time.perf_counter()
             try:
                 result = await self._call(attempt, prepared.name, operation.tool, arguments)
             except UpstreamRefused as error:
@@ -89,6 +90,8 @@ class UpstreamSender:
                 if error.code != "upstream_error":
                     outcome.failed()
                 raise
+            finally:
+                attempt.upstream_ms = (time.perf_counter() - began) * 1000
             outcome.answered(200)
         return await self._taken_over(attempt, result)
 

@@ -57,6 +57,7 @@ async def test_metrics_have_sums_for_strangers_and_names_for_admins(
     assert 'gateway_calls_total{access="read",connection="demo",status="completed"} 1.0' in named
     assert 'gateway_connections{status="connected"} 2.0' in summed
     assert "gateway_pending_approvals 0.0" in summed
+    assert "gateway_upstream_seconds_count 1.0" in summed
 
 
 async def test_probes_answer_whatever_the_host_header_says(gateway: Running) -> None:
