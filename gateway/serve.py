@@ -18,10 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import structlog
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from gateway.app import App, Place, running
 from gateway.config.settings import Settings
@@ -85,6 +88,18 @@ async def _end_with(parent: int, server: Server) -> None:
     server.stop()
 
 
+def _fronted(app: App) -> ASGIApp:
+    """The application behind a reading of a trusted proxy's headers, which calls can do without."""
+    trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+    behind = cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, app), trusted))
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        await (app if path == "/mcp" or path.startswith("/mcp/") else behind)(scope, receive, send)
+
+    return front
+
+
 def _collect_rarely() -> None:
     """Leave what is there at start out of garbage collection, and look for garbage less often.
 
@@ -102,8 +117,9 @@ class Server(uvicorn.Server):
     def __init__(self, app: App, place: Place, grace: float, announce: bool = True) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                _fronted(app),
                 loop="uvloop",
+                proxy_headers=False,
                 http=patient_protocol(app.gateway.snapshot.settings.limits.request_seconds),
                 ws="none",
                 lifespan="off",

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import structlog
-from cachetools import LRUCache
 
 from gateway.catalog.azure_watch import AzureWatch
 from gateway.catalog.refresh import Catalog
@@ -56,7 +55,7 @@ class Gateway:
         self.azure = azure
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None
-        self._views: LRUCache[tuple[Any, ...], View] = LRUCache(MAX_VIEWS)
+        self._views: dict[tuple[Any, ...], View] = {}  # the oldest go first: their revision is old
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
 
@@ -70,10 +69,12 @@ class Gateway:
 
     def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> View:
         """What the principal sees at this address, in this snapshot."""
-        who = (principal.name, principal.role, principal.organization, principal.admin)
-        key = (snapshot.revision, who, scope)
+        who = principal.name, principal.role, principal.organization, principal.admin
+        key = (snapshot.revision, scope.kind, scope.names, *who)
         found = self._views.get(key)
         if found is None:
+            if len(self._views) >= MAX_VIEWS:
+                del self._views[next(iter(self._views))]
             found = self._views[key] = view(snapshot, principal, scope, OWN_TOOLS)
             self._wake_sleepers(snapshot, found)
         return found
