@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -138,6 +139,8 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
+        # Whatever is logged on the way, also by tasks that are started, names the request.
+        structlog.contextvars.bind_contextvars(request=secrets.token_hex(6))
         if path == "/mcp" or path.startswith("/mcp/"):
             await self.mcp(scope, receive, send)
         elif scope["type"] == "http":
