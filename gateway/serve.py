@@ -109,6 +109,7 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, COLLECT_OLDER_AFTER, COLLECT_OLDER_AFTER)
+    gc.enable()
 
 
 class Server(uvicorn.Server):

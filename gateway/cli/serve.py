@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,7 @@ def serve(
         from gateway.supervise import supervise
 
         sys.exit(supervise(settings, config.resolve()))
+    gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
     from gateway.serve import serve as run
 
     sys.exit(run(settings, config.resolve(), worker=worker))
