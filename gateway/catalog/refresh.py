@@ -95,7 +95,7 @@ class Catalog:
 
     async def load(self) -> None:
         """The first snapshot, from what is configured and stored: no network."""
-        await self._take(await self._persistence.load(), self.current.settings)
+        await self._take(self.current.settings)
 
     def unread(self) -> dict[str, bool]:
         """The connections nothing is known of yet; whether each is read without a network."""
@@ -108,7 +108,7 @@ class Catalog:
     async def apply(self, settings: Settings) -> list[str]:
         """New settings, live; gives the connections that must now be discovered."""
         async with self._taking:
-            await self._take(await self._persistence.load(), settings)
+            await self._take(settings)
         return [
             name
             for name, state in self._states.items()
@@ -129,7 +129,7 @@ class Catalog:
             self._behind.clear()
             try:
                 async with self._taking:
-                    await self._take(await self._persistence.load(), self.current.settings)
+                    await self._take(self.current.settings)
             except GatewayError as error:
                 log.warning("changes of other processes not read", error=error.message)
                 await asyncio.sleep(POLL_SECONDS)
@@ -293,19 +293,20 @@ class Catalog:
         await self._discoverer.check_addresses(settings, found.build)
         return found
 
-    async def _take(self, stored: Stored, settings: Settings) -> None:
+    async def _take(self, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
+        seen, stored = dict(self._states), await self._persistence.load()
         self._synced = max(self._synced, stored.revision)
-        seen = dict(self._states)
         states: dict[str, ConnectionState] = {}
         for name, (connection, origin, revision) in self._wanted(stored, settings).items():
             base = ConnectionState(name, connection, origin, revision, resting(connection))
             states[name] = await self._kept_or_cached(base, stored.found.get(name), settings)
-        # What a put or refresh installed while we waited is newer than what we read.
+        # What was put, refreshed or deleted while we waited is newer than what we read.
         newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
-        for name in set(self._states) - set(states) - set(newer):
+        states = {n: s for n, s in states.items() if n in self._states or n not in seen} | newer
+        for name in set(self._states) - set(states):
             self._forget(name)
-        self._states = states | newer
+        self._states = states
         self._choices, self._permissions = stored.choices, stored.permissions
         self._swap(stored.revision, settings)
 
@@ -393,8 +394,7 @@ class Catalog:
             stored_permissions=self._permissions,
             portable=self._portable,
         )
-        if same_content(snapshot, self.current):
-            return
-        self.current = snapshot
-        for listener in list(self._listeners):
-            listener()
+        if not same_content(snapshot, self.current):
+            self.current = snapshot
+            for listener in list(self._listeners):
+                listener()
