@@ -7,6 +7,7 @@ PY := .venv/bin/python
 	python3 -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m compileall -q gateway
 	touch .venv/ready
 
 run: .venv/ready

@@ -11,7 +11,6 @@ import asyncio
 import re
 from typing import Any
 
-from mcp.shared.dispatcher import as_request_id
 from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
@@ -25,6 +24,7 @@ from gateway.edge.mcp_messages import (
     check_params,
     dump,
     error_body,
+    is_request_id,
     notification,
     read_message,
     result_body,
@@ -146,8 +146,8 @@ def _take_note(core: Core, session: Session, message: Message) -> None:
         if not known and core.relay is not None:
             core.relay.answered(session.id, message.id, message.body)
     elif message.method == "notifications/cancelled":
-        request_id = as_request_id((message.params or {}).get("requestId"))
-        if request_id is None:
+        request_id = (message.params or {}).get("requestId")
+        if not is_request_id(request_id):
             return
         if not core.calls.cancel(session.id, request_id) and core.relay is not None:
             core.relay.cancelled(session.id, request_id)

@@ -13,10 +13,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeGuard
 
 import orjson
-from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
@@ -31,6 +30,8 @@ from mcp_types.jsonrpc import (
     PARSE_ERROR,
 )
 from pydantic import ValidationError
+
+from gateway.edge.sdk import inbound
 
 RequestId = str | int
 REQUEST_CANCELLED = -32800  # what the SDK answers a cancelled request of the 2025 era with
@@ -127,7 +128,7 @@ def _invalid(what: str) -> NoReturn:
     raise RpcError(INVALID_REQUEST, f"Invalid Request: {what}")
 
 
-def is_request_id(value: object) -> bool:
+def is_request_id(value: object) -> TypeGuard[RequestId]:
     """Whether a value may be a request's id."""
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
@@ -213,7 +214,7 @@ def dump(value: object) -> bytes:
 
 def error_status(error: RpcError) -> int:
     """The HTTP status of an error in the 2026 era."""
-    return ERROR_CODE_HTTP_STATUS.get(error.code, 200)
+    return inbound.ERROR_CODE_HTTP_STATUS.get(error.code, 200)
 
 
 def progress_token(meta: Mapping[str, Any]) -> RequestId | None:

@@ -12,18 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    InboundLadderRejection,
-    InboundModernRoute,
-    classify_inbound_request,
-    find_duplicated_routing_header,
-    unsupported_protocol_version_rejection,
-    validate_mcp_param_headers,
-)
-from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST
 
@@ -44,12 +32,17 @@ from gateway.edge.mcp_messages import (
 )
 from gateway.edge.mcp_requests import answer
 from gateway.edge.mcp_streams import Reply, event
+from gateway.edge.sdk import inbound, subscriptions
 from gateway.edge.subscriptions import Frames, Stream, Wants
 from gateway.errors import GatewayError
 
 _ROUTING = tuple(
     (name, name.encode())
-    for name in (MCP_PROTOCOL_VERSION_HEADER, MCP_METHOD_HEADER, MCP_NAME_HEADER)
+    for name in (
+        inbound.MCP_PROTOCOL_VERSION_HEADER,
+        inbound.MCP_METHOD_HEADER,
+        inbound.MCP_NAME_HEADER,
+    )
 )
 
 
@@ -85,22 +78,22 @@ async def serve_post(core: Core, exchange: Exchange, value: object) -> None:
 
 def _require_version(exchange: Exchange) -> None:
     version = exchange.fields.get(b"mcp-protocol-version", b"").decode("latin-1")
-    rejection = unsupported_protocol_version_rejection(version)
+    rejection = inbound.unsupported_protocol_version_rejection(version)
     if rejection is not None:
         raise _error(rejection)
 
 
-def _route(core: Core, exchange: Exchange, message: Message) -> InboundModernRoute:
+def _route(core: Core, exchange: Exchange, message: Message) -> inbound.InboundModernRoute:
     """The SDK's ladder over one request. Raises RpcError for the first rung that fails."""
     fields = exchange.fields
     if len(fields) != len(exchange.lines):
         pairs = ((k.decode("latin-1"), v.decode("latin-1")) for k, v in exchange.lines)
-        duplicated = find_duplicated_routing_header(pairs)
+        duplicated = inbound.find_duplicated_routing_header(pairs)
         if duplicated is not None:
             raise RpcError(HEADER_MISMATCH, f"{duplicated} header appears more than once")
     headers = {name: fields[raw].decode("latin-1") for name, raw in _ROUTING if raw in fields}
-    verdict = classify_inbound_request(message.body, headers=headers)
-    if isinstance(verdict, InboundLadderRejection):
+    verdict = inbound.classify_inbound_request(message.body, headers=headers)
+    if isinstance(verdict, inbound.InboundLadderRejection):
         raise _error(verdict)
     if message.method == "tools/call":
         _check_param_headers(core, exchange, message.params or {})
@@ -114,7 +107,9 @@ def _check_param_headers(core: Core, exchange: Exchange, params: Mapping[str, An
     schema = core.surface.input_schema(exchange.principal, exchange.scope, name)
     if schema is None or b'"x-mcp-header"' not in schema:
         return
-    rejection = validate_mcp_param_headers(orjson.loads(schema), arguments, _Lines(exchange.lines))
+    rejection = inbound.validate_mcp_param_headers(
+        orjson.loads(schema), arguments, _Lines(exchange.lines)
+    )
     if rejection is not None:
         raise _error(rejection)
 
@@ -130,12 +125,16 @@ class _Lines(dict[str, str]):
         return self._pairs
 
 
-def _error(rejection: InboundLadderRejection) -> RpcError:
+def _error(rejection: inbound.InboundLadderRejection) -> RpcError:
     return RpcError(rejection.code, rejection.message, rejection.data)
 
 
 def _request(
-    core: Core, exchange: Exchange, message: Message, route: InboundModernRoute, reply: Reply
+    core: Core,
+    exchange: Exchange,
+    message: Message,
+    route: inbound.InboundModernRoute,
+    reply: Reply,
 ) -> Request:
     capabilities = route.client_capabilities
     return Request(
@@ -151,7 +150,7 @@ def _request(
 
 
 async def _listen(
-    core: Core, exchange: Exchange, message: Message, route: InboundModernRoute
+    core: Core, exchange: Exchange, message: Message, route: inbound.InboundModernRoute
 ) -> None:
     """Keep the request's own answer open as the stream of changes it asked for."""
     assert message.id is not None
@@ -182,7 +181,7 @@ async def _listen(
 
 
 def _frames(core: Core, request_id: RequestId, heard: Mapping[str, Any]) -> Frames:
-    meta = {SUBSCRIPTION_ID_META_KEY: request_id}
+    meta = {subscriptions.SUBSCRIPTION_ID_META_KEY: request_id}
     acknowledged = notification(
         "notifications/subscriptions/acknowledged", {"notifications": heard, "_meta": meta}
     )

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import structlog
-from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
+from gateway.edge.sdk import uri_template
 from gateway.errors import GatewayError, UpstreamFailed
 
 Kind = Literal["prompts", "resources", "resourceTemplates"]
@@ -52,7 +52,7 @@ class _Listing:
     at: float
     generation: int
     keys: frozenset[str]
-    templates: tuple[UriTemplate, ...] = ()
+    templates: tuple[uri_template.UriTemplate, ...] = ()
 
 
 class Owners:
@@ -156,11 +156,11 @@ def _has_key(item: object, kind: Kind) -> bool:
     return isinstance(item, dict) and isinstance(item.get(KEY_OF[kind]), str)
 
 
-def _parsed(texts: Iterable[str]) -> tuple[UriTemplate, ...]:
+def _parsed(texts: Iterable[str]) -> tuple[uri_template.UriTemplate, ...]:
     parsed = []
     for text in sorted(texts):
         try:
-            parsed.append(UriTemplate.parse(text))
-        except InvalidUriTemplate:
+            parsed.append(uri_template.UriTemplate.parse(text))
+        except uri_template.InvalidUriTemplate:
             continue  # its server can still be asked by whoever knows it
     return tuple(parsed)
