@@ -1,0 +1,7 @@
+"""Slow tests take their stores from here."""
+
+from __future__ import annotations
+
+from tests.databases import migrated_file, postgres, store_url
+
+__all__ = ["migrated_file", "postgres", "store_url"]
