@@ -31,6 +31,7 @@ async def listing(peer: Measured, folder: Path) -> list[Row]:
     configure(folder / "listing", {"shop": api(peer.port, LISTED)}, principals=names)
     rows = []
     async with gateway(folder / "listing") as server:
+        await _settled(server)
         eras: tuple[Era, ...] = ("2026", "2025")
         for era in eras:
             for who in (names[:1], names):

@@ -29,7 +29,7 @@ from gateway.invoke.call import Invoker
 from gateway.invoke.lookups import LookUps
 from gateway.model import Principal, Tool
 from gateway.policy.offering import askable, offering
-from gateway.policy.view import Scope, View, view
+from gateway.policy.view import Scope, View, standing, view
 from gateway.store.database import Database
 
 log = structlog.get_logger("gateway.edge")
@@ -73,11 +73,21 @@ class Gateway:
         key = (snapshot.revision, scope.kind, scope.names, *who)
         found = self._views.get(key)
         if found is None:
-            if len(self._views) >= MAX_VIEWS:
-                del self._views[next(iter(self._views))]
-            found = self._views[key] = view(snapshot, principal, scope, OWN_TOOLS)
+            found = self._remember(key, self._shared_view(snapshot, principal, scope))
             self._wake_sleepers(snapshot, found)
         return found
+
+    def _shared_view(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> View:
+        """One view for all who see the same: a thousand principals cost the memory of one."""
+        key = (snapshot.revision, standing(snapshot, principal, scope))
+        found = self._views.get(key)
+        return found or self._remember(key, view(snapshot, principal, scope, OWN_TOOLS))
+
+    def _remember(self, key: tuple[Any, ...], seen: View) -> View:
+        if len(self._views) >= MAX_VIEWS:
+            del self._views[next(iter(self._views))]
+        self._views[key] = seen
+        return seen
 
     def _wake_sleepers(self, snapshot: Snapshot, seen: View) -> None:
         """Has lazy connections that nothing is known of yet looked at: somebody needs them."""

@@ -76,6 +76,12 @@ class View:
         return {**self.meta, **self.direct}
 
 
+def standing(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[object, ...]:
+    """What a view hangs on, of its principal: two with the same standing see the same."""
+    levels = tuple(level(snapshot, principal, state) for state in snapshot.connections.values())
+    return scope, bundles_of(snapshot, principal, scope), principal.admin, levels
+
+
 def view(
     snapshot: Snapshot, principal: Principal, scope: Scope, own_tools: Sequence[OwnTool]
 ) -> View:
