@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +12,7 @@ from cryptography.fernet import Fernet
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.balancer import RoundRobin, round_robin
 from tests.edge.conftest import TOKENS
 
 CALLS = 6
@@ -37,45 +36,16 @@ async def replica(key: str, url: str) -> AsyncIterator[int]:
             await process.wait()
 
 
-class RoundRobin:
-    """Hands each new connection to the next replica, and counts."""
-
-    def __init__(self) -> None:
-        self.ports: list[int] = []
-        self.served: dict[int, int] = {}
-        self._turn = itertools.count()
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = self.ports[next(self._turn) % len(self.ports)]
-        self.served[port] = self.served.get(port, 0) + 1
-        back, forth = await asyncio.open_connection("127.0.0.1", port)
-        with contextlib.suppress(ConnectionError):
-            await asyncio.gather(_copy(reader, forth), _copy(back, writer))
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
-
-
 @asynccontextmanager
 async def balanced() -> AsyncIterator[tuple[str, RoundRobin]]:
     """The one address of two replicas."""
-    balancer = RoundRobin()
-    server = await asyncio.start_server(balancer, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     key = Fernet.generate_key().decode()
-    async with AsyncExitStack() as stack:
-        replicas = [replica(key, url), replica(key, url)]
+    async with round_robin() as balancer, AsyncExitStack() as stack:
+        replicas = [replica(key, balancer.url), replica(key, balancer.url)]
         balancer.ports = list(
             await asyncio.gather(*(stack.enter_async_context(one) for one in replicas))
         )
-        yield f"{url}/mcp", balancer
-    server.close()
+        yield f"{balancer.url}/mcp", balancer
 
 
 async def test_any_replica_answers_any_request_of_either_era() -> None:
