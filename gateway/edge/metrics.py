@@ -6,6 +6,7 @@ anything a caller can choose.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ class _State(Collector):
             "gateway_catalog_revision", "Revision of the catalog.", snapshot.revision
         )
         yield GaugeMetricFamily("gateway_tools", "Tools that are served.", len(snapshot.tools))
+        tasks = len(asyncio.all_tasks())
+        yield GaugeMetricFamily("gateway_tasks", "Tasks of the event loop.", tasks)
         connections = GaugeMetricFamily(
             "gateway_connections", "Connections by status.", labels=["status"]
         )

@@ -26,8 +26,7 @@ log = structlog.get_logger("gateway.edge")
 CANCELLED = "mcp_cancelled"
 ANSWERED = "mcp_answered"
 WISHED = "mcp_wished"
-SWEEP_AT = 10_000
-UNKNOWN_EXPIRY_SECONDS = 8 * 86_400.0  # longer than any session lives
+MAX_ENDED = 100_000  # in memory; the oldest is the first to be forgotten
 
 
 class SharedSessions:
@@ -35,12 +34,13 @@ class SharedSessions:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._ended: dict[str, float] = {}
+        self._ended: dict[str, None] = {}  # in the order in which they are forgotten
         self._reading: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
         """Reads what was ended before this process began."""
-        self._ended |= await ended_sessions(self._db, time.time())
+        for session in await ended_sessions(self._db, time.time(), MAX_ENDED):
+            self._note(session)
 
     async def _load_again(self) -> None:
         try:
@@ -50,7 +50,7 @@ class SharedSessions:
 
     async def add(self, session: str, expires: float) -> None:
         """Ends a session everywhere."""
-        self._ended[session] = expires
+        self._note(session)
         await end_session(self._db, session, expires)
 
     def contains(self, session: str) -> bool:
@@ -61,10 +61,12 @@ class SharedSessions:
         if not session:
             self._reading = asyncio.create_task(self._load_again())
             return
-        now = time.time()
-        if len(self._ended) > SWEEP_AT:
-            self._ended = {id: until for id, until in self._ended.items() if until > now}
-        self._ended.setdefault(session, now + UNKNOWN_EXPIRY_SECONDS)
+        self._note(session)
+
+    def _note(self, session: str) -> None:
+        self._ended[session] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
 
 class StoreRelay:

@@ -27,11 +27,12 @@ from gateway.store.replicas import (
     leave,
     this_host,
 )
-from gateway.store.sweep import sweep
+from gateway.store.sweep import DAY, sweep
 
 log = structlog.get_logger("gateway.housekeeping")
 
 SWEEP_SECONDS = 600.0
+SWEEPS_A_LIFE = 10  # what is kept for less than hours is swept more often
 
 
 def this_replica() -> Replica:
@@ -93,10 +94,11 @@ class Housekeeping:
             self._ended(execution)
 
     async def _sweep(self) -> None:
-        if time.monotonic() - self._swept < SWEEP_SECONDS:
+        keep_days = self._current().settings.ledger.keep_days
+        every = min(SWEEP_SECONDS, keep_days * DAY / SWEEPS_A_LIFE)
+        if time.monotonic() - self._swept < every:
             return
         self._swept = time.monotonic()
-        keep_days = self._current().settings.ledger.keep_days
         swept = await sweep(self._db, now=time.time(), keep_days=keep_days)
         if any(swept.values()):
             log.info("swept", **{table: count for table, count in swept.items() if count})

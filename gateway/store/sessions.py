@@ -24,10 +24,11 @@ async def end_session(db: Database, id: str, expires_at: float) -> None:
     await db.write(unit)
 
 
-async def ended_sessions(db: Database, now: float) -> dict[str, float]:
-    """Every ended session that has not expired, and when it will."""
-    statement = select(_table).where(_table.c.expires_at > now)
-    return await db.read(lambda tx: {row.id: row.expires_at for row in tx.execute(statement)})
+async def ended_sessions(db: Database, now: float, limit: int) -> list[str]:
+    """Ended sessions that have not expired, the last `limit` to do so, the next one first."""
+    latest = select(_table.c.id).where(_table.c.expires_at > now)
+    statement = latest.order_by(_table.c.expires_at.desc(), _table.c.id).limit(limit)
+    return await db.read(lambda tx: [*tx.execute(statement).scalars()][::-1])
 
 
 async def first_use(db: Database, id: str, expires_at: float) -> bool:
