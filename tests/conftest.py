@@ -18,6 +18,8 @@ from gateway.config.reading import parse_settings
 from gateway.serve import Server, bind
 from tests.peers import until
 
+START_SECONDS = 60.0  # two, where the machine has nothing else to do
+
 OPEN = """
 [auth]
 mode = "none"
@@ -96,7 +98,7 @@ async def gateway_process(config: Path, *options: str) -> AsyncIterator[tuple[An
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(START_SECONDS):
             line = (await process.stdout.readline()).decode()
         assert line.startswith("Gateway ready: http://127.0.0.1:"), line
         yield process, line.removeprefix("Gateway ready: ").strip()
