@@ -27,7 +27,8 @@ from tests.peers import items_api, provider
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ERAS: tuple[Era, ...] = ("2025", "2026")
-CUSTOMERS = 4
+CUSTOMERS = 8
+OTHER_NUMBERS = 1_000_000  # so that no token was used before
 SOON_SECONDS = 5.0  # it takes a tenth of one where the machine has nothing else to do
 
 
@@ -177,7 +178,7 @@ def assert_each_once(three: Trio, customers: Customers) -> None:
 
 
 async def test_one_may_be_killed_under_load(three: Trio, http: aiohttp.ClientSession) -> None:
-    customers = Customers(http, three.url)
+    customers = Customers(http, three.url, numbers=OTHER_NUMBERS)
     async with customers.at_work(CUSTOMERS):
         await customers.more("completed", 20)
         three.processes[2].kill()

@@ -22,7 +22,7 @@ from tests.peers import Provider, items_api
 ORDER = "/api/v1/tools/shop_add_order/call"
 ITEM = "/api/v1/tools/shop_get_items/call"
 PERMIT = "/api/v1/tools/shop_add_permit/call"
-PAUSE_SECONDS = 0.05  # of a client that tries again
+PAUSE_SECONDS = 0.05  # of a client that tries again, or thinks of the next thing to ask
 
 
 def adding(operation: str) -> dict[str, Any]:
@@ -144,6 +144,7 @@ class Customers:
             body = {"arguments": {"number": number}, "idempotency_token": f"order-{number}"}
             self.ordered[number] = await self._until_ended(ORDER, body, number)
             self.done[self.ordered[number]] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _looks(self) -> None:
         while not self.closing:
@@ -151,6 +152,7 @@ class Customers:
             body = {"arguments": {"id": str(self.numbers)}}
             await self._until_ended(ITEM, body, f"/items/{self.numbers}")
             self.done["looked"] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _until_ended(self, path: str, body: Any, wanted: object) -> str:
         while True:
