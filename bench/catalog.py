@@ -22,6 +22,7 @@ DEFINITIONS = 50
 QUIET_SECONDS = 0.5  # without CPU: what was begun has ended
 SETTLE_SECONDS = 20.0
 LOOK_SECONDS = 0.005
+LOOKING_SECONDS = 2.0
 ANN = token_of("ann")
 
 
@@ -96,6 +97,7 @@ def _rest(method: str, server: Measured, path: str, body: Any) -> bytes:
 async def _beside_health(server: Measured, request: bytes) -> tuple[float, float, Load]:
     """CPU and time of one request, and how /healthz does until everything has settled."""
     connection = await connected(server.port)
+    a_look = await _look_cpu(server)
     looking = asyncio.create_task(
         _look(await connected(server.port), server.port, health := Load())
     )
@@ -109,11 +111,19 @@ async def _beside_health(server: Measured, request: bytes) -> tuple[float, float
         await looking
     await _settled(server)
     connection.transport.close()
-    looks = health.calls * _LOOK_CPU
-    return max(0.0, server.cpu() - before - looks), seconds, health
+    return max(0.0, server.cpu() - before - len(health.latencies) * a_look), seconds, health
 
 
-_LOOK_CPU = 0.0001  # of one look at /healthz, which is not the put's
+async def _look_cpu(server: Measured) -> float:
+    """What one look at /healthz costs, which is not what is being measured."""
+    connection, before = await connected(server.port), server.cpu()
+    looking = asyncio.create_task(_look(connection, server.port, health := Load()))
+    await asyncio.sleep(LOOKING_SECONDS)
+    looking.cancel()
+    with suppress(asyncio.CancelledError):
+        await looking
+    connection.transport.close()
+    return (server.cpu() - before) / max(1, len(health.latencies))
 
 
 async def _look(connection: Connection, port: int, health: Load) -> None:
