@@ -133,6 +133,7 @@ class App:
         """Lets calls in flight finish, sends away who waits for a person, closes the streams."""
         self.feed.close()
         self.gateway.approvals.drain()
+        self.gateway.invoker.held.drain()
         began = time.monotonic()
         await self.mcp.drain(grace)
         await self.gateway.invoker.running.drain(max(0.0, grace - (time.monotonic() - began)))

@@ -49,6 +49,7 @@ class Line:
             prepared,
             senders,
             replica=replica.id,
+            seal=seal,
             signals=self.signals,
             approver=self.approvals,
         )

@@ -33,6 +33,7 @@ from gateway.connectors.upstream_answers import (
 from gateway.connectors.upstream_headers import HeaderMarks, routing_headers
 from gateway.connectors.upstream_rpc import (
     ACKNOWLEDGED,
+    ASKED_ELSEWHERE,
     GREETING,
     INTERACTIVE,
     LISTEN_FILTER,
@@ -208,7 +209,7 @@ class HttpSession:
                 raise _StaleCredentials
             try:
                 async with asyncio.timeout_at(ends) as limit:
-                    hooks = replace(hooks, elicit=pausing(hooks.elicit, limit))
+                    hooks = replace(hooks, ask=pausing(hooks.ask, limit))
                     return await self._result(streamed, message["method"], peer, hooks)
             except TimeoutError:
                 raise timed_out(self.name, left, sent=True) from None
@@ -304,7 +305,7 @@ class HttpSession:
 
     def _pass_on(self, method: str, params: Mapping[str, Any]) -> None:
         """What is logged while requests run may be about one of them: it is that caller's alone."""
-        if method != LOGGED or not self._asking:
+        if method not in (LOGGED, ASKED_ELSEWHERE) or not self._asking:
             self._notice(method, params)
         elif (sole := self._sole()) is not None and sole.notice is not None:
             sole.notice(method, params)
@@ -315,7 +316,7 @@ class HttpSession:
     async def _answer(self, message: Message) -> None:
         """A question outside any request's stream is only put to a caller who is surely meant."""
         sole = self._sole()
-        await self._post_only(await answer(message, sole.elicit if sole else None))
+        await self._post_only(await answer(message, sole.ask if sole else None))
 
     async def _post_only(self, message: Message) -> None:
         head, body = await self._headers(self.peer), encoded(message)

@@ -25,7 +25,7 @@ from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefuse
 Message = dict[str, Any]
 Era = Literal["handshake", "modern"]
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Elicit = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
 Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -33,6 +33,8 @@ MODERN_VERSION = "2026-07-28"
 HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 CLIENT_INFO: Mapping[str, Any] = {"name": "dynamic-mcp-gateway", "version": __version__}
 CLIENT_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}}
+# A session is all clients' alike: it offers what any of them may be able to do.
+SESSION_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
 LISTEN_FILTER: Mapping[str, Any] = {
     "toolsListChanged": True,
     "promptsListChanged": True,
@@ -40,9 +42,16 @@ LISTEN_FILTER: Mapping[str, Any] = {
 }
 INTERACTIVE = frozenset(("tools/call", "prompts/get", "resources/read"))  # may ask the caller
 
+ELICIT = "elicitation/create"
+QUESTION = "question"  # the key of one that has none, as it comes on its own
 LOGGED = "notifications/message"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-OWN_NOTICES = (LOGGED, ACKNOWLEDGED)  # on a request's own stream they are its caller's alone
+ASKED_ELSEWHERE = "notifications/elicitation/complete"
+OWN_NOTICES = (
+    LOGGED,
+    ACKNOWLEDGED,
+    ASKED_ELSEWHERE,
+)  # on a request's own stream they are its caller's alone
 
 METHOD_NOT_FOUND = -32601
 HEADER_MISMATCH = -32020
@@ -50,7 +59,6 @@ UNSUPPORTED_VERSION = -32022
 MAX_MESSAGE_CHARS = 500
 MAX_ROUNDS = 10
 PROBE_SECONDS = 10.0
-ELICIT_SECONDS = 600.0
 _ROUND_PAUSES = (0.05, 0.1, 0.2, 0.25)
 _META = "io.modelcontextprotocol/"
 
@@ -89,7 +97,7 @@ class Hooks:
     """Where what an upstream says before its answer goes."""
 
     progress: Progress | None = None
-    elicit: Elicit | None = None
+    ask: Ask | None = None  # None: an upstream's questions are declined
     notice: Notice | None = None  # of what belongs to this request: its log messages
     capabilities: Mapping[str, Any] | None = None  # of who asks, where they differ from ours
 
@@ -216,7 +224,7 @@ async def _discover(exchange: Exchange, seconds: float) -> Peer:
 async def _initialize(exchange: Exchange, seconds: float) -> Peer:
     params = {
         "protocolVersion": HANDSHAKE_VERSIONS[0],
-        "capabilities": CLIENT_CAPABILITIES,
+        "capabilities": SESSION_CAPABILITIES,
         "clientInfo": CLIENT_INFO,
     }
     found = await exchange("initialize", params, GREETING, seconds)
@@ -251,7 +259,7 @@ async def settle(
             return outcome(message, upstream)
         params = _mapping(message.get("params"))
         if "id" in message:
-            await reply(await answer(message, hooks.elicit))
+            await reply(await answer(message, hooks.ask))
         elif method == "notifications/progress":
             await _tell_progress(params, hooks.progress)
         elif method in OWN_NOTICES:
@@ -282,21 +290,21 @@ def passed_on(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def pausing(elicit: Elicit | None, limit: asyncio.Timeout) -> Elicit | None:
+def pausing(ask: Ask | None, limit: asyncio.Timeout) -> Ask | None:
     """While a person thinks, the upstream's time does not run out."""
-    if elicit is None:
+    if ask is None:
         return None
 
-    async def ask(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def paused(questions: Mapping[str, Any]) -> Mapping[str, Any]:
         ends, started = limit.when(), asyncio.get_running_loop().time()
         limit.reschedule(None)
         try:
-            return await elicit(params)
+            return await ask(questions)
         finally:
             waited = asyncio.get_running_loop().time() - started
             limit.reschedule(None if ends is None else ends + waited)
 
-    return ask
+    return paused
 
 
 async def _tell_progress(params: Mapping[str, Any], progress: Progress | None) -> None:
@@ -310,33 +318,25 @@ async def _tell_progress(params: Mapping[str, Any], progress: Progress | None) -
     )
 
 
-async def answer(message: Message, elicit: Elicit | None) -> Message:
+async def answer(message: Message, ask: Ask | None) -> Message:
     """Our response to a request of the upstream: a question, a ping, or what we don't offer."""
     head = {"jsonrpc": "2.0", "id": message["id"]}
     method = message["method"]
     if method == "ping":
         return {**head, "result": {}}
-    if method == "elicitation/create":
-        return {**head, "result": await _elicited(_mapping(message.get("params")), elicit)}
+    if method == ELICIT:
+        return {**head, "result": await _elicited(_mapping(message.get("params")), ask)}
     error = {"code": METHOD_NOT_FOUND, "message": "The gateway does not offer this to upstreams"}
     return {**head, "error": error}
 
 
-async def _elicited(params: Mapping[str, Any], elicit: Elicit | None) -> Mapping[str, Any]:
-    if elicit is None:
-        return {"action": "decline"}
-    try:
-        async with asyncio.timeout(ELICIT_SECONDS):
-            return await elicit(params)
-    except (
-        Exception
-    ) as error:  # the client's side: whatever fails there, the upstream gets an answer
-        log.info("elicitation_failed", error=type(error).__name__)
-        return {"action": "cancel"}
+async def _elicited(params: Mapping[str, Any], ask: Ask | None) -> Any:
+    question = {QUESTION: {"method": ELICIT, "params": params}}
+    return (await _answers(question, ask or _declining("")))[QUESTION]
 
 
 async def completed(
-    send: Send, params: Mapping[str, Any], elicit: Elicit | None, upstream: str
+    send: Send, params: Mapping[str, Any], ask: Ask | None, upstream: str
 ) -> dict[str, Any]:
     """Sends a request again with the answers it asks for, until its result is complete."""
     asked: dict[str, Any] = {}
@@ -347,10 +347,7 @@ async def completed(
         asked = {}
         questions = _mapping(result.get("inputRequests"))
         if questions:
-            asked["inputResponses"] = {
-                key: await _input(_mapping(question), elicit, upstream)
-                for key, question in questions.items()
-            }
+            asked["inputResponses"] = await _answers(questions, ask or _declining(upstream))
         else:
             await asyncio.sleep(_ROUND_PAUSES[min(turn, len(_ROUND_PAUSES) - 1)])
         if isinstance(state := result.get("requestState"), str):
@@ -358,9 +355,20 @@ async def completed(
     raise broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
 
 
-async def _input(
-    question: Mapping[str, Any], elicit: Elicit | None, upstream: str
-) -> Mapping[str, Any]:
-    if question.get("method") != "elicitation/create":
-        raise broken(upstream, "asks for something the gateway does not offer to upstreams")
-    return await _elicited(_mapping(question.get("params")), elicit)
+async def _answers(questions: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+    try:
+        return await ask(questions)
+    except GatewayError:
+        raise
+    except Exception as error:  # the client's side: whatever fails, the upstream gets an answer
+        log.info("elicitation_failed", error=type(error).__name__)
+        return dict.fromkeys(questions, {"action": "cancel"})
+
+
+def _declining(upstream: str) -> Ask:
+    async def decline(questions: Mapping[str, Any]) -> Mapping[str, Any]:
+        if any(_mapping(question).get("method") != ELICIT for question in questions.values()):
+            raise broken(upstream, "asks for something the gateway does not offer to upstreams")
+        return dict.fromkeys(questions, {"action": "decline"})
+
+    return decline

@@ -22,7 +22,7 @@ from gateway.connectors.upstream_link import CHANGED, Link, Pace, Session, State
 from gateway.connectors.upstream_listing import RawTool
 from gateway.connectors.upstream_rpc import (
     NO_HOOKS,
-    Elicit,
+    Ask,
     Hooks,
     Notice,
     Peer,
@@ -148,28 +148,24 @@ class Upstreams:
         deadline: float | None = None,
         progress: Progress | None = None,
         meta: Mapping[str, Any] | None = None,
-        elicit: Elicit | None = None,
+        ask: Ask | None = None,
         notice: Notice | None = None,
         capabilities: Mapping[str, Any] | None = None,
-        relay_input: bool = False,
         input_responses: Mapping[str, Any] | None = None,
         request_state: str | None = None,
     ) -> dict[str, Any]:
         """The raw result of one tool call.
 
-        Questions of the upstream go to `elicit`, and are declined without one. With `relay_input` a
-        modern upstream's `input_required` result is given back instead, for a client that answers
-        by calling again with `input_responses` and `request_state`.
+        Questions of the upstream go to `ask`, and are declined without one. `input_responses` and
+        `request_state` are what the client says of its own accord.
         """
         params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta or {}}
         if input_responses is not None:
             params["inputResponses"] = input_responses
         if request_state is not None:
             params["requestState"] = request_state
-        hooks = Hooks(progress, elicit, notice, capabilities)
-        return await self.request(
-            name, "tools/call", params, deadline=deadline, hooks=hooks, relay_input=relay_input
-        )
+        hooks = Hooks(progress, ask, notice, capabilities)
+        return await self.request(name, "tools/call", params, deadline=deadline, hooks=hooks)
 
     async def request(
         self,
@@ -181,7 +177,11 @@ class Upstreams:
         hooks: Hooks = NO_HOOKS,
         relay_input: bool = False,
     ) -> dict[str, Any]:
-        """The raw result of any request: prompts, resources, completion, logging."""
+        """The raw result of any request: prompts, resources, completion, logging.
+
+        With `relay_input` a modern upstream's `input_required` result is given back as it is, for a
+        client that answers by asking again.
+        """
         settings, link = self._known(name)
         seconds = deadline or settings.timeout_seconds
 
@@ -190,7 +190,7 @@ class Upstreams:
 
         if relay_input:
             return await send(params)
-        return await completed(send, params, hooks.elicit, name)
+        return await completed(send, params, hooks.ask, name)
 
     async def notify(self, name: str, method: str, params: Mapping[str, Any]) -> None:
         """Tells an upstream something that has no answer."""

@@ -23,13 +23,14 @@ from gateway.connectors.upstream_child import READ_BYTES, Child, start_child
 from gateway.connectors.upstream_headers import HeaderMarks
 from gateway.connectors.upstream_rpc import (
     ACKNOWLEDGED,
+    ASKED_ELSEWHERE,
     GREETING,
     INTERACTIVE,
     LISTEN_FILTER,
     LOGGED,
     METHOD_NOT_FOUND,
     NO_HOOKS,
-    Elicit,
+    Ask,
     Era,
     Hooks,
     Message,
@@ -63,7 +64,7 @@ log = structlog.get_logger(__name__)
 class _Pending:
     """One request under way: what came for it, and who may be asked on its behalf."""
 
-    elicit: Elicit | None
+    ask: Ask | None
     interactive: bool
     inbox: asyncio.Queue[Message | GatewayError] = field(
         default_factory=lambda: asyncio.Queue(MAX_QUEUED + 1)
@@ -171,7 +172,7 @@ class StdioSession:
         pending = self._pending[request_id] = _Pending(None, method in INTERACTIVE)
         try:
             async with asyncio.timeout(seconds) as limit:
-                pending.elicit = pausing(hooks.elicit, limit)
+                pending.ask = pausing(hooks.ask, limit)
                 await self._write(message)
                 async with aclosing(_inbox(pending)) as messages:
                     found = await settle(
@@ -262,7 +263,7 @@ class StdioSession:
             self._deliver(token, message, must=False)
         elif method == ACKNOWLEDGED:
             self._deliver(_subscription(params), message, must=False)
-        elif method == LOGGED and (asking := self._interactive()):
+        elif method in (LOGGED, ASKED_ELSEWHERE) and (asking := self._interactive()):
             # It names no request: it is passed to a caller who is surely meant, or to nobody.
             if len(asking) == 1:
                 self._pending[asking[0]].put(message, must=False)
@@ -289,8 +290,8 @@ class StdioSession:
     async def _respond(self, message: Message) -> None:
         """A question names no request, so it is only put to a caller who is surely meant."""
         asking = self._interactive()
-        elicit = self._pending[asking[0]].elicit if len(asking) == 1 else None
-        response = await answer(message, elicit)
+        ask = self._pending[asking[0]].ask if len(asking) == 1 else None
+        response = await answer(message, ask)
         with suppress(GatewayError):
             await self._write(response)
 

@@ -21,14 +21,14 @@ from gateway.edge.doors import tool_door
 from gateway.edge.meta_tools import HANDLERS, Asked, reached_tool
 from gateway.edge.own_tools import OWN_TOOLS, SCHEMAS
 from gateway.edge.results import error_result, value_result
-from gateway.edge.surface import CallContext
+from gateway.edge.surface import CallContext, askable_of
 from gateway.errors import Broken, GatewayError, UnknownTool, UpstreamRefused
 from gateway.invoke.approvals import Approvals
 from gateway.invoke.arguments import check_arguments
 from gateway.invoke.call import Invoker
 from gateway.invoke.lookups import LookUps
 from gateway.model import Principal, Tool
-from gateway.policy.offering import askable, offering
+from gateway.policy.offering import offering
 from gateway.policy.view import Scope, View, standing, view
 from gateway.store.database import Database
 
@@ -55,7 +55,8 @@ class Gateway:
         self.azure = azure
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None
-        self._views: dict[tuple[Any, ...], View] = {}  # the oldest go first: their revision is old
+        self._views: dict[tuple[Any, ...], View] = {}
+        catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
 
@@ -136,9 +137,9 @@ class Gateway:
         """Where a server is all there is, its own errors reach the client as they are."""
         refusals: list[UpstreamRefused] = []
         context.refused = refusals.append
-        if context.era == "2026" and context.capabilities:
+        if context.capabilities:
             offered = offering(snapshot, context.principal, seen)
-            context.askable = askable(context.capabilities, offered)
+            context.askable = askable_of(context, offered)
         door = tool_door(self, tool.name, context.scope)
         result = await self.invoker.call(snapshot, tool, arguments, context, seen.bundle_ids, door)
         if refusals and offering(snapshot, context.principal, seen).transparent:
@@ -159,6 +160,8 @@ class Gateway:
 
     async def _call_reached(self, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
         tool = reached_tool(asked.view, arguments["server_id"], arguments["tool_name"])
+        offered = offering(asked.snapshot, asked.context.principal, asked.view)
+        asked.context.askable = askable_of(asked.context, offered)
         door = tool_door(self, tool.name, asked.context.scope)
         return await self.invoker.call(
             asked.snapshot,

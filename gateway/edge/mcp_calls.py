@@ -113,6 +113,8 @@ class Calls:
         self, session: str, reply: Reply, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Ask the client something on a request's own stream; no answer counts as `cancel`."""
+        if reply.is_gone():
+            return CANCELLED
         request_id = f"gateway-{secrets.token_hex(8)}"
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         key = (session, request_id)

@@ -11,11 +11,13 @@ from typing import Any
 
 from mcp_types import LOG_LEVEL_META_KEY
 
+from gateway.connectors.upstream_rpc import LOGGED
 from gateway.edge.mcp_core import Request
 from gateway.edge.mcp_messages import notification, progress_token
 from gateway.edge.mcp_streams import event
 from gateway.edge.surface import CallContext, Elicit, Notice, Progress
 from gateway.edge.wishes import reaches
+from gateway.policy.offering import elicitation_modes
 
 
 def context_of(request: Request, params: Mapping[str, Any]) -> CallContext:
@@ -51,7 +53,8 @@ def _notice(request: Request, meta: Mapping[str, Any]) -> Notice | None:
         return None
 
     def notice(method: str, params: Mapping[str, Any]) -> None:
-        if reaches(params.get("level"), wanted):
+        known = method == LOGGED or request.era == "2025"
+        if known and reaches(params.get("level"), wanted):
             reply.say(event(notification(method, params)))
 
     return notice
@@ -85,20 +88,11 @@ def _elicit(request: Request) -> Elicit | None:
     reply, session = request.reply, request.session
     if request.era != "2025" or reply is None or not reply.streaming or session is None:
         return None
-    if request.version < "2025-06-18" or not takes_forms(request.capabilities):
+    if request.version < "2025-06-18" or not elicitation_modes(request.capabilities):
         return None
     calls = request.core.calls
 
-    async def elicit(message: str, schema: dict[str, Any]) -> dict[str, Any]:
-        params = {"message": message, "requestedSchema": schema}
+    async def elicit(params: dict[str, Any]) -> dict[str, Any]:
         return await calls.ask(session, reply, "elicitation/create", params)
 
     return elicit
-
-
-def takes_forms(capabilities: Mapping[str, Any]) -> bool:
-    """Whether a client can be asked with a form: `elicitation: {}` says so, as `form` does."""
-    elicitation = capabilities.get("elicitation")
-    if not isinstance(elicitation, Mapping):
-        return False
-    return "form" in elicitation or "url" not in elicitation

@@ -26,14 +26,14 @@ from gateway.edge.gateway import Gateway
 from gateway.edge.mcp_messages import RpcError, method_not_found
 from gateway.edge.owners import Owners
 from gateway.edge.pass_through import CAPABILITY_OF, HANDLERS, Asked
-from gateway.edge.surface import CallContext, Hello, Told
+from gateway.edge.surface import CallContext, Hello, Told, askable_of
 from gateway.edge.upstream_requests import UpstreamRequests
 from gateway.edge.wishes import Wishes, reaches
 from gateway.errors import GatewayError
 from gateway.invoke.limits import Limits
 from gateway.invoke.prepared import PreparedConnections
 from gateway.model import Principal
-from gateway.policy.offering import Offering, askable, offering
+from gateway.policy.offering import Offering, offering
 from gateway.policy.view import Scope
 
 MEET_SECONDS = 2.0
@@ -92,8 +92,7 @@ class UpstreamOffers:
         servers = self._with(seen, CAPABILITY_OF[method])
         if not servers:
             raise method_not_found(method)
-        if context.era == "2026":
-            context.askable = askable(context.capabilities, seen.offering)
+        context.askable = askable_of(context, seen.offering)
         requests, owners, wishes = self._requests, self._owners, self._wishes
         asked = Asked(seen.snapshot, seen.offering, servers, context, requests, owners, wishes)
         return await HANDLERS[method](asked, params)

@@ -13,10 +13,11 @@ from typing import Any, Literal, Protocol
 
 from gateway.errors import UpstreamRefused
 from gateway.model import Principal
+from gateway.policy.offering import Offering, askable
 from gateway.policy.view import Scope
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Elicit = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Elicit = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Notice = Callable[[str, Mapping[str, Any]], None]
 Era = Literal["2025", "2026"]
 
@@ -40,8 +41,18 @@ class CallContext:
     gone: Callable[[], bool] | None = None  # whether nobody is there any more to be answered
     notice: Notice | None = None  # takes log messages of this call; None: nobody reads them
     log_level: str | None = None  # from which level on
-    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it, 2026
+    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
+
+
+def askable_of(context: CallContext, offered: Offering) -> Mapping[str, Any]:
+    """What servers of a view may ask of this client, in the way of its era."""
+    found = askable(context.capabilities, offered)
+    if context.era == "2026":
+        return found
+    if context.elicit is None or "elicitation" not in found:
+        return {}
+    return {"elicitation": found["elicitation"]}
 
 
 class ListedView(Protocol):

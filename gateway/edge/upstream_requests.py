@@ -15,15 +15,16 @@ from typing import Any
 import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.connectors.upstream_rpc import INTERACTIVE, Elicit, Hooks
+from gateway.connectors.upstream_rpc import INTERACTIVE, Hooks
 from gateway.connectors.upstream_sessions import Upstreams
 from gateway.edge.surface import CallContext
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.limits import Limits
 from gateway.invoke.output import HEAVY_BYTES
 from gateway.invoke.prepared import Prepared, PreparedConnections
+from gateway.invoke.questions import asker, check_offered
 from gateway.invoke.redact import Redactor
-from gateway.invoke.upstream import LOG_LEVEL, cleared_refusal, question, relayed
+from gateway.invoke.upstream import LOG_LEVEL, cleared_refusal
 
 OF_A_HOP = ("inputResponses", "requestState", "_meta")
 
@@ -45,11 +46,14 @@ class UpstreamRequests:
         context: CallContext,
     ) -> dict[str, Any]:
         """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
-        prepared = self._prepared.of(snapshot, server.name)
+        prepared, seconds = (
+            self._prepared.of(snapshot, server.name),
+            snapshot.permissions.timeout_seconds,
+        )
         await self._limits.admit(server.name, context.principal.name, prepared.rate_limit)
         async with self._limits.call(server.name) as outcome:
             try:
-                result = await self._send(prepared, method, params, context)
+                result = await self._send(prepared, method, params, context, seconds)
             except UpstreamRefused as error:
                 outcome.answered(200)
                 raise cleared_refusal(error, prepared.redactor) from error
@@ -61,20 +65,27 @@ class UpstreamRequests:
         return await _cleared(result, prepared.redactor)
 
     async def _send(
-        self, prepared: Prepared, method: str, params: Mapping[str, Any], context: CallContext
+        self,
+        prepared: Prepared,
+        method: str,
+        params: Mapping[str, Any],
+        context: CallContext,
+        seconds: float,
     ) -> dict[str, Any]:
         peer = self._upstreams.status(prepared.name).peer
-        relays = bool(context.askable) and method in INTERACTIVE
+        relays = context.era == "2026" and bool(context.askable) and method in INTERACTIVE
         sent = dict(params)
         if not relays or peer is None or peer.era == "handshake":
             sent = {key: value for key, value in sent.items() if key not in OF_A_HOP}
         sent["_meta"] = {LOG_LEVEL: context.log_level} if context.log_level else {}
-        elicit: Elicit | None = question(context.elicit)
-        hooks = Hooks(context.progress, elicit, context.notice, context.askable or None)
+        asks = asker(context, prepared.redactor, seconds)
+        hooks = Hooks(context.progress, asks, context.notice, context.askable or None)
         result = await self._upstreams.request(
             prepared.name, method, sent, hooks=hooks, relay_input=relays
         )
-        return relayed(result, context.askable) if relays else result
+        if relays and result.get("resultType") == "input_required":
+            check_offered(result.get("inputRequests") or {}, context.askable)
+        return result
 
 
 async def _cleared(result: dict[str, Any], redactor: Redactor) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from gateway.invoke.prepared import PreparedConnections
 from gateway.invoke.signals import Signals, heard_within
 from gateway.invoke.validity import grant_of, judged_again, may_always, too_late
 from gateway.model import Principal
+from gateway.policy.offering import elicitation_modes
 from gateway.store import approvals as store
 from gateway.store.approvals import APPROVAL_CHANGED, Approval
 from gateway.store.database import Database
@@ -314,7 +315,8 @@ class Approvals:
             await attempt.caller.progress(waited, total, text)
 
     def _elicited(self, attempt: Attempt, approval: Approval) -> asyncio.Task[None] | None:
-        if attempt.caller.elicit is None:
+        caller = attempt.caller
+        if caller.elicit is None or "form" not in elicitation_modes(caller.capabilities):
             return None
         return asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
 
@@ -322,8 +324,9 @@ class Approvals:
         caller, always = attempt.caller, may_always(attempt.snapshot, approval.risk)
         assert caller.elicit is not None
         try:
-            question = asking.message(approval, attempt.state.display_name)
-            answer = await caller.elicit(question, asking.form(always))
+            answer = await caller.elicit(
+                asking.question(approval, attempt.state.display_name, always)
+            )
             if caller.gone is not None and caller.gone():
                 return  # cut off, which is no answer
             decision = asking.decision_of(answer, always)

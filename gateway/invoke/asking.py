@@ -48,6 +48,11 @@ def message(approval: Approval, display_name: str) -> str:
     return text
 
 
+def question(approval: Approval, display_name: str, always: bool) -> dict[str, Any]:
+    """What a person is shown: the words and the form."""
+    return {"message": message(approval, display_name), "requestedSchema": form(always)}
+
+
 def form(always: bool) -> dict[str, Any]:
     """The form that goes with it; without an answer it says no."""
     choices = ["deny", "approve", *(["always_allow"] if always else [])]
@@ -82,17 +87,10 @@ def decision_of(answer: object, always: bool) -> Decision:
 
 def input_required(approval: Approval, display_name: str, always: bool, state: str) -> Any:
     """The question as a result (2026-07-28): the client answers by calling again."""
-    question = {
-        "method": "elicitation/create",
-        "params": {
-            "mode": "form",
-            "message": message(approval, display_name),
-            "requestedSchema": form(always),
-        },
-    }
+    params = {"mode": "form", **question(approval, display_name, always)}
     return {
         "resultType": "input_required",
-        "inputRequests": {QUESTION: question},
+        "inputRequests": {QUESTION: {"method": "elicitation/create", "params": params}},
         "requestState": state,
         "_meta": {
             "gateway/execution_id": approval.execution_id,

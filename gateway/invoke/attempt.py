@@ -16,7 +16,7 @@ import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError
-from gateway.invoke.caller import Caller
+from gateway.invoke.caller import Ask, Caller
 from gateway.invoke.redact import Redactor, redact_arguments
 from gateway.model import Principal, Tool, digest
 from gateway.store.columns import json_bytes
@@ -64,6 +64,7 @@ class Attempt:
     read_later: bool = False  # its outcome is read from its record
     on_disk: bool = False  # it has a row already
     recorded: Mapping[str, Any] | None = None
+    put: Ask | None = None  # how its client is asked, where that is not on its own stream
 
     def __post_init__(self) -> None:
         self.id = self.id or new_id(self.at)

@@ -50,11 +50,12 @@ class Running:
         self._background[principal] += 1
         self._start(attempt.id, work).add_done_callback(lambda _: self._leave(principal))
 
-    def start_unbounded(self, attempt: Attempt, work: Work) -> None:
-        """Runs what is left to do of a call that has ended."""
-        task = asyncio.create_task(work, name=f"record {attempt.id}")
+    def start_unbounded(self, attempt: Attempt, work: Work) -> asyncio.Task[Any]:
+        """Runs what others bound: a call that may be held, or what is left to do of one."""
+        task = asyncio.create_task(work, name=f"more of {attempt.id}")
         self._more.add(task)
         task.add_done_callback(self._more.discard)
+        return task
 
     def cancel(self, id: str) -> bool:
         """Cancels a call; False: it does not run here."""

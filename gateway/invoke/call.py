@@ -22,6 +22,7 @@ from gateway.invoke.arguments import check_arguments
 from gateway.invoke.attempt import Attempt, Door, execution_of
 from gateway.invoke.background import Running
 from gateway.invoke.caller import Caller
+from gateway.invoke.held import HeldCalls, may_be_held
 from gateway.invoke.idempotency import FirstAnswers, recorded_values, take_token, with_token
 from gateway.invoke.outcomes import (
     ANSWERED,
@@ -50,6 +51,7 @@ from gateway.store.executions import (
     finish,
     record_finished,
 )
+from gateway.store.secrets import Seal
 
 log = structlog.get_logger("gateway.call")
 
@@ -95,6 +97,7 @@ class Invoker:
         senders: Senders,
         *,
         replica: str,
+        seal: Seal,
         signals: Signals | None = None,
         approver: Approver | None = None,
     ) -> None:
@@ -107,6 +110,7 @@ class Invoker:
         self._first_answers = FirstAnswers(db, self._signals)
         self._listeners: list[Finished] = []
         self.running = Running()
+        self.held = HeldCalls(db, seal, self._signals, self.running, replica)
 
     def on_finished(self, listener: Finished) -> None:
         """Calls back with the record of each call that ended here."""
@@ -124,6 +128,15 @@ class Invoker:
         """The wire dict of the result. Failures are results too."""
         attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
         attempt.background = attempt.read_later = caller.meta.get(BACKGROUND_META) is True
+        if not may_be_held(attempt):
+            return await self._outcome(attempt)
+        try:
+            said = await self.held.next_word(attempt)
+        except GatewayError as error:
+            return self._refuse(attempt, error)
+        return said or await self.held.first_word(attempt, self._outcome(attempt))
+
+    async def _outcome(self, attempt: Attempt) -> dict[str, Any]:
         try:
             return await self._call(attempt)
         except Unanswered as unanswered:
@@ -137,7 +150,7 @@ class Invoker:
                 self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
             raise
         except Exception as error:  # the boundary: a caller gets a code, the log gets the place
-            log.error("call failed", tool=tool.name, execution=attempt.id, **failure(error))
+            log.error("call failed", tool=attempt.tool.name, execution=attempt.id, **failure(error))
             return self._refuse(attempt, Broken("internal", "the gateway failed on this call"))
 
     def attempt(

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from gateway.errors import UpstreamRefused
 from gateway.model import Principal
+from gateway.policy.offering import elicitation_modes
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Elicit = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Elicit = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -72,9 +74,4 @@ class AbsentCaller:
 
 def takes_forms(caller: Caller) -> bool:
     """Whether this client can be asked by answering it with a question (2026-07-28)."""
-    if caller.era != "2026":
-        return False
-    elicitation = caller.capabilities.get("elicitation")
-    if not isinstance(elicitation, Mapping):
-        return False
-    return "form" in elicitation or "url" not in elicitation
+    return caller.era == "2026" and "form" in elicitation_modes(caller.capabilities)

@@ -114,7 +114,7 @@ class FirstAnswers:
 
     async def _ended(self, attempt: Attempt, first: Execution) -> Execution:
         """The first call when it is over; its process may be another one."""
-        deadline = time.monotonic() + _longest(attempt)
+        deadline = time.monotonic() + longest(attempt)
         with self._signals.awaiting(FINISHED, first.id) as heard:
             while True:
                 first = await get_execution(self._db, first.id) or first
@@ -155,7 +155,7 @@ def _conflict(attempt: Attempt) -> Fixable:
     )
 
 
-def _longest(attempt: Attempt) -> float:
+def longest(attempt: Attempt) -> float:
     """How long the first call may take: a decision, its deadline and, at worst, a burial."""
     settings = attempt.snapshot.settings
     seconds = attempt.state.settings.timeout_seconds or settings.limits.call_timeout_seconds

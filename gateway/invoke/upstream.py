@@ -4,16 +4,14 @@ Injected values go in here and nowhere else. Nothing of the client travels along
 token, no `_meta` but the level from which on it reads logs. A result over the bound becomes a
 preview that `read_result` can continue, like any other large answer.
 
-A server's question goes to a client that can answer: on the call's own stream, or, in 2026-07-28,
-as the answer itself, to which the client replies by calling again. The latter only for calls that
-neither a person approved nor a token protects: both are for one call, and calling again is another.
+A server's question goes to a client that can answer (see `questions`), and is declined for others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -21,10 +19,11 @@ import orjson
 from gateway.config.connection import McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.attempt import Attempt
-from gateway.invoke.caller import Elicit, Notice, Progress
+from gateway.invoke.caller import Ask, Notice, Progress
 from gateway.invoke.limits import Limits
 from gateway.invoke.output import HEAVY_BYTES, PREVIEW_CHARS
 from gateway.invoke.prepared import Prepared
+from gateway.invoke.questions import asker
 from gateway.invoke.redact import Redactor
 from gateway.model import Tool
 from gateway.policy.decide import decide
@@ -33,13 +32,6 @@ from gateway.store.results import LargeResult, save_result
 
 RESULT_SECONDS = 3600.0
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
-ASKED_BY: Mapping[str, str] = {
-    "elicitation/create": "elicitation",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
-}
-
-Question = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 class Sessions(Protocol):
@@ -54,10 +46,9 @@ class Sessions(Protocol):
         deadline: float | None = None,
         progress: Progress | None = None,
         meta: Mapping[str, Any] | None = None,
-        elicit: Question | None = None,
+        ask: Ask | None = None,
         notice: Notice | None = None,
         capabilities: Mapping[str, Any] | None = None,
-        relay_input: bool = False,
         input_responses: Mapping[str, Any] | None = None,
         request_state: str | None = None,
     ) -> dict[str, Any]: ...
@@ -83,8 +74,8 @@ class UpstreamSender:
             try:
                 result = await self._call(attempt, prepared.name, operation.tool, arguments)
             except UpstreamRefused as error:
-                if caller.refused is not None:
-                    caller.refused(cleared_refusal(error, attempt.redactor))
+                if (told := attempt.caller.refused) is not None:
+                    told(cleared_refusal(error, attempt.redactor))
                 raise
             except UpstreamFailed as error:
                 if error.code != "upstream_error":
@@ -98,22 +89,22 @@ class UpstreamSender:
     async def _call(
         self, attempt: Attempt, name: str, tool: str, arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
-        caller = attempt.caller
-        relays = bool(caller.askable) and attempt.token is None and _is_free(attempt)
-        result = await self._sessions.call(
+        caller, seconds = attempt.caller, attempt.snapshot.permissions.timeout_seconds
+        asks = None if attempt.unattended else asker(caller, attempt.redactor, seconds, attempt.put)
+        # What a client says unasked is for the server, unless it is for who approves.
+        unasked = asks is not None and attempt.token is None and _is_free(attempt)
+        return await self._sessions.call(
             name,
             tool,
             arguments,
-            progress=caller.progress,
+            progress=_progress(attempt),
             meta={LOG_LEVEL: caller.log_level} if caller.log_level else None,
-            elicit=question(caller.elicit),
-            notice=caller.notice,
-            capabilities=caller.askable if relays else None,
-            relay_input=relays,
-            input_responses=caller.input_responses if relays else None,
-            request_state=caller.request_state if relays else None,
+            ask=asks,
+            notice=_notice(attempt),
+            capabilities=caller.askable if asks else None,
+            input_responses=caller.input_responses if unasked else None,
+            request_state=caller.request_state if unasked else None,
         )
-        return relayed(result, caller.askable) if relays else result
 
     async def _taken_over(self, attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -130,8 +121,6 @@ class UpstreamSender:
         if len(cleared) > bound:
             return await self._kept(attempt, cleared, bool(result.get("isError")))
         taken: dict[str, Any] = result if cleared is raw else orjson.loads(cleared)
-        if "resultType" in taken:  # a question, not an answer
-            return taken
         return {**taken, "content": taken.get("content", []), "isError": bool(taken.get("isError"))}
 
     async def _kept(self, attempt: Attempt, raw: bytes, is_error: bool) -> dict[str, Any]:
@@ -163,37 +152,32 @@ def cleared_refusal(error: UpstreamRefused, redactor: Redactor) -> UpstreamRefus
     return told
 
 
-def relayed(result: dict[str, Any], askable: Mapping[str, Any]) -> dict[str, Any]:
-    """A result for a client of 2026; what it can't be asked for is the server's fault."""
-    if result.get("resultType") != "input_required":
-        return result
-    questions = result.get("inputRequests") or {}
-    asked = [q.get("method") if isinstance(q, Mapping) else None for q in questions.values()]
-    if any(ASKED_BY.get(str(method)) not in askable for method in asked):
-        raise UpstreamFailed(
-            "upstream_error",
-            "The server asks for something that this client does not offer, or not through here",
-            "Use a client that can be asked, or connect it to the server directly.",
-        )
-    return result
+def _progress(attempt: Attempt) -> Progress | None:
+    """To whoever waits for the call then: its client may have been asked, and called again."""
+    if attempt.caller.progress is None:
+        return None
+
+    async def tell(done: float, total: float | None, text: str | None) -> None:
+        if (progress := attempt.caller.progress) is not None:
+            await progress(done, total, text)
+
+    return tell
+
+
+def _notice(attempt: Attempt) -> Notice | None:
+    if attempt.caller.notice is None:
+        return None
+
+    def tell(method: str, params: Mapping[str, Any]) -> None:
+        if (notice := attempt.caller.notice) is not None:
+            notice(method, params)
+
+    return tell
 
 
 def _is_free(attempt: Attempt) -> bool:
     judged = attempt.door.judged if attempt.door else None
     return decide(judged or attempt.tool, attempt.snapshot.permissions).outcome == "allow"
-
-
-def question(elicit: Elicit | None) -> Question | None:
-    """An upstream's question to its user, put to the user of our client."""
-    if elicit is None:
-        return None
-
-    async def ask(params: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "requestedSchema" not in params:
-            return {"action": "decline"}  # only forms can be passed on
-        return await elicit(str(params.get("message", "")), dict(params["requestedSchema"]))
-
-    return ask
 
 
 def injected(tool: Tool, prepared: Prepared) -> Mapping[str, Any]:

@@ -49,16 +49,21 @@ def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
 def askable(capabilities: Mapping[str, Any], offered: Offering) -> dict[str, Any]:
     """What servers of a view may ask of a client that says it can be asked for this.
 
-    Everything, where one trusted server is all there is; else a form for its user, at most.
+    Everything, where one trusted server is all there is; else what its user answers.
     """
     sole = offered.sole
     if sole is not None and sole.settings.trust == "trusted":
         return {name: capabilities[name] for name in QUESTIONS if name in capabilities}
+    modes = elicitation_modes(capabilities)
+    return {"elicitation": {mode: {} for mode in modes}} if modes else {}
+
+
+def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a client's user can be asked: with a form, by a page; `elicitation: {}` says form."""
     elicitation = capabilities.get("elicitation")
     if not isinstance(elicitation, Mapping):
-        return {}
-    takes_forms = "form" in elicitation or "url" not in elicitation
-    return {"elicitation": {"form": {}}} if takes_forms else {}
+        return ()
+    return tuple(mode for mode in ("form", "url") if mode in elicitation) or ("form",)
 
 
 def may_read(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> bool:

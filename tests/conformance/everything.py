@@ -227,13 +227,13 @@ class Told(CallContext):
         )
         self.ctx = ctx
 
-    async def _asked(self, message: str, schema: dict[str, Any]) -> dict[str, Any]:
+    async def _asked(self, params: dict[str, Any]) -> dict[str, Any]:
         if self.era == "2025":
-            answer = await self.ctx.session.elicit_form(message, schema, self.ctx.request_id)
+            answer = await self.ctx.session.elicit_form(
+                params["message"], params["requestedSchema"], self.ctx.request_id
+            )
             return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
-        return self.answered(
-            "elicitation/create", {"message": message, "requestedSchema": schema, "mode": "form"}
-        )
+        return self.answered("elicitation/create", {**params, "mode": "form"})
 
     def answered(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """The client's answer, if it came with one. Raises NeedsInput."""

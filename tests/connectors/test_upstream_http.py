@@ -16,7 +16,7 @@ from gateway.connectors.upstream_answers import Headers
 from gateway.connectors.upstream_rpc import Hooks, RpcFailed
 from gateway.errors import Refused, UpstreamFailed
 from gateway.model import Skipped, Source
-from tests.connectors.upstream_doors import Told, http, text_of, upstreams
+from tests.connectors.upstream_doors import Told, asking, http, text_of, upstreams
 from tests.peers_mcp import PIXEL, Era, mcp_peer, scripted_peer, serving
 
 ERAS: list[Era] = ["modern", "handshake"]
@@ -119,7 +119,7 @@ async def test_question_reaches_a_caller_that_can_answer_and_is_declined_for_oth
     era: Era, elicit: Any, said: str
 ) -> None:
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        assert text_of(await ups.call("up", "ask", {}, elicit=elicit)) == said
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(elicit))) == said
 
 
 @both_eras
@@ -129,19 +129,18 @@ async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> N
         return {"action": "accept", "content": {"name": "Ann"}}
 
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        result = await ups.call("up", "ask", {}, elicit=slowly, deadline=0.4)
+        result = await ups.call("up", "ask", {}, ask=asking(slowly), deadline=0.4)
         assert text_of(result) == "accept Ann"
 
 
 async def test_modern_question_can_be_handed_on_to_a_client_that_calls_again() -> None:
     async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
-        asked = await ups.call("up", "ask", {}, relay_input=True)
+        call = {"name": "ask", "arguments": {}}
+        asked = await ups.request("up", "tools/call", call, relay_input=True)
         assert (asked["resultType"], asked["requestState"]) == ("input_required", "s1")
         assert asked["inputRequests"]["who"]["method"] == "elicitation/create"
         answer = {"who": {"action": "accept", "content": {"name": "Bob"}}}
-        result = await ups.call(
-            "up", "ask", {}, relay_input=True, input_responses=answer, request_state="s1"
-        )
+        result = await ups.call("up", "ask", {}, input_responses=answer, request_state="s1")
         assert text_of(result) == "accept Bob"
 
 

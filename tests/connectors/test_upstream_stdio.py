@@ -17,7 +17,15 @@ import structlog.testing
 
 from gateway.connectors.upstream_sessions import Upstream, Upstreams
 from gateway.errors import UpstreamFailed
-from tests.connectors.upstream_doors import QUICK, Told, running, stdio, text_of, upstreams
+from tests.connectors.upstream_doors import (
+    QUICK,
+    Told,
+    asking,
+    running,
+    stdio,
+    text_of,
+    upstreams,
+)
 
 both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
 
@@ -44,7 +52,7 @@ async def test_sdk_server_over_stdio_is_met() -> None:
     folder = str(Path(__file__).parents[2])
     async with upstreams(replace(child, cwd=folder, timeout_seconds=20)) as ups:
         assert len(await ups.list_tools("up")) == 10
-        assert text_of(await ups.call("up", "ask", {}, elicit=accepting)) == "accept Ann"
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(accepting))) == "accept Ann"
         peer = ups.status("up").peer
         assert peer is not None and peer.era == "modern"
 
@@ -57,14 +65,14 @@ async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
 @pytest.mark.parametrize(("elicit", "said"), [(accepting, "accept Ann"), (None, "decline None")])
 async def test_question_reaches_a_caller_that_can_answer(elicit: Any, said: str) -> None:
     async with upstreams(stdio("up")) as ups:
-        assert text_of(await ups.call("up", "ask", {}, elicit=elicit)) == said
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(elicit))) == said
 
 
 async def test_question_that_could_be_anybodys_is_declined() -> None:
     async with upstreams(stdio("up")) as ups:
         other = asyncio.create_task(ups.call("up", "slow", {}))
         await pid_of(ups)  # the slow call went out before
-        assert text_of(await ups.call("up", "ask", {}, elicit=accepting)) == "decline None"
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(accepting))) == "decline None"
         other.cancel()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,15 @@ async def upstreams(*settings: Upstream, **options: Any) -> AsyncIterator[Upstre
         for one in settings:
             ups.replace(one.name, one)
         yield ups
+
+
+def asking(elicit: Any) -> Any:
+    """Asks the questions of an upstream one by one, if there is someone to ask."""
+
+    async def ask(questions: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {key: await elicit(question["params"]) for key, question in questions.items()}
+
+    return None if elicit is None else ask
 
 
 class _Way:

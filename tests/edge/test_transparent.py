@@ -168,16 +168,16 @@ async def test_a_servers_question_reaches_a_client_that_can_answer(pair: Pair) -
         answer=lambda question: {"action": "accept", "content": {"name": "Ann"}},
     )
     result = await client.request("tools/call", {"name": "ask", "arguments": {}})
-    if pair.client == "2026" and pair.server == "2026":
+    if pair.client == "2026":
+        key = "who" if pair.server == "2026" else "question"  # in 2025 a question has no name
         question = {"message": "Who are you?", "requestedSchema": NAME_FORM, "mode": "form"}
-        asked = {"who": {"method": "elicitation/create", "params": question}}
-        assert plain(result) == {"inputRequests": asked, "requestState": "s1"}
-        answers = {"who": {"action": "accept", "content": {"name": "Ann"}}}
-        again = {"name": "ask", "arguments": {}, "inputResponses": answers, "requestState": "s1"}
+        asked = {key: {"method": "elicitation/create", "params": question}}
+        state = result["requestState"]
+        assert plain(result) == {"inputRequests": asked, "requestState": state}
+        answers = {key: {"action": "accept", "content": {"name": "Ann"}}}
+        again = {"name": "ask", "arguments": {}, "inputResponses": answers, "requestState": state}
         result = await client.request("tools/call", again)
-    # A server of 2025 asks while the call runs, and a client of 2026 can't be asked then.
-    said = "accept Ann" if pair.client == "2025" or pair.server == "2026" else "decline None"
-    assert result["content"][0]["text"].removesuffix(" s1") == said
+    assert result["content"][0]["text"].removesuffix(" s1") == "accept Ann"
 
 
 async def test_a_servers_question_is_declined_for_a_client_that_can_not_answer(pair: Pair) -> None:

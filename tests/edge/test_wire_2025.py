@@ -267,7 +267,7 @@ async def test_client_that_takes_no_stream_gets_json_even_with_a_progress_token(
     [
         ("2025-11-25", {"elicitation": {}}, True),
         ("2025-06-18", {"elicitation": {"form": {}}}, True),
-        ("2025-11-25", {"elicitation": {"url": {}}}, False),
+        ("2025-11-25", {"elicitation": {"url": {}}}, True),
         ("2025-03-26", {"elicitation": {}}, False),
         ("2025-11-25", {}, False),
     ],

@@ -107,7 +107,9 @@ class Toolbox:
             case "grow":
                 self.put(arguments["name"])
             case "ask" if context.elicit is not None:
-                answer = await context.elicit("Go on?", {"type": "object", "properties": {}})
+                answer = await context.elicit(
+                    {"message": "Go on?", "requestedSchema": {"type": "object", "properties": {}}}
+                )
                 return {"content": [], "structuredContent": answer}
         text = orjson.dumps(arguments).decode()
         return {"content": [{"type": "text", "text": text}], "structuredContent": arguments}

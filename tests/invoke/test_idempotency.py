@@ -24,6 +24,7 @@ from gateway.store.database import Database
 from gateway.store.executions import begin, mark_unknown
 from gateway.store.history import Filter, list_executions
 from gateway.store.replicas import Replica, beat, leave
+from gateway.store.secrets import Seal
 from tests.invoke.lines import ANN, attempt, snapshot, tool
 
 T = TypeVar("T")
@@ -136,7 +137,9 @@ class TokenLedger(RuleBasedStateMachine):
         self.replica = f"r{self.process}"
         self.run(beat(self.db, Replica(self.replica, "here", self.process, 0.0)))
         senders = Senders(self.send, self.send)
-        self.invoker = Invoker(self.db, PreparedConnections(), senders, replica=self.replica)
+        seal = Seal(["a key of this test"])
+        prepared = PreparedConnections()
+        self.invoker = Invoker(self.db, prepared, senders, replica=self.replica, seal=seal)
 
     async def send(self, made: Attempt, prepared: Prepared) -> dict[str, Any]:
         assert made.token is not None

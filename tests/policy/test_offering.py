@@ -62,8 +62,8 @@ EVERYTHING: dict[str, Any] = {"elicitation": {"url": {}}, "sampling": {}, "roots
         (BARE, EVERYTHING, {"elicitation": {"url": {}}, "sampling": {}, "roots": {}}),
         (BARE + '\ntrust = "untrusted"', {**EVERYTHING, "elicitation": {}}, "form"),
         ("", {**EVERYTHING, "elicitation": {}}, "form"),
-        ("", {"elicitation": {"form": {}, "url": {}}}, "form"),
-        ("", EVERYTHING, {}),
+        ("", {"elicitation": {"form": {}, "url": {}}}, {"elicitation": {"form": {}, "url": {}}}),
+        ("", EVERYTHING, {"elicitation": {"url": {}}}),
         ("", {}, {}),
     ],
 )

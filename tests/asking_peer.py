@@ -1,0 +1,132 @@
+"""An MCP server whose tools ask before they do something, in either era, over HTTP and stdio.
+
+Each asks who books, or has a page opened, and then writes a line into a file: what happened is
+counted there, whoever served it. Run as a module it is the SDK's server over stdio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+from anyio import create_memory_object_stream
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+
+from tests.peers_mcp import Context, Era, McpPeer, mcp_peer, sdk_server
+
+NAME_FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+BOOK_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "page": {"type": "boolean"},
+        "token": {"type": "string"},
+    },
+    "required": ["title"],
+}
+TOOLS = ("look", "book", "buy", "keep", "keep_too", "hold")
+PAGE = "https://pay.example/1"
+
+
+class AskingPeer(McpPeer):
+    """Books for who says who they are; its tools do the same under several names."""
+
+    def __init__(self, effects: Path) -> None:
+        super().__init__(tools=dict.fromkeys(TOOLS, BOOK_SCHEMA))
+        self.effects = effects
+
+    def __getattr__(self, name: str) -> Any:
+        if name.removeprefix("_") in TOOLS:
+            return self._do
+        raise AttributeError(name)
+
+    async def _do(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
+        arguments = params.arguments or {}
+        answer = await self._answer(ctx, params, bool(arguments.get("page")))
+        if answer is None:
+            question = types.ElicitRequest(params=_question(bool(arguments.get("page"))))
+            state = f"about {arguments['title']}"
+            return types.InputRequiredResult(input_requests={"who": question}, request_state=state)
+        name = (answer.content or {}).get("name")
+        if answer.action == "accept":
+            line = f"{arguments['title']} {name} {'token' in arguments}\n"
+            with self.effects.open("a", encoding="utf-8") as file:
+                file.write(line)
+        return types.CallToolResult(content=[types.TextContent(text=f"{answer.action} {name}")])
+
+    async def _answer(
+        self, ctx: Context, params: types.CallToolRequestParams, page: bool
+    ) -> types.ElicitResult | None:
+        if ctx.protocol_version < "2026":
+            self.entered.set()
+            try:
+                if page:
+                    return await ctx.session.elicit_url("Pay", PAGE, "pay-1", ctx.request_id)
+                return await ctx.session.elicit_form("Who are you?", NAME_FORM, ctx.request_id)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        if not params.input_responses:
+            return None
+        assert params.request_state == f"about {(params.arguments or {})['title']}"
+        answer = params.input_responses["who"]
+        assert isinstance(answer, types.ElicitResult)
+        return answer
+
+
+def _question(page: bool) -> types.ElicitRequestParams:
+    if page:
+        return types.ElicitRequestURLParams(message="Pay", url=PAGE)
+    return types.ElicitRequestFormParams(message="Who are you?", requested_schema=NAME_FORM)
+
+
+@asynccontextmanager
+async def asking_peer(kind: str, effects: Path) -> AsyncIterator[str]:
+    """The lines of a connection to a server of this kind: `http` or `stdio`, and an era."""
+    transport, era = kind.split()
+    if transport == "stdio":
+        args = ["-m", "tests.asking_peer", str(effects), era]
+        cwd = Path(__file__).parents[1]
+        yield f'transport = "stdio"\ncommand = "{sys.executable}"\nargs = {args}\ncwd = "{cwd}"\n'
+        return
+    served: Era = "modern" if era == "2026" else "handshake"
+    async with mcp_peer(served, peer=AskingPeer(effects)) as peer:
+        yield f'url = "{peer.url}"\n'
+
+
+async def _over_stdio(effects: Path, era: str) -> None:
+    server = sdk_server(AskingPeer(effects))
+    async with stdio_server() as (read, write):
+        known = await _knowing_only_2025(read, write) if era == "2025" else read
+        await server.run(known, write, server.create_initialization_options())
+
+
+SORTING: set[asyncio.Task[None]] = set()
+
+
+async def _knowing_only_2025(read: Any, write: Any) -> Any:
+    send, known = create_memory_object_stream[Any](64)
+
+    async def sort() -> None:
+        async with send:
+            async for item in read:
+                message = item.message
+                if getattr(message, "method", "") == "server/discover":
+                    error = types.ErrorData(code=-32601, message="Method not found")
+                    refusal = types.JSONRPCError(jsonrpc="2.0", id=message.id, error=error)
+                    await write.send(SessionMessage(refusal))
+                else:
+                    await send.send(item)
+
+    SORTING.add(asyncio.create_task(sort()))
+    return known
+
+
+if __name__ == "__main__":
+    asyncio.run(_over_stdio(Path(sys.argv[1]), sys.argv[2]))
