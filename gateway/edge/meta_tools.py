@@ -6,8 +6,6 @@ answers with an object; errors are raised and become results at the one door the
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,11 +26,10 @@ from gateway.edge.lookup_tools import lookup_schema, lookup_values
 from gateway.edge.shown import connection_detail, connection_row, tool_row
 from gateway.edge.surface import CallContext
 from gateway.errors import Fixable, NotFound, Refused
-from gateway.invoke.results import read_slice
+from gateway.invoke import results
 from gateway.model import Tool
 from gateway.policy.access import may_know
 from gateway.policy.view import View
-from gateway.store.results import get_result
 
 if TYPE_CHECKING:
     from gateway.edge.gateway import Gateway
@@ -190,22 +187,21 @@ async def mcp_get_tool_schema(asked: Asked, arguments: Arguments) -> dict[str, A
 
 async def read_result(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     principal = asked.context.principal.name
-    kept = await get_result(asked.gateway.db, arguments["result_id"], principal, time.time())
-    if kept is None:
+    part = await results.read_result(
+        asked.gateway.db,
+        arguments["result_id"],
+        principal,
+        pointer=arguments.get("pointer", ""),
+        offset=arguments.get("offset", 0),
+        limit=arguments.get("limit"),
+    )
+    if part is None:
         raise NotFound(
             "invalid_arguments",
             "there is no such result, or it has expired",
             "Make the call again; results are kept for an hour.",
         )
-    part = await asyncio.to_thread(
-        read_slice,
-        kept.body,
-        kept.media_type,
-        pointer=arguments.get("pointer", ""),
-        offset=arguments.get("offset", 0),
-        limit=arguments.get("limit"),
-    )
-    return {"result_id": kept.id, **part}
+    return {"result_id": arguments["result_id"], **part}
 
 
 def _need_admin(asked: Asked) -> None:

@@ -16,11 +16,10 @@ from gateway.invoke.limits import Limits, Outcome
 from gateway.invoke.output import HEAVY_BYTES, Shaped, shape
 from gateway.invoke.prepared import Prepared, redactor_with
 from gateway.invoke.request import build_request, with_headers
+from gateway.invoke.results import keep_result
 from gateway.store.database import Database
-from gateway.store.results import LargeResult, save_result
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-RESULT_SECONDS = 3600.0
 
 
 class HttpSender:
@@ -101,15 +100,12 @@ class HttpSender:
         else:
             shaped = _shaped(attempt, answer)
         if shaped.oversized is not None:
-            await self._keep(attempt, shaped, shaped.oversized)
+            owner, media_type = attempt.caller.principal.name, shaped.media_type
+            await keep_result(self._db, attempt.id, owner, media_type, shaped.oversized)
         result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
         if shaped.structured is not None:
             result["structuredContent"] = shaped.structured
         return result
-
-    async def _keep(self, attempt: Attempt, shaped: Shaped, body: bytes) -> None:
-        owner, until = attempt.caller.principal.name, time.time() + RESULT_SECONDS
-        await save_result(self._db, LargeResult(attempt.id, owner, shaped.media_type, body, until))
 
 
 async def _opened(answer: Answer) -> Answer:

@@ -35,11 +35,11 @@ from gateway.invoke.lookup_rules import (
     walk,
 )
 from gateway.invoke.lookup_schemas import fill_in
+from gateway.invoke.results import read_json
 from gateway.model import Tool
 from gateway.policy.access import level, shows
 from gateway.policy.decide import decide
 from gateway.store.database import Database
-from gateway.store.results import get_result
 
 CACHE_SECONDS = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
@@ -185,10 +185,10 @@ class LookUps:
     async def _whole(self, asked: Question, structured: Mapping[str, Any]) -> bytes:
         """An answer too large for a result is kept for its caller: it is read there."""
         owner = asked.caller.principal.name
-        kept = await get_result(self._db, str(structured.get("result_id")), owner, 0.0)
+        kept = await read_json(self._db, str(structured.get("result_id")), owner)
         if kept is None or structured.get("incomplete"):
             raise UpstreamFailed("upstream_error", "the answer to the look-up is too large")
-        return kept.body
+        return kept
 
 
 def _rules(tool: Tool) -> dict[str, Any]:

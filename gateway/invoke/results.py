@@ -4,29 +4,86 @@ A JSON pointer leads to a part of the answer. Where it leads to an array, offset
 items; elsewhere they count characters of the text, which for a part of a JSON document is its JSON.
 Each part is itself bounded, so that reading can't bring back what was too large to show.
 
-Pure, and heavy on large bodies: hand those to a thread.
+An answer is laid out once, when it is kept (see `outline`); then a part is read with the few pieces
+of text that lead to it, however large the rest.
 """
 
 from __future__ import annotations
 
-import base64
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import orjson
 
 from gateway.errors import Fixable
 from gateway.invoke.arguments import problem
-from gateway.invoke.output import NOT_JSON, as_json, as_text
+from gateway.invoke.outline import first_names, laid_out, member_start, name_hash
+from gateway.store.database import Database
+from gateway.store.results import Fetch, LargeResult, Place, cut, read_kept, save_result
 
+RESULT_SECONDS = 3600.0
 DEFAULT_ITEMS = 100
 DEFAULT_CHARS = 20_000
 MAX_SLICE_BYTES = 65_536
-MAX_NAMED_KEYS = 20
+MAX_SEED_BYTES = 64  # the hash takes no more
+MAX_DIGITS = 100  # of a position: Python refuses to read numbers of thousands
+
+HEFTY_BYTES = 2**20
+
+Index = dict[str, Any]  # see `outline`
+
+# One at a time: parsed, an answer takes up to twenty times the memory of its bytes.
+_hefty = ThreadPoolExecutor(1, "layout")
+
+
+async def keep_result(db: Database, id: str, principal: str, media_type: str, body: bytes) -> None:
+    """Keeps an answer for its principal to read in parts."""
+    until = time.time() + RESULT_SECONDS
+    job = partial(kept, id, principal, media_type, body, until)
+    threads = _hefty if len(body) > HEFTY_BYTES else None
+    result, parts = await asyncio.get_running_loop().run_in_executor(threads, job)
+    await save_result(db, result, parts)
+
+
+def kept(
+    id: str, principal: str, media_type: str, body: bytes, until: float
+) -> tuple[LargeResult, list[bytes]]:
+    """An answer as it is stored."""
+    out = laid_out(body, media_type, _seed(id))
+    return LargeResult(id, principal, len(body), out.shown, out.root, until), cut(out.text)
+
+
+def _seed(id: str) -> bytes:
+    return id.encode()[:MAX_SEED_BYTES]
+
+
+async def read_result(
+    db: Database, id: str, principal: str, *, pointer: str, offset: int, limit: int | None
+) -> dict[str, Any] | None:
+    """The part of an answer that its owner asks for; None if it isn't there or not theirs."""
+    read = partial(read_slice, pointer=pointer, offset=offset, limit=limit)
+    return await read_kept(db, id, principal, time.time(), read)
+
+
+async def read_json(db: Database, id: str, principal: str) -> bytes | None:
+    """All of an answer that is JSON, even after its time."""
+    return await read_kept(db, id, principal, 0.0, _json)
+
+
+def _json(result: LargeResult, fetch: Fetch) -> bytes | None:
+    return fetch(*result.root[:2]).encode() if result.root else None
 
 
 def read_slice(
-    body: bytes,
-    media_type: str,
+    result: LargeResult,
+    fetch: Fetch,
     *,
     pointer: str = "",
     offset: int = 0,
@@ -38,31 +95,65 @@ def read_slice(
         raise problem("offset", "can't be negative")
     if limit is not None and limit < 1:
         raise problem("limit", "must be at least 1")
-    value = as_json(body, media_type)
-    if value is NOT_JSON:
-        if pointer:
-            raise problem("pointer", "leads nowhere: this result is not JSON")
-        text = as_text(body, media_type)
-        part = _characters(_base64(body) if text is None else text, offset, limit, max_bytes)
-    elif isinstance(target := _found(value, pointer), list):
-        part = _items(target, pointer, offset, limit, max_bytes)
+    found: Any
+    if result.shown is not None and not pointer:
+        found = _Text(fetch, *result.shown)
+    elif result.root is None:
+        raise problem("pointer", "leads nowhere: this result is not JSON")
     else:
-        part = _characters(_text(target, body, media_type, pointer), offset, limit, max_bytes)
-    return {"bytes": len(body), **part}
+        found = _found(_seed(result.id), result.root, fetch, pointer)
+    if isinstance(found, (list, _Array)):
+        part = _items(found, pointer, offset, limit, max_bytes)
+    else:
+        part = _characters(_text(found), offset, limit, max_bytes)
+    return {"bytes": result.bytes, **part}
 
 
-def _base64(body: bytes) -> str:
-    return base64.b64encode(body).decode()
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text that is still in the store."""
+
+    fetch: Fetch
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __getitem__(self, part: slice) -> str:
+        start, stop, _ = part.indices(len(self))
+        return self.fetch(self.start + start, self.start + stop)
 
 
-def _text(target: Any, body: bytes, media_type: str, pointer: str) -> str:
-    if isinstance(target, str):
-        return target
-    whole = as_text(body, media_type) if not pointer else None
-    return whole if whole is not None else orjson.dumps(target).decode()
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array that is still in the store."""
+
+    fetch: Fetch
+    index: Index
+    end: int
+
+    def __len__(self) -> int:
+        count: int = self.index["count"]
+        return count
+
+    def since(self, offset: int, max_bytes: int) -> Iterator[Any]:
+        """The items from there on, up to one that is too large."""
+        for run in range(_run_at(self.index, offset), len(self.index["runs"])):
+            start, end = _run_span(self.index, run, self.end)
+            if str(run) in self.index["inner"] and end - start > max_bytes:
+                return
+            items = orjson.loads(f"[{self.fetch(start, end)}]")
+            yield from items[max(0, offset - self.index["runs"][run][0]) :]
 
 
-def _characters(text: str, offset: int, limit: int | None, max_bytes: int) -> dict[str, Any]:
+def _text(found: Any) -> str | _Text:
+    return found if isinstance(found, (str, _Text)) else orjson.dumps(found).decode()
+
+
+def _characters(
+    text: str | _Text, offset: int, limit: int | None, max_bytes: int
+) -> dict[str, Any]:
     end = offset + (DEFAULT_CHARS if limit is None else limit)
     value = text[offset : min(end, offset + max_bytes)]
     if len(value.encode("utf-8", "replace")) > max_bytes:
@@ -71,11 +162,12 @@ def _characters(text: str, offset: int, limit: int | None, max_bytes: int) -> di
 
 
 def _items(
-    items: list[Any], pointer: str, offset: int, limit: int | None, max_bytes: int
+    items: list[Any] | _Array, pointer: str, offset: int, limit: int | None, max_bytes: int
 ) -> dict[str, Any]:
     value: list[Any] = []
     size = 0
-    for item in items[offset : offset + (DEFAULT_ITEMS if limit is None else limit)]:
+    since = items[offset:] if isinstance(items, list) else items.since(offset, max_bytes)
+    for item in islice(since, DEFAULT_ITEMS if limit is None else limit):
         size += len(orjson.dumps(item)) + 1
         if size > max_bytes:
             break
@@ -96,28 +188,115 @@ def _part(total: int, offset: int, value: Any, length: int) -> dict[str, Any]:
     return part
 
 
-def _found(value: Any, pointer: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to; `items/0` is taken for `/items/0`."""
+# --- following a pointer --------------------------------------------------------------------------
+
+
+def _found(seed: bytes, place: Place, fetch: Fetch, pointer: str) -> Any:
+    """What the pointer leads to: in the store still if it is weighty, otherwise as it is."""
+    steps = _steps(pointer)
+    for number, name in enumerate(steps):
+        start, end, *indexed = place
+        if not indexed:
+            return _inside(orjson.loads(fetch(start, end)), steps[number:], pointer)
+        index = orjson.loads(fetch(*indexed))
+        run = _run_with(name, index, end, fetch, seed)
+        if run is None:
+            raise _nowhere(pointer, name, _there(index))
+        if str(run) not in index["inner"]:
+            text = fetch(*_run_span(index, run, end))
+            if "names" in index:
+                return _inside(orjson.loads(f"{{{text}}}"), steps[number:], pointer)
+            item = orjson.loads(f"[{text}]")[int(name) - index["runs"][run][0]]
+            return _inside(item, steps[number + 1 :], pointer)
+        place = index["inner"][str(run)]
+    return _at(place, fetch)
+
+
+def _steps(pointer: str) -> list[str]:
+    """The names in a JSON pointer (RFC 6901); `items/0` is taken for `/items/0`."""
     if pointer in ("", "#"):
-        return value
+        return []
     steps = pointer.removeprefix("#").removeprefix("/").split("/")
-    for step in steps:
-        value = _step(value, step.replace("~1", "/").replace("~0", "~"), pointer)
+    return [step.replace("~1", "/").replace("~0", "~") for step in steps]
+
+
+def _at(place: Place, fetch: Fetch) -> Any:
+    start, end, *indexed = place
+    if not indexed:
+        return orjson.loads(fetch(start, end))
+    index = orjson.loads(fetch(*indexed))
+    if "string" in index:
+        return _Text(fetch, *index["string"])
+    return _Text(fetch, start, end) if "names" in index else _Array(fetch, index, end)
+
+
+def _run_with(name: str, index: Index, end: int, fetch: Fetch, seed: bytes) -> int | None:
+    """The run of members that has the one of this name."""
+    if "string" in index:
+        return None
+    if "names" not in index:
+        return _run_at(index, int(name)) if _is_position(name, index["count"]) else None
+    return next(
+        (run for run in _likely(name, index, fetch, seed) if _has(name, index, run, end, fetch)),
+        None,
+    )
+
+
+def _likely(name: str, index: Index, fetch: Fetch, seed: bytes) -> list[int]:
+    """One run, or none; more, or a wrong one, once in millions of names."""
+    hashed, buckets = name_hash(name, seed), index["buckets"]
+    at = hashed % (len(buckets) - 1)
+    listed = orjson.loads(fetch(buckets[at], buckets[at + 1]))
+    return [run for its, run in zip(listed[::2], listed[1::2], strict=True) if its == hashed]
+
+
+def _has(name: str, index: Index, run: int, end: int, fetch: Fetch) -> bool:
+    start, stop = _run_span(index, run, end)
+    if str(run) in index["inner"]:
+        begin = member_start(name)
+        return fetch(start, min(stop, start + len(begin))) == begin
+    return name in orjson.loads(f"{{{fetch(start, stop)}}}")
+
+
+def _run_at(index: Index, position: int) -> int:
+    return bisect_right(index["runs"], position, key=lambda run: run[0]) - 1
+
+
+def _run_span(index: Index, run: int, end: int) -> tuple[int, int]:
+    runs = index["runs"]
+    return runs[run][1], (runs[run + 1][1] if run + 1 < len(runs) else end) - 1
+
+
+def _inside(value: Any, steps: list[str], pointer: str) -> Any:
+    for name in steps:
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and _is_position(name, len(value)):
+            value = value[int(name)]
+        else:
+            raise _nowhere(pointer, name, _there(_index_of(value)))
     return value
 
 
-def _step(value: Any, name: str, pointer: str) -> Any:
-    if isinstance(value, dict) and name in value:
-        return value[name]
-    if isinstance(value, list) and name.isascii() and name.isdigit() and int(name) < len(value):
-        return value[int(name)]
-    raise problem("pointer", f"{pointer[:100]!r} leads nowhere: at {name[:50]!r} {_there(value)}")
+def _is_position(name: str, count: int) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS and int(name) < count
 
 
-def _there(value: Any) -> str:
+def _nowhere(pointer: str, name: str, there: str) -> Fixable:
+    return problem("pointer", f"{pointer[:100]!r} leads nowhere: at {name[:50]!r} {there}")
+
+
+def _index_of(value: Any) -> Index:
+    """As much of an index as it takes to say what is there."""
     if isinstance(value, dict):
-        keys = ", ".join(repr(key[:50]) for key in list(value)[:MAX_NAMED_KEYS])
+        return {"names": first_names(value)}
+    return {"count": len(value)} if isinstance(value, list) else {"string": ()}
+
+
+def _there(index: Index) -> str:
+    if "names" in index:
+        keys = ", ".join(map(repr, index["names"]))
         return f"there are the keys {keys}" if keys else "there is an empty object"
-    if isinstance(value, list):
-        return f"there is an array of {len(value)}"
+    if "count" in index:
+        return f"there is an array of {index['count']}"
     return "there is nothing further inside"

@@ -25,12 +25,11 @@ from gateway.invoke.output import HEAVY_BYTES, PREVIEW_CHARS
 from gateway.invoke.prepared import Prepared
 from gateway.invoke.questions import asker
 from gateway.invoke.redact import Redactor
+from gateway.invoke.results import keep_result
 from gateway.model import Tool
 from gateway.policy.decide import decide
 from gateway.store.database import Database
-from gateway.store.results import LargeResult, save_result
 
-RESULT_SECONDS = 3600.0
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 
 
@@ -124,8 +123,8 @@ class UpstreamSender:
         return {**taken, "content": taken.get("content", []), "isError": bool(taken.get("isError"))}
 
     async def _kept(self, attempt: Attempt, raw: bytes, is_error: bool) -> dict[str, Any]:
-        owner, until = attempt.caller.principal.name, time.time() + RESULT_SECONDS
-        await save_result(self._db, LargeResult(attempt.id, owner, "application/json", raw, until))
+        owner = attempt.caller.principal.name
+        await keep_result(self._db, attempt.id, owner, "application/json", raw)
         preview = raw[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
         text = (
             f"The answer is too large to show: {len(raw)} bytes. Read it in parts with read_result "

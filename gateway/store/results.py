@@ -1,52 +1,90 @@
-"""Answers too large to hand out at once, kept a while for their owner to read in parts."""
+"""Answers too large to hand out at once, kept a while for their owner to read in parts.
+
+An answer is one text, cut into rows of equal length in characters: a slice is a few rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Connection, insert, select
 
 from gateway.store import tables
 from gateway.store.database import Database
-from gateway.store.statements import one, values
+from gateway.store.statements import insert_many, one, values
 
-_table = tables.results
+PART_CHARS = 16_384
+
+T = TypeVar("T")
+Span = Sequence[int]  # where something begins and ends in the text, in characters
+Place = Sequence[int]  # the span of a value, and that of its index if it has one
+Fetch = Callable[[int, int], str]  # the text from here to there
+
+_table, _parts = tables.results, tables.result_parts
 
 
 @dataclass(frozen=True, slots=True)
 class LargeResult:
-    """One answer, whole."""
+    """One answer, and where reading its text begins."""
 
     id: str
     principal: str
-    media_type: str
-    body: bytes
+    bytes: int  # of the answer as it came
+    shown: Span | None  # the answer as a whole, where that is read by characters
+    root: Place | None  # the JSON value, if it is one
     expires_at: float
 
 
-async def save_result(db: Database, result: LargeResult) -> None:
+def cut(text: str) -> list[bytes]:
+    """The text as it is stored, in one part at least."""
+    starts = range(0, max(1, len(text)), PART_CHARS)
+    return [text[at : at + PART_CHARS].encode() for at in starts]
+
+
+async def save_result(db: Database, result: LargeResult, parts: list[bytes]) -> None:
     """Keeps it until it expires."""
     row = values(result)
-    await db.write(lambda tx: tx.execute(insert(_table), row).rowcount)
+    rows = [{"result_id": result.id, "number": n, "text": part} for n, part in enumerate(parts)]
+
+    def save(tx: Connection) -> None:
+        tx.execute(insert(_table), row)
+        insert_many(tx, _parts, rows)
+
+    await db.write(save)
 
 
-async def get_result(db: Database, id: str, principal: str, now: float) -> LargeResult | None:
-    """The whole answer, for its owner only."""
-    statement = select(_table).where(_readable(id, principal, now))
-    return await db.read(lambda tx: one(tx, statement, LargeResult))
-
-
-async def read_bytes(
-    db: Database, id: str, principal: str, now: float, *, offset: int, limit: int
-) -> tuple[bytes, int] | None:
-    """Some bytes of the answer and how many it has: the rest stays in the store."""
-    part = func.substr(_table.c.body, offset + 1, limit)
-    statement = select(part, func.length(_table.c.body)).where(_readable(id, principal, now))
-    row = await db.read(lambda tx: tx.execute(statement).one_or_none())
-    return None if row is None else (bytes(row[0]), int(row[1]))
-
-
-def _readable(id: str, principal: str, now: float) -> Any:
+async def read_kept(
+    db: Database, id: str, principal: str, now: float, read: Callable[[LargeResult, Fetch], T]
+) -> T | None:
+    """What is read of an answer, for its owner only: no more of it is loaded than is fetched."""
     mine = (_table.c.id == id) & (_table.c.principal == principal)
-    return mine & (_table.c.expires_at > now)
+    statement = select(_table).where(mine & (_table.c.expires_at > now))
+
+    def reading(tx: Connection) -> T | None:
+        result = one(tx, statement, LargeResult)
+        try:
+            return None if result is None else read(result, partial(_fetch, tx, id))
+        except _Swept:
+            return None
+
+    return await db.read(reading)
+
+
+class _Swept(Exception):
+    """It expired while it was read."""
+
+
+def _fetch(tx: Connection, id: str, start: int, end: int) -> str:
+    if start >= end:
+        return ""
+    first, last = start // PART_CHARS, (end - 1) // PART_CHARS
+    wanted = (_parts.c.result_id == id) & _parts.c.number.between(first, last)
+    statement = select(_parts.c.text).where(wanted).order_by(_parts.c.number)
+    found = tx.execute(statement).scalars().all()
+    if len(found) != last - first + 1:
+        raise _Swept
+    text = b"".join(found).decode()
+    return text[start - first * PART_CHARS : end - first * PART_CHARS]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, literal, select
 
 from gateway.store import tables
 from gateway.store.database import Database
 
 PART = 500
+PART_BYTES = 32 * 2**20  # of large answers: two of the largest take half a second
 MAX_PARTS = 200  # a sweep; the rest waits for the next one
 DAY = 86_400.0
 EVENT_SECONDS = 3600.0
@@ -52,7 +55,7 @@ async def _sweep_table(db: Database, table: Table, over: ColumnElement[bool]) ->
     for _ in range(MAX_PARTS):
         count = await db.write(lambda tx: _sweep_part(tx, table, over), f"sweep {table.name}")
         total += count
-        if count < PART:
+        if not count:
             break
     return total
 
@@ -61,7 +64,22 @@ def _sweep_part(tx: Connection, table: Table, over: ColumnElement[bool]) -> int:
     key, *more = table.primary_key
     if more:  # few rows, and no one column that names one
         return tx.execute(delete(table).where(over)).rowcount
-    ids = list(tx.execute(select(key).where(over).limit(PART)).scalars())
-    if table is tables.executions:
-        tx.execute(delete(tables.claims).where(tables.claims.c.execution_id.in_(ids)))
+    ids = _some(tx, table, key, over)
+    if table in _GO_WITH:
+        tx.execute(delete(_GO_WITH[table].table).where(_GO_WITH[table].in_(ids)))
     return tx.execute(delete(table).where(key.in_(ids))).rowcount
+
+
+def _some(
+    tx: Connection, table: Table, key: ColumnElement[Any], over: ColumnElement[bool]
+) -> list[Any]:
+    size = table.c.bytes if table is tables.results else literal(0)
+    rows = tx.execute(select(key, size).where(over).limit(PART)).all()
+    before = accumulate((size for _, size in rows), initial=0)
+    return [id for (id, _), so_far in zip(rows, before, strict=False) if so_far < PART_BYTES]
+
+
+_GO_WITH = {
+    tables.executions: tables.claims.c.execution_id,
+    tables.results: tables.result_parts.c.result_id,
+}

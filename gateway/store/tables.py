@@ -166,9 +166,19 @@ results = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("principal", Plain, nullable=False),
-    Column("media_type", Plain, nullable=False),
-    Column("body", LargeBinary, nullable=False),
+    Column("bytes", Counter, nullable=False),
+    Column("shown", Json),
+    Column("root", Json),
     Column("expires_at", Time, nullable=False, index=True),
+)
+
+# The text of a result, in characters of UTF-8. Swept with it.
+result_parts = Table(
+    "result_parts",
+    metadata,
+    Column("result_id", Text, primary_key=True),
+    Column("number", Counter, primary_key=True, autoincrement=False),
+    Column("text", LargeBinary, nullable=False),
 )
 
 approvals = Table(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -14,6 +15,8 @@ from sqlalchemy import Connection, text
 from gateway.errors import ConfigInvalid
 from gateway.store.database import Database
 from gateway.store.migrate import HEAD, SCRIPTS
+from gateway.store.results import LargeResult, read_kept, save_result
+from gateway.store.sqlite import Sqlite
 from gateway.store.tables import metadata
 from tests.databases import PostgresServer
 
@@ -67,6 +70,26 @@ async def test_processes_that_start_together_migrate_once(empty_url: str) -> Non
         revisions = await db.read(lambda tx: tx.execute(text("SELECT * FROM revision")).all())
     assert [tuple(row) for row in versions] == [(HEAD,)]
     assert [tuple(row) for row in revisions] == [(1, 0)]
+
+
+async def test_answers_kept_in_one_piece_are_dropped(empty_url: str) -> None:
+    def first_version(tx: Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(SCRIPTS))
+        config.set_main_option("path_separator", "os")
+        config.attributes["connection"] = tx
+        command.upgrade(config, "0001")
+        tx.execute(text("INSERT INTO results VALUES ('r1', 'ann', 'text/plain', 'x', 9e9)"))
+
+    old = Database(empty_url)
+    if isinstance(old.engine, Sqlite):
+        old.engine.path.parent.mkdir(parents=True)
+    await old.engine.transact(first_version)
+    await old.engine.close()
+
+    async with Database(empty_url) as db:
+        await save_result(db, LargeResult("r1", "ann", 1, None, None, 9e9), [b"y"])
+        assert await read_kept(db, "r1", "ann", 0.0, lambda result, fetch: fetch(0, 1)) == "y"
 
 
 async def test_store_of_a_newer_gateway_is_refused(db: Database, store_url: str) -> None:

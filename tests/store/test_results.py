@@ -1,17 +1,34 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from sqlalchemy import Connection, func, select
 
+from gateway.store import tables
 from gateway.store.database import Database
-from gateway.store.results import LargeResult, get_result, read_bytes, save_result
+from gateway.store.results import (
+    PART_CHARS,
+    Fetch,
+    LargeResult,
+    cut,
+    read_kept,
+    save_result,
+)
+from gateway.store.sweep import sweep
 
-RESULT = LargeResult("r1", "ann", "application/json", bytes(range(256)) * 4096, 100.0)
+TEXT = "aé\0😀" * PART_CHARS  # four parts
+RESULT = LargeResult("r1", "ann", 12, [0, 5], [0, 5, 6, 9], 100.0)
 
 
-async def test_large_answer_comes_back_whole(db: Database) -> None:
-    await save_result(db, RESULT)
+def slice_of(start: int, end: int, result: LargeResult, fetch: Fetch) -> str:
+    return fetch(start, end)
 
-    assert await get_result(db, "r1", "ann", 99.0) == RESULT
+
+async def test_where_reading_begins_comes_back(db: Database) -> None:
+    await save_result(db, RESULT, cut(TEXT))
+
+    assert await read_kept(db, "r1", "ann", 99.0, lambda result, fetch: result) == RESULT
 
 
 @pytest.mark.parametrize(
@@ -20,18 +37,49 @@ async def test_large_answer_comes_back_whole(db: Database) -> None:
 async def test_answer_is_for_its_owner_until_it_expires(
     db: Database, id: str, principal: str, now: float
 ) -> None:
-    await save_result(db, RESULT)
+    await save_result(db, RESULT, cut(TEXT))
 
-    assert await get_result(db, id, principal, now) is None
-    assert await read_bytes(db, id, principal, now, offset=0, limit=10) is None
+    assert await read_kept(db, id, principal, now, partial(slice_of, 0, 9)) is None
 
 
 @pytest.mark.parametrize(
-    ("offset", "limit"), [(0, 10), (255, 3), (1_048_570, 100), (2_000_000, 5), (7, 0)]
+    ("start", "end"),
+    [
+        (0, 10),
+        (7, 7),
+        (PART_CHARS - 1, PART_CHARS),
+        (PART_CHARS, PART_CHARS + 1),
+        (PART_CHARS - 3, 3 * PART_CHARS + 3),
+        (0, len(TEXT)),
+    ],
 )
-async def test_parts_are_slices_of_the_whole(db: Database, offset: int, limit: int) -> None:
-    await save_result(db, RESULT)
+async def test_slices_are_those_of_the_text(db: Database, start: int, end: int) -> None:
+    await save_result(db, RESULT, cut(TEXT))
+    await save_result(db, LargeResult("r2", "ann", 1, None, None, 100.0), cut("x" * len(TEXT)))
 
-    part = await read_bytes(db, "r1", "ann", 99.0, offset=offset, limit=limit)
+    part = await read_kept(db, "r1", "ann", 99.0, partial(slice_of, start, end))
 
-    assert part == (RESULT.body[offset : offset + limit], len(RESULT.body))
+    assert part == TEXT[start:end]
+
+
+async def test_text_goes_with_its_answer_and_no_other(db: Database) -> None:
+    def left(tx: Connection) -> list[tuple[str, int]]:
+        parts = tables.result_parts.c
+        counted = select(parts.result_id, func.count()).group_by(parts.result_id)
+        return [(id, count) for id, count in tx.execute(counted)]
+
+    await save_result(db, RESULT, cut(TEXT))
+    await save_result(db, LargeResult("r2", "ann", 1, None, None, 101.0), cut("x"))
+
+    swept = await sweep(db, now=100.0, keep_days=30)
+
+    assert swept["results"] == 1
+    assert await db.read(left) == [("r2", 1)]
+
+
+async def test_answer_swept_while_it_is_read_is_no_longer_there(
+    db: Database, other_db: Database
+) -> None:
+    await save_result(db, RESULT, cut(TEXT)[:1])
+
+    assert await read_kept(other_db, "r1", "ann", 99.0, partial(slice_of, 0, len(TEXT))) is None

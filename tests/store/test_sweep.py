@@ -13,7 +13,7 @@ from gateway.store.definitions import save_validation
 from gateway.store.executions import Begun, begin, finish, get_execution, insert_execution
 from gateway.store.results import LargeResult, save_result
 from gateway.store.sessions import end_session
-from gateway.store.sweep import DAY, PART, sweep
+from gateway.store.sweep import DAY, PART, PART_BYTES, sweep
 from tests.store.rows import approval, change, execution
 
 NOW = 100 * DAY
@@ -65,6 +65,16 @@ async def test_more_than_one_part_is_swept(db: Database) -> None:
     assert (await sweep(db, now=NOW, keep_days=30))["ended_sessions"] == PART * 2 + 1
 
 
+async def test_few_large_answers_are_a_part(db: Database) -> None:
+    for id in ("r1", "r2", "r3", "r4"):
+        await save_result(db, LargeResult(id, "ann", PART_BYTES // 2, None, None, 1.0), [b"x"])
+    before = db.figures().units
+
+    assert (await sweep(db, now=NOW, keep_days=30))["results"] == 4
+    tables_swept = 11  # each until nothing is left
+    assert db.figures().units - before == tables_swept + 2
+
+
 async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> None:
     for id, at in (("old", OLD), ("recent", NOW + 5)):
         await create_approval(
@@ -78,7 +88,7 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
         await record_changes(
             db, [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
         )
-        await save_result(db, LargeResult(id, "ann", "text/plain", b"", at))
+        await save_result(db, LargeResult(id, "ann", 0, None, None, at), [b""])
         await end_session(db, id, at)
         await save_validation(db, id, (), at - 60 * DAY)
         await add(db, "buckets", {"key": id, "tokens": 0.0, "at": at, "allowed": 1})
