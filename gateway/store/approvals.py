@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 
 from gateway.errors import Refused
 from gateway.store import tables
@@ -145,25 +145,6 @@ async def get_approval(db: Database, id: str) -> Approval | None:
     return await db.read(lambda tx: one(tx, select(_table).where(_table.c.id == id), Approval))
 
 
-async def find_open(
-    db: Database, *, principal: str, tool: str, fingerprint: str, args_digest: str, now: float
-) -> Approval | None:
-    """The newest approval for exactly this call that is approved or still pending."""
-    same = and_(
-        _table.c.principal == principal,
-        _table.c.tool == tool,
-        _table.c.fingerprint == fingerprint,
-        _table.c.args_digest == args_digest,
-    )
-    statement = (
-        select(_table)
-        .where(same, _open, _table.c.expires_at > now)
-        .order_by(_table.c.status, _table.c.id.desc())  # approved comes before pending
-        .limit(1)
-    )
-    return await db.read(lambda tx: one(tx, statement, Approval))
-
-
 async def list_open(db: Database, now: float, status: ApprovalStatus = "pending") -> list[Approval]:
     """Approvals that wait for a decision (or, approved, for their use), oldest first."""
     waiting = (_table.c.status == status) & (_table.c.expires_at > now)
@@ -208,14 +189,6 @@ async def is_granted(
     held = mine & (_grants.c.fingerprint == fingerprint) & (_grants.c.session == (session or ""))
     statement = select(_grants.c.until).where(held & (_grants.c.until > now))
     return await db.read(lambda tx: tx.execute(statement).first()) is not None
-
-
-async def revoke_grants(db: Database, principal: str, tool: str | None = None) -> int:
-    """Takes back what was always allowed to a principal; how many grants that were."""
-    statement = delete(_grants).where(_grants.c.principal == principal)
-    if tool is not None:
-        statement = statement.where(_grants.c.tool == tool)
-    return await db.write(lambda tx: tx.execute(statement).rowcount)
 
 
 _open = _table.c.status.in_(["pending", "approved"])

@@ -38,20 +38,6 @@ class Change:
     after: bytes | None = None
 
 
-async def record_changes(db: Database, changes: Sequence[Change]) -> int | None:
-    """Keeps what a refresh found; the revision at which replicas see it, None for nothing."""
-    rows = [values(change) for change in changes]
-    if not rows:
-        return None
-
-    def unit(tx: Connection) -> int:
-        lock_revision(tx)
-        tx.execute(insert(_table), rows)
-        return bump_revision(tx)
-
-    return await db.write(unit, REVISION_LOCK)
-
-
 def record_in(tx: Connection, connection: str, changes: Sequence[Change]) -> None:
     """Keeps what a refresh found, in place of what was held before and is no longer found.
 
@@ -94,13 +80,6 @@ def decide_in(
     held = (_table.c.id == id) & (_table.c.status == "held")
     statement = update(_table).where(held).values(status=status, by=by, decided_at=now)
     return one(tx, statement.returning(_table), Change)
-
-
-async def drop_held(db: Database, connection: str) -> int:
-    """Removes what is held of a connection: a newer refresh says it anew."""
-    held = (_table.c.connection == connection) & (_table.c.status == "held")
-    statement = _table.delete().where(held)
-    return await db.write(lambda tx: tx.execute(statement).rowcount)
 
 
 async def list_changes(

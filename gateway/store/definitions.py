@@ -66,20 +66,6 @@ def save_in(tx: Connection, definition: Definition, packed: bytes) -> None:
     tx.execute(upsert(tx, _table), row)
 
 
-async def save_build(
-    db: Database, connection: str, location: str, *, build_key: str, build: bytes
-) -> int | None:
-    """Replaces the build of a document that stayed the same; None if the document is gone."""
-    changed = update(_table).where(_is(connection, location))
-
-    def unit(tx: Connection) -> int | None:
-        lock_revision(tx)
-        found = tx.execute(changed.values(build_key=build_key, build=build)).rowcount
-        return bump_revision(tx) if found else None
-
-    return await db.write(unit, REVISION_LOCK)
-
-
 def save_build_in(
     tx: Connection, connection: str, location: str, build: bytes, *, was: float, at: float
 ) -> bool:
@@ -87,31 +73,6 @@ def save_build_in(
     same = _is(connection, location) & (_table.c.fetched_at == was)
     changed = update(_table).where(same).values(build=build, fetched_at=at)
     return tx.execute(changed).rowcount == 1
-
-
-async def touch_definition(
-    db: Database,
-    connection: str,
-    location: str,
-    *,
-    fetched_at: float,
-    etag: str | None,
-    last_modified: str | None,
-) -> None:
-    """Notes that the document was looked at and is unchanged. Nobody needs to be told."""
-    statement = (
-        update(_table)
-        .where(_is(connection, location))
-        .values(fetched_at=fetched_at, etag=etag, last_modified=last_modified)
-    )
-    await db.write(lambda tx: tx.execute(statement).rowcount)
-
-
-async def load_definitions(db: Database) -> list[Definition]:
-    """Every definition with its build, without the documents."""
-    statement = select(*columns(_table, Definition)).order_by(_table.c.connection)
-    rows = await db.read(lambda tx: tx.execute(statement).mappings().all())
-    return [_definition(row) for row in rows]
 
 
 async def load_marks(db: Database) -> dict[str, tuple[str, float]]:
@@ -133,12 +94,6 @@ async def load_raw(db: Database, connection: str, location: str) -> bytes | None
     statement = select(_table.c.raw).where(_is(connection, location))
     packed = await db.read(lambda tx: tx.execute(statement).scalar())
     return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
-
-
-async def forget_definitions(db: Database, connection: str) -> int:
-    """Removes what is cached of a connection; how many documents that were."""
-    statement = delete(_table).where(_table.c.connection == connection)
-    return await db.write(lambda tx: tx.execute(statement).rowcount)
 
 
 async def save_validation(

@@ -143,13 +143,8 @@ def finish_in(tx: Connection, execution: Execution, *, sent: bool = True) -> boo
     return True
 
 
-async def insert_execution(db: Database, execution: Execution) -> None:
-    """Puts a row on disk as it is: one that waits for a decision, or was refused."""
-    await db.write(lambda tx: insert_in(tx, execution))
-
-
 def insert_in(tx: Connection, execution: Execution) -> None:
-    """`insert_execution` inside a unit of the caller's."""
+    """Puts a row on disk as it is: one that waits for a decision, or was refused."""
     tx.execute(insert(_table), values(execution))
 
 

@@ -21,7 +21,7 @@ import structlog
 
 from gateway.store.database import Database
 from gateway.store.postgres import Postgres
-from gateway.store.signals import CHANNEL, REVISION, signal
+from gateway.store.signals import CHANNEL, REVISION
 from gateway.store.sqlite import Sqlite
 
 RECONNECTED = "reconnected"
@@ -59,10 +59,6 @@ class Notifier:
         with suppress(TimeoutError):  # it goes on trying
             async with asyncio.timeout(START_SECONDS):
                 await self._heard.wait()
-
-    async def publish(self, kind: str, payload: str = "") -> None:
-        """Tells every process, this one included, a small named thing."""
-        await self._db.write(lambda tx: signal(tx, kind, payload))
 
     async def close(self) -> None:
         """Stops listening."""

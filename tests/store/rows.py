@@ -7,7 +7,8 @@ from typing import Any
 
 from gateway.store.approvals import Approval
 from gateway.store.changes import Change
-from gateway.store.executions import Execution
+from gateway.store.database import Database
+from gateway.store.executions import Execution, insert_in
 
 _EXECUTION = Execution(
     id="e1",
@@ -72,3 +73,8 @@ def approval(**changed: Any) -> Approval:
 
 def change(**changed: Any) -> Change:
     return replace(_CHANGE, **changed)
+
+
+async def add_execution(db: Database, row: Execution) -> None:
+    """Puts a row on disk as it is."""
+    await db.write(lambda tx: insert_in(tx, row))

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from gateway.store.changes import (
     Change,
     decide_change,
-    drop_held,
     get_change,
     list_changes,
-    record_changes,
     record_in,
 )
 from gateway.store.database import Database
@@ -25,7 +22,7 @@ async def record(db: Database, *changes: Change) -> None:
 
 
 async def test_changes_come_back_newest_first_and_filtered(db: Database) -> None:
-    assert await record_changes(db, [change(), APPLIED, ELSEWHERE]) == 1
+    await record(db, change(), APPLIED, ELSEWHERE)
 
     assert await list_changes(db) == [ELSEWHERE, APPLIED, change()]
     assert await list_changes(db, limit=1) == [ELSEWHERE]
@@ -35,13 +32,8 @@ async def test_changes_come_back_newest_first_and_filtered(db: Database) -> None
     assert await get_change(db, "c9") is None
 
 
-async def test_nothing_changed_tells_nobody(db: Database) -> None:
-    assert await record_changes(db, []) is None
-    assert await current_revision(db) == 0
-
-
 async def test_held_change_is_decided_once(db: Database, other_db: Database) -> None:
-    await record_changes(db, [change(), APPLIED])
+    await record(db, change(), APPLIED)
 
     outcomes = await asyncio.gather(
         decide_change(db, "c1", "accepted", by="ann", now=7.0),
@@ -55,7 +47,7 @@ async def test_held_change_is_decided_once(db: Database, other_db: Database) -> 
         change(status="rejected", by="bob", decided_at=8.0),
     )
     assert await decide_change(db, "c2", "accepted", by="ann", now=9.0) is None
-    assert await current_revision(db) == 2
+    assert await current_revision(db) == 1
 
 
 async def test_refresh_replaces_what_it_no_longer_holds(db: Database) -> None:
@@ -75,10 +67,3 @@ async def test_change_that_is_known_is_not_told_again(db: Database) -> None:
     rejected = await decide_change(db, "c1", "rejected", by="ann", now=7.0)
     await record(db, change(id="c5"))
     assert await list_changes(db) == [rejected]
-
-
-async def test_dropping_leaves_history_and_other_connections(db: Database) -> None:
-    await record_changes(db, [change(), replace(change(), id="c0"), APPLIED, ELSEWHERE])
-
-    assert await drop_held(db, "demo") == 2
-    assert await list_changes(db) == [ELSEWHERE, APPLIED]

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from gateway.store.columns import json_bytes, json_value
 from gateway.store.database import Database
-from gateway.store.executions import get_execution, insert_execution
-from tests.store.rows import execution
+from gateway.store.executions import get_execution
+from tests.store.rows import add_execution, execution
 
 NASTY = "nul \0 surrogate \ud800 snow ☃ 𝔘"
 JSON = st.recursive(
@@ -31,7 +31,7 @@ def test_what_the_fast_codec_refuses_comes_back_too(value: object) -> None:
 
 
 async def test_text_no_database_can_hold_is_kept_recognisable(db: Database) -> None:
-    await insert_execution(db, execution(client=NASTY, arguments={NASTY: NASTY}))
+    await add_execution(db, execution(client=NASTY, arguments={NASTY: NASTY}))
 
     found = await get_execution(db, execution().id)
 

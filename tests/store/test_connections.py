@@ -15,7 +15,7 @@ from gateway.store.connections import (
     put_connection,
 )
 from gateway.store.database import Database
-from gateway.store.definitions import load_definitions, save_definition
+from gateway.store.definitions import load_definition, save_definition
 from gateway.store.secrets import Seal
 from gateway.store.signals import current_revision
 from tests.store.test_definitions import DEFINITION
@@ -103,5 +103,5 @@ async def test_deleted_connection_takes_its_definitions_along(db: Database) -> N
     assert await delete_connection(db, "demo") is None
 
     assert await load_connections(db, SEAL) == []
-    assert await load_definitions(db) == []
+    assert await load_definition(db, "demo", DEFINITION.location) is None
     assert await current_revision(db) == 3

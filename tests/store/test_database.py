@@ -154,8 +154,11 @@ async def test_rows_written_soon_arrive_by_themselves(db: Database) -> None:
     for name in "abc":
         assert db.write_soon(add_facts, {"name": name, "value": b""})
 
+    async def commits() -> int:
+        return db.figures().commits
+
     await eventually(lambda: db.read(fact_names), ["a", "b", "c"])
-    assert db.figures().commits == 1
+    await eventually(commits, 1)
 
 
 async def test_rows_written_soon_are_flushed_on_close(store_url: str) -> None:

@@ -14,13 +14,12 @@ from gateway.store.executions import (
     begin,
     finish,
     get_execution,
-    insert_execution,
     mark_unknown,
     record_finished,
 )
 from gateway.store.replicas import Replica, beat
 from tests.databases import eventually
-from tests.store.rows import execution
+from tests.store.rows import add_execution, execution
 
 DONE = execution(
     status="completed",
@@ -49,7 +48,7 @@ async def test_call_ends_once(db: Database) -> None:
 
 
 async def test_execution_that_waited_is_begun_in_place(db: Database) -> None:
-    await insert_execution(db, execution(status="pending_confirmation", replica="r0"))
+    await add_execution(db, execution(status="pending_confirmation", replica="r0"))
 
     assert await begin(db, execution()) == Begun("new")
     assert await get_execution(db, "e1") == execution()
@@ -58,7 +57,7 @@ async def test_execution_that_waited_is_begun_in_place(db: Database) -> None:
 @pytest.mark.parametrize("status", ["executing", "completed", "denied", "expired", "unknown"])
 async def test_execution_that_is_past_waiting_is_not_begun_again(db: Database, status: str) -> None:
     before = execution(status=status)
-    await insert_execution(db, before)
+    await add_execution(db, before)
 
     assert await begin(db, WITH_TOKEN) == Begun("ended", before)
 
@@ -145,8 +144,8 @@ async def test_calls_of_silent_processes_become_unknown(db: Database) -> None:
     for name in ("gone", "silent", "alive"):
         await beat(db, Replica(name, "host", 1, 0.0))
         await begin(db, execution(id=name, replica=name, idempotency_token=name))
-    await insert_execution(db, execution(id="waits", status="pending_confirmation", replica="x"))
-    await insert_execution(db, replace(DONE, id="done", replica="x"))
+    await add_execution(db, execution(id="waits", status="pending_confirmation", replica="x"))
+    await add_execution(db, replace(DONE, id="done", replica="x"))
     await silence(db, "silent", 16.0)
     await silence(db, "alive", 14.0)
     await db.write(

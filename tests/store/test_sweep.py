@@ -7,14 +7,14 @@ from sqlalchemy import Connection, func, insert, select
 
 from gateway.store import tables
 from gateway.store.approvals import Grant, create_approval, decide_approval
-from gateway.store.changes import record_changes
+from gateway.store.changes import record_in
 from gateway.store.database import Database
 from gateway.store.definitions import save_validation
-from gateway.store.executions import Begun, begin, finish, get_execution, insert_execution
+from gateway.store.executions import Begun, begin, finish, get_execution
 from gateway.store.results import LargeResult, save_result
 from gateway.store.sessions import end_session
 from gateway.store.sweep import DAY, PART, PART_BYTES, sweep
-from tests.store.rows import approval, change, execution
+from tests.store.rows import add_execution, approval, change, execution
 
 NOW = 100 * DAY
 OLD = NOW - 31 * DAY
@@ -39,7 +39,7 @@ async def test_ledger_keeps_what_is_recent_or_unfinished(db: Database) -> None:
         "waiting": execution(id="waiting", created_at=OLD, status="pending_confirmation"),
     }
     for row in rows.values():
-        await insert_execution(db, row)
+        await add_execution(db, row)
 
     swept = await sweep(db, now=NOW, keep_days=30)
 
@@ -85,9 +85,8 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
         grant = Grant("ann", id, "f1", "s1", at, "eve")
         await decide_approval(db, id, "approved", by="eve", now=at, usable_until=at, grant=grant)
         await decide_approval(db, id, "denied", by="eve", now=at, usable_until=at)
-        await record_changes(
-            db, [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
-        )
+        found = [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
+        await db.write(partial(record_in, connection=id, changes=found))
         await save_result(db, LargeResult(id, "ann", 0, None, None, at), [b""])
         await end_session(db, id, at)
         await save_validation(db, id, (), at - 60 * DAY)
