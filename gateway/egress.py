@@ -13,7 +13,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from gateway.addresses import Target, forbidden, locate, networks, permitted
 from gateway.dialling import DNS_THREADS, Lookup, Pool, Rules
 from gateway.errors import Broken, Fixable, Refused
 from gateway.no_answer import SLOW, Closed, NoAnswer, Unanswered, unanswered, undialled
-from gateway.unpack import ENCODINGS, PLAIN, unpacked
+from gateway.unpack import ENCODINGS, PLAIN, Bound, Room, collected, unpacked
 from gateway.wire import Wire
 
 __all__ = ["Answer", "Egress", "NoAnswer", "Request", "Stream"]
@@ -127,17 +127,24 @@ class Egress:
             raise undialled(socket.gaierror()) from error
 
     async def send(
-        self, request: Request, *, deadline: float, max_bytes: int, same_host_redirects: int = 0
+        self,
+        request: Request,
+        *,
+        deadline: float,
+        max_bytes: int,
+        room: Room | None = None,
+        same_host_redirects: int = 0,
     ) -> Answer:
         """The answer, whole or up to `max_bytes`, within `deadline` seconds for everything."""
         time = _Time(deadline)
+        bound = Bound(max_bytes, time.until, room)
         for _ in range(same_host_redirects):
-            answer = await self._exchange(request, time, max_bytes)
+            answer = await self._exchange(request, time, bound)
             onward = _redirected(request, answer)
             if onward is None:
                 return answer
             request = onward
-        return await self._exchange(request, time, max_bytes)
+        return await self._exchange(request, time, bound)
 
     @asynccontextmanager
     async def open(self, request: Request, *, deadline: float) -> AsyncIterator[Stream]:
@@ -153,14 +160,14 @@ class Egress:
         finally:
             pool.put_back(target.origin, wire)
 
-    async def _exchange(self, request: Request, time: _Time, max_bytes: int) -> Answer:
+    async def _exchange(self, request: Request, time: _Time, bound: Bound) -> Answer:
         target = self._located(request.url)
         head = _head(request, target)
         pool = self._current()
         wire = pool.idle(target.origin)
         if wire is not None:
             try:
-                return await _answered(pool, wire, request, target, head, time, max_bytes)
+                return await _answered(pool, wire, request, target, head, time, bound)
             except NoAnswer as error:
                 # The server closed the idle connection just as we took it up again.
                 crossed = isinstance(error.__cause__, Closed)
@@ -168,7 +175,7 @@ class Egress:
                     raise
             pool = self._current()
         wire = await _dialled(pool, target, time)
-        return await _answered(pool, wire, request, target, head, time, max_bytes)
+        return await _answered(pool, wire, request, target, head, time, bound)
 
     def _current(self) -> Pool:
         if self._pool is None:
@@ -231,7 +238,7 @@ async def _answered(
     target: Target,
     head: bytes,
     time: _Time,
-    max_bytes: int,
+    bound: Bound,
 ) -> Answer:
     """The answer to a request on this connection, which is kept if it can be used again."""
     timer = time.ends(wire)
@@ -239,7 +246,7 @@ async def _answered(
         wire.ask(head, request.body, bodiless=request.method == "HEAD")
         await wire.head()
         headers = _received(wire)
-        body, truncated = await _body(wire, headers, max_bytes)
+        body, truncated = await _body(wire, headers, bound)
         return Answer(wire.status, headers, body, truncated, request.url)
     except TimeoutError as error:
         raise SLOW.error(sent=True, seconds=time.seconds) from error
@@ -330,25 +337,13 @@ def _lowered(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
 
-async def _body(wire: Wire, headers: Pairs, max_bytes: int) -> tuple[bytes, bool]:
+async def _body(wire: Wire, headers: Pairs, bound: Bound) -> tuple[bytes, bool]:
     """The body up to a bound, and whether there was more."""
     encoding = _encoding(headers)
     if encoding in PLAIN:
-        return await _collected(wire.chunk, max_bytes)
+        return await collected(wire.chunk, bound)
     async with aclosing(unpacked(encoding, _arriving(wire))) as pieces:
-        return await _collected(lambda: anext(pieces, b""), max_bytes)
-
-
-async def _collected(
-    following: Callable[[], Awaitable[bytes]], max_bytes: int
-) -> tuple[bytes, bool]:
-    parts, size = [], 0
-    while part := await following():
-        parts.append(part)
-        size += len(part)
-        if size > max_bytes:
-            return b"".join(parts)[:max_bytes], True
-    return parts[0] if len(parts) == 1 else b"".join(parts), False
+        return await collected(lambda: anext(pieces, b""), bound)
 
 
 async def _chunks(wire: Wire, headers: Pairs) -> AsyncGenerator[bytes, None]:

@@ -9,13 +9,14 @@ once.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -37,6 +38,8 @@ log = structlog.get_logger("gateway")
 BACKLOG = 2048
 COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700
 COLLECT_OLDER_AFTER = 20
+OWN_MAPPING_BYTES = 262_144
+M_MMAP_THRESHOLD = -3  # as malloc.h has it
 KEEP_ALIVE_SECONDS = 75
 # How long new requests are still taken after readiness went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
@@ -112,6 +115,16 @@ def _collect_rarely() -> None:
     gc.enable()
 
 
+def _give_memory_back() -> None:
+    """Has the C library map what is large by itself, so that freeing it gives it back.
+
+    After the first large block is freed, glibc would take the next ones from its heap, where small
+    ones that live on keep them from ever being returned.
+    """
+    with suppress(AttributeError, OSError):  # another C library has no such thing to set
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
+
+
 class Server(uvicorn.Server):
     """uvicorn with our ready line and our way to end."""
 
@@ -142,6 +155,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self._announce:
             _collect_rarely()
+            _give_memory_back()
             print(f"Gateway ready: {self._place.own_url}/mcp", flush=True)
             link = self._app.console.link(self._place.own_url)
             print(f"Console: {link}", file=sys.stderr, flush=True)

@@ -1,19 +1,54 @@
 """Unpacking compressed answers in small steps, so that a bomb is cut at the bound of its reader.
 
-Only gzip and deflate: they are in the standard library with a limit on what one step may give.
+Only gzip and deflate: they are in the standard library with a limit on what one step may give. Most
+answers are small; one that turns out not to be is held only if there is room for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.no_answer import BrokenOff
 
 ENCODINGS = "gzip, deflate"
 PLAIN = ("", "identity")
 STEP_BYTES = 262_144
+
+
+class Room(Protocol):
+    """Where an answer of more than `bytes` has to ask for room."""
+
+    bytes: int
+
+    async def take(self, until: float) -> bool:
+        """Whether it may be held; waits for that, at most until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much of an answer is read, by when, and what it has to ask for."""
+
+    bytes: int
+    until: float
+    room: Room | None = None
+
+
+async def collected(following: Callable[[], Awaitable[bytes]], bound: Bound) -> tuple[bytes, bool]:
+    """The pieces put together up to a bound, and whether there was more."""
+    parts, size, most, room = [], 0, bound.bytes, bound.room
+    while part := await following():
+        parts.append(part)
+        size += len(part)
+        if room is not None and size > room.bytes:
+            most = most if await room.take(bound.until) else room.bytes
+            room = None
+        if size > most:
+            return b"".join(parts)[:most], True
+    return parts[0] if len(parts) == 1 else b"".join(parts), False
 
 
 async def unpacked(encoding: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

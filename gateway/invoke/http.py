@@ -12,7 +12,7 @@ from gateway.invoke.attempt import Attempt
 from gateway.invoke.charset import in_utf8
 from gateway.invoke.credentials import Credentials, send_granted
 from gateway.invoke.envelope import enveloped, opened
-from gateway.invoke.limits import Limits, Outcome
+from gateway.invoke.limits import LargeRoom, Limits, Outcome
 from gateway.invoke.output import HEAVY_BYTES, Shaped, shape
 from gateway.invoke.prepared import Prepared, redactor_with
 from gateway.invoke.request import build_request, with_headers
@@ -46,11 +46,18 @@ class HttpSender:
         request = build_request(operation, arguments, prepared.blocklist)
         if operation.idempotency_header is not None and attempt.token is not None:
             request = with_headers(request, ((operation.idempotency_header, attempt.token),))
-        answer = await self.exchange(attempt, prepared, request, operation.base_url)
-        return await self.result(attempt, answer)
+        most = attempt.snapshot.settings.limits.max_output_bytes
+        with self._limits.large(prepared.name, more_than=most) as room:
+            answer = await self.exchange(attempt, prepared, request, operation.base_url, room)
+            return await self.result(attempt, answer)
 
     async def exchange(
-        self, attempt: Attempt, prepared: Prepared, request: Request, base_url: str
+        self,
+        attempt: Attempt,
+        prepared: Prepared,
+        request: Request,
+        base_url: str,
+        room: LargeRoom,
     ) -> Answer:
         """One request of a connection, with its headers and credentials and within its limits."""
         request = with_headers(request, prepared.headers)
@@ -62,7 +69,7 @@ class HttpSender:
         async with self._limits.call(prepared.name) as outcome:
 
             async def send(granted: Request) -> Answer:
-                return await self._send(attempt, prepared, granted, outcome)
+                return await self._send(attempt, prepared, granted, outcome, room)
 
             answer, grant = await send_granted(
                 self._credentials, prepared.vouched_by, prepared.auth, request, base_url, send
@@ -75,7 +82,12 @@ class HttpSender:
         return answer
 
     async def _send(
-        self, attempt: Attempt, prepared: Prepared, request: Request, outcome: Outcome
+        self,
+        attempt: Attempt,
+        prepared: Prepared,
+        request: Request,
+        outcome: Outcome,
+        room: LargeRoom,
     ) -> Answer:
         limits = attempt.snapshot.settings.limits
         egress = self._own_egress if attempt.state.origin == "demo" else self._egress
@@ -83,12 +95,12 @@ class HttpSender:
         most = max(MAX_ANSWER_BYTES, limits.max_output_bytes)
         began = time.perf_counter()
         try:
-            answer = await egress.send(request, deadline=seconds, max_bytes=most)
+            answer = await egress.send(request, deadline=seconds, max_bytes=most, room=room)
         except NoAnswer as error:
             if not outcome.may_retry(request.method, error):
                 outcome.failed()
                 raise
-            answer = await egress.send(request, deadline=seconds, max_bytes=most)
+            answer = await egress.send(request, deadline=seconds, max_bytes=most, room=room)
         finally:
             attempt.upstream_ms = (time.perf_counter() - began) * 1000
         return answer

@@ -5,6 +5,7 @@
     circuit     a connection that keeps failing is left alone, then tried with a single call
     pause       an API that said `Retry-After` is not asked before
     retries     a read that never left may be repeated, while repeats stay a small part of calls
+    large       few answers larger than most are held at the same time; the others are cut
 
 State is per process and bounded. The clock is a parameter; it only has to go forward.
 """
@@ -31,6 +32,10 @@ from gateway.model import RateLimit
 CALLS_PER_CONNECTION = 32
 MAX_WAITING = 256  # of calls for a slot, per connection and overall
 WAIT_SECONDS = 2.0
+LARGE_BYTES = 256 * 1024  # of an answer: up to this size nobody has to ask
+LARGE_PER_CONNECTION = 1
+LARGE_OVERALL = 4
+LARGE_WAIT_SECONDS = 60.0  # the call's own deadline comes first
 FAILURES_TO_OPEN = 5
 OPEN_SECONDS = 10.0
 PROBE_SECONDS = 60.0  # after which a probe that never came back is given up
@@ -63,6 +68,7 @@ class Limits:
         self._rates = rates
         self._wait_seconds = wait_seconds
         self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
+        self._large = Slots(LARGE_OVERALL, "The gateway", LARGE_WAIT_SECONDS)
         self._connections: dict[str, _Connection] = {}
         self._windows: LRUCache[tuple[str, str], deque[float]] = LRUCache(MAX_WINDOWS)
 
@@ -74,7 +80,7 @@ class Limits:
         """Begin anew with a connection that was replaced or removed."""
         known = self._connections.get(connection)
         if known:
-            self._connections[connection] = _Connection(known.slots)
+            self._connections[connection] = _Connection(known.slots, known.large)
 
     async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> None:
         """Count one request against the rate limit, over all processes where there are several."""
@@ -103,6 +109,11 @@ class Limits:
     def call(self, connection: str) -> Room:
         """Room for one call. Tell the outcome what came of it; untold counts for nothing."""
         return Room(self, self._state(connection))
+
+    def large(self, connection: str, more_than: int = 0) -> LargeRoom:
+        """Room for one answer that may turn out larger than most, to be kept while it is held."""
+        slots = (self._state(connection).large, self._large)
+        return LargeRoom(max(LARGE_BYTES, more_than), slots)
 
     async def enter(self, state: _Connection) -> bool:
         """Take the slots of a call; whether it is the one that tries a connection again."""
@@ -142,7 +153,8 @@ class Limits:
         state = self._connections.get(connection)
         if state is None:
             slots = Slots(CALLS_PER_CONNECTION, "The connection", self._wait_seconds)
-            state = self._connections[connection] = _Connection(slots)
+            large = Slots(LARGE_PER_CONNECTION, "The connection", LARGE_WAIT_SECONDS)
+            state = self._connections[connection] = _Connection(slots, large)
         return state
 
     def _check_rest(self, state: _Connection) -> None:
@@ -174,6 +186,39 @@ class Room:
 
     async def __aexit__(self, *_: object) -> None:
         self._limits.leave(self._state, self._probe)
+
+
+class LargeRoom:
+    """One call's right to hold a large answer, taken if it gets one, while the block lasts.
+
+    A connection has few of its own and all together have a few: what waits for its turn is not
+    read from the wire, and what gets none in time is cut.
+    """
+
+    __slots__ = ("_slots", "_taken", "bytes")
+
+    def __init__(self, bytes: int, slots: tuple[Slots, ...]) -> None:
+        self.bytes = bytes
+        self._slots = slots
+        self._taken: list[Slots] = []
+
+    async def take(self, until: float) -> bool:
+        """See `unpack.Room`."""
+        try:
+            async with asyncio.timeout_at(until):
+                for slots in self._slots[len(self._taken) :]:
+                    await slots.take()
+                    self._taken.append(slots)
+        except (TimeoutError, Overloaded):
+            return False
+        return True
+
+    def __enter__(self) -> LargeRoom:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._taken:
+            self._taken.pop().free()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +314,7 @@ class _Connection:
     """What is known of one connection's health."""
 
     slots: Slots
+    large: Slots
     failures: int = 0
     open_until: float = 0.0
     probing_until: float = 0.0

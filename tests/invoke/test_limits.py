@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -10,12 +10,15 @@ from gateway.egress import NoAnswer
 from gateway.errors import Overloaded
 from gateway.invoke.limits import (
     CALLS_PER_CONNECTION,
+    LARGE_BYTES,
+    LARGE_OVERALL,
     MAX_WAITING,
     Limits,
     Slots,
     retry_after_seconds,
 )
 from gateway.model import RateLimit
+from gateway.unpack import Bound, collected
 
 
 class Clock:
@@ -292,3 +295,44 @@ async def test_repeats_stay_a_small_part_of_calls() -> None:
         async with limits.call("c") as outcome:
             repeated += outcome.may_retry("GET", lost())
     assert 25 <= repeated <= 31
+
+
+async def held(limits: Limits, connection: str, size: int, seconds: float = 0.0) -> int:
+    """How much is held of an answer of this size that comes in pieces."""
+    pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
+
+    async def following() -> bytes:
+        return pieces.pop(0) if pieces else b""
+
+    until = asyncio.get_running_loop().time() + seconds
+    with limits.large(connection) as room:
+        body, cut = await collected(following, Bound(8 * LARGE_BYTES, until, room))
+    assert cut == (len(body) < size)
+    return len(body)
+
+
+LARGE = 3 * LARGE_BYTES
+
+
+async def test_an_answer_larger_than_most_is_cut_while_its_connection_holds_another() -> None:
+    limits = Limits()
+    with limits.large("c") as first:
+        assert await first.take(asyncio.get_running_loop().time() + 1)
+        assert await held(limits, "c", LARGE) == LARGE_BYTES
+        assert await held(limits, "c", LARGE_BYTES) == LARGE_BYTES
+        assert await held(limits, "other", LARGE, 1) == LARGE
+        waiting = asyncio.create_task(held(limits, "c", LARGE, 5))
+        await asyncio.sleep(0)
+    assert await waiting == LARGE
+    assert await held(limits, "c", 9 * LARGE_BYTES, 1) == 8 * LARGE_BYTES
+
+
+async def test_all_connections_together_hold_few_large_answers() -> None:
+    limits = Limits()
+    async with asyncio.timeout(5):
+        with ExitStack() as stack:
+            for number in range(LARGE_OVERALL):
+                room = stack.enter_context(limits.large(str(number)))
+                assert await room.take(asyncio.get_running_loop().time() + 1)
+            assert await held(limits, "other", LARGE) == LARGE_BYTES
+        assert await held(limits, "other", LARGE, 1) == LARGE
