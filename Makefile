@@ -1,7 +1,7 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
 
-.PHONY: run test test-slow lint bench clean conformance typescript screenshots
+.PHONY: run test test-slow lint bench soak clean conformance typescript screenshots
 
 .venv/ready: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -26,6 +26,10 @@ lint: .venv/ready
 
 bench: .venv/ready
 	$(PY) -m bench
+
+# Ten minutes; SOAK="--seconds 90" makes it short, SOAK="--store postgresql" runs it on PostgreSQL.
+soak: .venv/ready
+	$(PY) -m bench.soak $(SOAK)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

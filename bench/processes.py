@@ -57,10 +57,10 @@ def _cpu(process: psutil.Process) -> float:
 
 
 @asynccontextmanager
-async def running(*command: str) -> AsyncIterator[Measured]:
+async def running(*command: str, log: IO[bytes] | None = None) -> AsyncIterator[Measured]:
     """A Python process that says its port, at the end of the first line it prints."""
-    with tempfile.TemporaryFile() as log:
-        async with _running(command, log) as measured:
+    with log or tempfile.TemporaryFile() as file:
+        async with _running(command, file) as measured:
             yield measured
 
 

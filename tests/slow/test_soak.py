@@ -1,0 +1,72 @@
+"""A short soak: the whole course of `make soak`, its judgement included, in little more than a
+minute. What only shows after minutes, a slow growth of memory, is for the long one to find."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.soak.clients import Tally
+from bench.soak.run import soak
+from bench.soak.samples import Sample
+from bench.soak.verdict import Course, judged
+
+SECONDS = float(os.environ.get("GATEWAY_SOAK_SECONDS", "75"))
+ROWS = dict.fromkeys(
+    "executions results ended_sessions validations grants buckets signals".split(), 50
+)
+IDLE = Sample(0.0, 130.0, 40, 15, 2, 20, 0, 0, 0, 0, 0, 5.0, ROWS)
+
+
+@pytest.mark.slow
+async def test_nothing_grows_under_fifty_clients_with_refreshes_and_faults(tmp_path: Path) -> None:
+    course = await soak(tmp_path, "sqlite:///state/gateway.db", SECONDS)
+    not_met = [row for row in judged(course) if row.met is False]
+    assert (not_met, course.tally.problems, course.faults) == ([], [], ())
+
+
+def test_a_flat_run_is_flat() -> None:
+    assert _failed(_run()) == []
+
+
+def test_memory_that_grows_all_the_time_is_found() -> None:
+    assert _failed(_run(memory=0.5)) == [
+        "memory, slope of the second half",
+        "memory, median of the last quarter over the second",
+    ]
+
+
+def test_what_is_left_open_is_found() -> None:
+    after = replace(IDLE, at=600.0, files=60, tasks=21, streams=1)
+    left = ["files open afterwards", "tasks afterwards", "streams afterwards"]
+    assert _failed(replace(_run(), after=after)) == left
+
+
+def test_rows_that_are_not_swept_are_found() -> None:
+    assert _failed(_run(rows=10)) == ["rows of executions, last quarter"]
+
+
+def test_rows_that_nobody_gave_reason_for_are_found() -> None:
+    after = replace(IDLE, at=600.0, rows={**ROWS, "ended_sessions": 51})
+    assert _failed(replace(_run(), after=after)) == ["rows of ended_sessions, kept long"]
+
+
+def _run(memory: float = 0.0, rows: int = 0) -> Course:
+    """Ten minutes; memory and executions grow by so much every five seconds."""
+    during = tuple(
+        replace(
+            IDLE,
+            at=5.0 * n,
+            memory=140.0 + memory * n,
+            rows={**ROWS, "executions": 50 + rows * n},
+        )
+        for n in range(120)
+    )
+    return Course(IDLE, during, replace(IDLE, at=600.0), Tally(), ())
+
+
+def _failed(course: Course) -> list[str]:
+    return [row.name for row in judged(course) if row.met is False]
