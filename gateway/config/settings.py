@@ -202,6 +202,7 @@ def check_whole(settings: Settings) -> list[tuple[str, str]]:
     """What no single table can see, as (key path, what is wrong)."""
     return [
         *_names(settings),
+        *_azure_for_arm(settings),
         *_loopback_only_without_tokens(settings),
         *_distinct_tokens(settings),
         *_roles_and_bundles(settings),
@@ -218,6 +219,16 @@ def _names(settings: Settings) -> list[tuple[str, str]]:
     if settings.demo.enabled and "demo" in settings.connections:
         found.append(("connections.demo", "the name is taken by [demo] while demo.enabled = true"))
     return found
+
+
+def _azure_for_arm(settings: Settings) -> list[tuple[str, str]]:
+    if settings.azure is not None:
+        return []
+    return [
+        (f"connections.{name}.kind", '"arm" needs an [azure] table: subscription, resource group')
+        for name, connection in settings.connections.items()
+        if connection.kind == "arm"
+    ]
 
 
 def _loopback_only_without_tokens(settings: Settings) -> list[tuple[str, str]]:
