@@ -1,0 +1,163 @@
+"""Answers too large for a result: a preview, and the rest in parts for the one who called."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from mcp.client.client import Client
+
+from tests.conftest import GatewayMaker, Running
+from tests.journeys.confirming import client, config
+from tests.peers import provider
+
+BOOKS = [{"id": n, "title": f"Bänd {n}", "a/b": {"~": [n]}} for n in range(9_000)]
+JSON = orjson.dumps({"books": BOOKS, "by/id": {str(n): book for n, book in enumerate(BOOKS)}})
+TEXT = "Käse und Brot. " * 30_000
+BINARY = bytes(range(256)) * 2_000
+ANSWERS = {
+    "json": (JSON, "application/json"),
+    "pretty": (orjson.dumps(orjson.loads(JSON), option=orjson.OPT_INDENT_2), "application/json"),
+    "text": (TEXT.encode("iso-8859-1"), "text/plain; charset=iso-8859-1"),
+    "binary": (BINARY, "application/pdf"),
+}
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    body, kind = ANSWERS[request.path.rpartition("/")[2]]
+    return web.Response(body=body, headers={"Content-Type": kind})
+
+
+@pytest.fixture
+async def shop(make_gateway: GatewayMaker) -> AsyncIterator[Running]:
+    async with provider() as peer:
+        peer.answer = answer
+        yield await make_gateway(config(peer, 'level = "full_access"'))
+
+
+async def called(speaker: Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    result = await speaker.call_tool(tool, arguments)
+    assert result.structured_content is not None
+    return dict(result.structured_content)
+
+
+async def kept(speaker: Client, kind: str) -> str:
+    """The id under which the large answer of this kind can be read."""
+    found = await called(speaker, "shop_get_items", {"id": kind})
+    assert found["truncated"] is True
+    return str(found["result_id"])
+
+
+PARTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "json",
+        {"pointer": "/books", "offset": 8_998},
+        {"total": 9_000, "offset": 8_998, "value": BOOKS[8_998:]},
+    ),
+    (
+        "json",
+        {"pointer": "/books", "offset": 4_000, "limit": 2},
+        {"total": 9_000, "offset": 4_000, "value": BOOKS[4_000:4_002], "next_offset": 4_002},
+    ),
+    ("json", {"pointer": "/by~1id/8999/a~1b/~0"}, {"total": 1, "offset": 0, "value": [8_999]}),
+    ("pretty", {"pointer": "/books/5/title"}, {"total": 6, "offset": 0, "value": "Bänd 5"}),
+    (
+        "pretty",
+        {"limit": 12},
+        {
+            "total": len(ANSWERS["pretty"][0].decode()),
+            "offset": 0,
+            "value": '{\n  "books":',
+            "next_offset": 12,
+        },
+    ),
+    (
+        "text",
+        {"offset": 400_001, "limit": 5},
+        {
+            "total": 450_000,
+            "offset": 400_001,
+            "value": TEXT[400_001:400_006],
+            "next_offset": 400_006,
+        },
+    ),
+    (
+        "binary",
+        {"offset": 600_000},
+        {
+            "total": 682_668,
+            "offset": 600_000,
+            "value": base64.b64encode(BINARY).decode()[600_000:620_000],
+            "next_offset": 620_000,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_large_answer_is_read_in_parts(shop: Running, mode: str) -> None:
+    async with client(shop.url, "ann", mode) as ann:
+        ids = {kind: await kept(ann, kind) for kind in ANSWERS}
+        found = [
+            await called(ann, "read_result", {"result_id": ids[kind], **asked})
+            for kind, asked, _ in PARTS
+        ]
+    sizes = {kind: len(body) for kind, (body, _) in ANSWERS.items()}
+    sizes["text"] = len(TEXT.encode())  # it is read in UTF-8
+    assert found == [
+        {"result_id": ids[kind], "bytes": sizes[kind], **part} for kind, _, part in PARTS
+    ]
+
+
+async def test_parts_put_together_are_the_answer(shop: Running) -> None:
+    async with client(shop.url, "ann") as ann:
+        id, books, offset = await kept(ann, "json"), [], 0
+        for _ in range(100):
+            page = {"result_id": id, "pointer": "/books", "offset": offset, "limit": 5_000}
+            part = await called(ann, "read_result", page)
+            books += part["value"]
+            assert len(orjson.dumps(part["value"])) <= 65_536
+            if "next_offset" not in part:
+                break
+            offset = part["next_offset"]
+    assert books == BOOKS
+
+
+NOWHERE: list[tuple[dict[str, Any], str]] = [
+    ({"pointer": "/nope"}, "there are the keys 'books', 'by/id'"),
+    ({"pointer": "/books/9000"}, "there is an array of 9000"),
+    ({"pointer": "/books/" + "9" * 5_000}, "there is an array of 9000"),
+    ({"pointer": "/books/0/title/x"}, "there is nothing further inside"),
+    ({"pointer": "/by~1id/x"}, "there are the keys '0', '1'"),
+    ({"offset": -1}, "minimum"),
+    ({"limit": 0}, "minimum"),
+    ({"result_id": "other"}, "there is no such result"),
+]
+
+
+async def test_part_that_is_not_there_is_refused_with_what_is(shop: Running) -> None:
+    async with client(shop.url, "ann") as ann:
+        id = await kept(ann, "json")
+        errors = [
+            (await called(ann, "read_result", {"result_id": id, **asked}))["error"]
+            for asked, _ in NOWHERE
+        ]
+    assert [error["code"] for error in errors] == ["invalid_arguments"] * len(NOWHERE)
+    assert [words in str(error) for error, (_, words) in zip(errors, NOWHERE, strict=True)] == [
+        True
+    ] * len(NOWHERE)
+
+
+async def test_answer_belongs_to_who_called(shop: Running) -> None:
+    async with client(shop.url, "ann") as ann, client(shop.url, "root") as root:
+        id = await kept(ann, "text")
+        of_another = await called(root, "read_result", {"result_id": id})
+        of_nobody = await called(root, "read_result", {"result_id": "other"})
+        mine = await called(ann, "read_result", {"result_id": id, "limit": 4})
+    assert of_another == of_nobody
+    assert of_another["error"]["message"] == "there is no such result, or it has expired"
+    assert mine["value"] == "Käse"
