@@ -26,6 +26,7 @@ BOOK_SCHEMA: dict[str, Any] = {
     "properties": {
         "title": {"type": "string"},
         "page": {"type": "boolean"},
+        "wait": {"type": "boolean"},
         "token": {"type": "string"},
     },
     "required": ["title"],
@@ -41,6 +42,10 @@ class AskingPeer(McpPeer):
         super().__init__(tools=dict.fromkeys(TOOLS, BOOK_SCHEMA))
         self.effects = effects
 
+    def happened(self) -> list[str]:
+        """A line for each effect."""
+        return self.effects.read_text("utf-8").splitlines() if self.effects.exists() else []
+
     def __getattr__(self, name: str) -> Any:
         if name.removeprefix("_") in TOOLS:
             return self._do
@@ -48,6 +53,9 @@ class AskingPeer(McpPeer):
 
     async def _do(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
         arguments = params.arguments or {}
+        if arguments.get("wait"):
+            self.entered.set()
+            await self.release.wait()
         answer = await self._answer(ctx, params, bool(arguments.get("page")))
         if answer is None:
             question = types.ElicitRequest(params=_question(bool(arguments.get("page"))))
@@ -64,14 +72,9 @@ class AskingPeer(McpPeer):
         self, ctx: Context, params: types.CallToolRequestParams, page: bool
     ) -> types.ElicitResult | None:
         if ctx.protocol_version < "2026":
-            self.entered.set()
-            try:
-                if page:
-                    return await ctx.session.elicit_url("Pay", PAGE, "pay-1", ctx.request_id)
-                return await ctx.session.elicit_form("Who are you?", NAME_FORM, ctx.request_id)
-            except asyncio.CancelledError:
-                self.cancelled.set()
-                raise
+            if page:
+                return await ctx.session.elicit_url("Pay", PAGE, "pay-1", ctx.request_id)
+            return await ctx.session.elicit_form("Who are you?", NAME_FORM, ctx.request_id)
         if not params.input_responses:
             return None
         assert params.request_state == f"about {(params.arguments or {})['title']}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from gateway.store.statements import insert_new
 
 MIN_PASSPHRASE_CHARS = 16
 MAX_KEY_FILE_BYTES = 64 * 1024
+SEALED = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
 CHECK_NAME = "secret_key_check"
 CHECK_VALUE = b"gateway"
 
@@ -41,6 +43,8 @@ class Seal:
         return self._fernet.encrypt(data)
 
     def decrypt(self, token: bytes) -> bytes:
+        if not SEALED.fullmatch(token):  # Fernet overlooks what stands behind its padding
+            raise InvalidToken
         return self._fernet.decrypt(token)
 
     def encrypt_json(self, value: object) -> bytes:

@@ -1,0 +1,340 @@
+"""A call that waits for its client's answer, and what may happen to it meanwhile.
+
+A client of 2026 gets the question as its answer and calls again. Until then the call is held by one
+process: it may be asked by another one, be answered twice, by somebody else, too late or never, and
+the process may end. Whatever happens, nothing is done twice and the ledger tells no lies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mcp_types import ElicitResult
+
+from tests.asking_peer import AskingPeer
+from tests.conftest import Running, gateway_on, gateway_process
+from tests.edge.speakers import Speaker
+from tests.journeys.confirming import TOKENS, Api, client
+from tests.peers import until
+from tests.peers_mcp import Era, mcp_peer
+
+ERAS: list[Era] = ["handshake", "modern"]
+ANN = {"action": "accept", "content": {"name": "Ann"}}
+every_server = pytest.mark.parametrize("peer", ERAS, indirect=True)
+
+
+@pytest.fixture
+async def peer(
+    request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AskingPeer]:
+    # A server of the SDK whose client was killed wants to tell it so, for 5 seconds.
+    monkeypatch.setattr("mcp.shared.jsonrpc_dispatcher._ABANDON_WRITE_TIMEOUT", 0.1)
+    found = AskingPeer(tmp_path / "effects")
+    async with mcp_peer(request.param, peer=found):
+        yield found
+
+
+def config(peer: AskingPeer, more: str = "", seconds: float = 30) -> str:
+    principals = "".join(
+        f'[principals.{name}]\ntoken = "{token}"\nadmin = {str(name == "root").lower()}\n'
+        for name, token in TOKENS.items()
+    )
+    return f"""
+{principals}
+[network]
+allow = ["127.0.0.1/32"]
+[demo]
+enabled = false
+[permissions]
+level = "full_access"
+timeout_seconds = {seconds}
+[connections.shop]
+kind = "mcp"
+url = "{peer.url}"
+operations = {{ look = {{ access = "read" }} }}
+{more}
+"""
+
+
+class Ann:
+    """One who is asked, and what she does about it."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.speaker = Speaker(http, f"{url}/mcp", "2026", capabilities={"elicitation": {}})
+        self.rest = Api(url, http)
+
+    async def call(self, tool: str, title: str = "Emma", **more: Any) -> dict[str, Any]:
+        arguments = {"title": title, **more}
+        result = await self.speaker.request("tools/call", {"name": tool, "arguments": arguments})
+        return dict(result)
+
+    async def answer(
+        self, asked: dict[str, Any], tool: str, title: str = "Emma", answer: Any = ANN
+    ) -> dict[str, Any]:
+        params: dict[str, Any] = {"name": tool, "arguments": {"title": title}}
+        params |= {"requestState": asked["requestState"]}
+        if answer is not None:
+            params |= {"inputResponses": dict.fromkeys(asked["inputRequests"], answer)}
+        return dict(await self.speaker.request("tools/call", params))
+
+    async def rows(self) -> list[tuple[str, str]]:
+        _, found = await self.rest("GET", "/executions")
+        return [(row["id"], row["status"]) for row in found["executions"]]
+
+
+@asynccontextmanager
+async def ann_at(url: str, name: str = "ann") -> AsyncIterator[Ann]:
+    headers = {"Authorization": f"Bearer {TOKENS[name]}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        yield Ann(url, http)
+
+
+async def listed(*gateways: Running) -> None:
+    for gateway in gateways:
+        await until(partial(_has_tools, gateway), 20)
+
+
+def _has_tools(gateway: Running) -> bool:
+    return bool(gateway.app.gateway.snapshot.tools)
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """The text of a result, or the code of its error."""
+    error = (result.get("structuredContent") or {}).get("error")
+    return str(error["code"] if error else result["content"][0]["text"])
+
+
+def id_of(result: dict[str, Any]) -> str:
+    return str(result["_meta"]["gateway/execution_id"])
+
+
+@every_server
+async def test_what_is_answered_twice_happens_once(peer: AskingPeer, tmp_path: Path) -> None:
+    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            asked = await ann.call("shop_book")
+            assert asked["resultType"] == "input_required"
+            assert await ann.rows() == [(id_of(asked), "executing")]
+            again = await ann.answer(asked, "shop_book", answer=None)
+            assert again["inputRequests"] == asked["inputRequests"]
+            answers = [ann.answer(asked, "shop_book") for _ in range(3)]
+            results = [*await asyncio.gather(*answers), await ann.answer(asked, "shop_book")]
+            assert {(outcome(each), id_of(each)) for each in results} == {
+                ("accept Ann", id_of(asked))
+            }
+            assert await ann.rows() == [(id_of(asked), "completed")]
+        assert peer.happened() == ["Emma Ann False"]
+
+
+@every_server
+async def test_an_answer_is_only_good_for_the_call_that_asked(
+    peer: AskingPeer, tmp_path: Path
+) -> None:
+    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann, ann_at(gateway.url, "bob") as bob:
+            asked = await ann.call("shop_book")
+            wrong = [
+                await bob.answer(asked, "shop_book"),
+                await ann.answer(asked, "shop_book", "Persuasion"),
+                await ann.answer(asked, "shop_buy"),
+            ]
+            assert [outcome(each) for each in wrong] == ["invalid_arguments"] * 3
+            assert peer.happened() == []
+            assert outcome(await ann.answer(asked, "shop_book")) == "accept Ann"
+        assert peer.happened() == ["Emma Ann False"]
+
+
+@every_server
+@pytest.mark.parametrize("tool", ["shop_look", "shop_book"])
+async def test_who_never_answers_has_cancelled(peer: AskingPeer, tmp_path: Path, tool: str) -> None:
+    async with gateway_on(tmp_path / "config.toml", config(peer, seconds=1)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            asked = await ann.call(tool)
+            ended = await ann.rest.execution(id_of(asked), "completed")
+            assert ended["result"]["output"] == "cancel None"
+            assert outcome(await ann.answer(asked, tool)) == "cancel None"
+            assert await ann.rows() == [(id_of(asked), "completed")]
+        assert peer.happened() == []
+
+
+@every_server
+async def test_who_never_answers_on_their_stream_has_cancelled(
+    peer: AskingPeer, tmp_path: Path
+) -> None:
+    async def never(context: Any, params: Any) -> ElicitResult:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async with gateway_on(tmp_path / "config.toml", config(peer, seconds=1)) as gateway:
+        await listed(gateway)
+        async with client(gateway.url, "ann", answer=never) as made:
+            result = await made.call_tool("shop_book", {"title": "Emma"})
+        assert getattr(result.content[0], "text", None) == "cancel None"
+    assert peer.happened() == []
+
+
+@every_server
+async def test_a_question_comes_through_a_meta_tool(peer: AskingPeer, tmp_path: Path) -> None:
+    meta = """
+[bundles.all]
+mode = "meta"
+connections = ["shop"]
+allow = ["book"]
+[roles.buyer]
+bundles = ["all"]
+"""
+    role = '[principals.ann]\nrole = "buyer"'
+    text = config(peer, meta).replace("[principals.ann]", role)
+    asking = {"server_id": "shop", "tool_name": "book", "args": {"title": "Emma"}}
+    async with gateway_on(tmp_path / "config.toml", text) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            call = {"name": "mcp_call_tool", "arguments": asking}
+            asked = await ann.speaker.request("tools/call", call)
+            answers = dict.fromkeys(asked["inputRequests"], ANN)
+            again = {"requestState": asked["requestState"], "inputResponses": answers}
+            result = await ann.speaker.request("tools/call", {**call, **again})
+            assert (outcome(result), id_of(result)) == ("accept Ann", id_of(asked))
+            assert await ann.rows() == [(id_of(asked), "completed")]
+    assert peer.happened() == ["Emma Ann False"]
+
+
+@every_server
+@pytest.mark.parametrize(("tool", "status"), [("shop_look", "failed"), ("shop_book", "completed")])
+async def test_who_has_hung_up_is_not_asked(
+    peer: AskingPeer, tmp_path: Path, tool: str, status: str
+) -> None:
+    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            call = asyncio.create_task(ann.call(tool, wait=True))
+            async with asyncio.timeout(5):
+                await peer.entered.wait()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await until(lambda: gateway.app.mcp.running_calls == 0)
+            peer.release.set()
+            assert await until_ended(ann) == [status]
+        assert peer.happened() == []
+
+
+async def until_ended(ann: Ann) -> list[str]:
+    async with asyncio.timeout(10):
+        while True:
+            statuses = [status for _, status in await ann.rows()]
+            if statuses and "executing" not in statuses:
+                return statuses
+            await asyncio.sleep(0.02)
+
+
+@every_server
+@pytest.mark.parametrize("tool", ["shop_look", "shop_book"])
+async def test_a_gateway_that_stops_cancels_what_it_asked(
+    peer: AskingPeer, tmp_path: Path, tool: str
+) -> None:
+    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            asked = await ann.call(tool)
+    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            late = await ann.answer(asked, tool)
+            assert (outcome(late), id_of(late)) == ("invalid_arguments", id_of(asked))
+            assert await ann.rows() == [(id_of(asked), "completed")]
+    assert peer.happened() == []
+
+
+@every_server
+@pytest.mark.parametrize(
+    ("tool", "code", "statuses"),
+    [("shop_look", "busy", []), ("shop_book", "outcome_unknown", ["unknown"])],
+)
+async def test_what_a_killed_gateway_asked_is_not_done_and_not_forgotten(
+    peer: AskingPeer, tmp_path: Path, tool: str, code: str, statuses: list[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(config(peer), encoding="utf-8")
+    async with gateway_process(file) as (process, url):
+        async with ann_at(url.removesuffix("/mcp")) as ann:
+            asked = await first_asked(ann, tool)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+    async with gateway_on(file, config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            late = await ann.answer(asked, tool)
+            assert (outcome(late), id_of(late)) == (code, id_of(asked))
+            assert [status for _, status in await ann.rows()] == statuses
+    assert peer.happened() == []
+
+
+async def first_asked(ann: Ann, tool: str) -> dict[str, Any]:
+    """The question of a gateway that may not have listed its tools yet."""
+    async with asyncio.timeout(20):
+        while True:
+            _, found = await ann.rest("GET", "/tools")
+            if found["total"]:
+                return await ann.call(tool)
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def replicas(
+    tmp_path: Path, store_url: str, peer: AskingPeer
+) -> AsyncIterator[tuple[Running, Running]]:
+    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
+    async with AsyncExitStack() as stack:
+        made = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            gateway = gateway_on(tmp_path / name / "config.toml", config(peer) + store)
+            made.append(await stack.enter_async_context(gateway))
+        await listed(*made)
+        yield made[0], made[1]
+
+
+@every_server
+@pytest.mark.parametrize("tool", ["shop_look", "shop_book"])
+async def test_any_replica_takes_the_answer(
+    replicas: tuple[Running, Running], peer: AskingPeer, tool: str
+) -> None:
+    one, two = replicas
+    title = "Emma" * 3000  # more than a signal holds
+    async with ann_at(one.url) as here, ann_at(two.url) as there:
+        asked = await here.call(tool, title)
+        results = [await there.answer(asked, tool, title), await there.answer(asked, tool, title)]
+        assert [(outcome(each), id_of(each)) for each in results] == [
+            ("accept Ann", id_of(asked))
+        ] * 2
+        assert await there.rows() == [(id_of(asked), "completed")]
+    assert peer.happened() == [f"{title} Ann False"]
+
+
+@every_server
+async def test_a_replica_that_ended_is_not_waited_for(
+    tmp_path: Path, store_url: str, peer: AskingPeer
+) -> None:
+    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with gateway_on(tmp_path / "two" / "config.toml", config(peer) + store) as two:
+        async with gateway_on(tmp_path / "one" / "config.toml", config(peer) + store) as one:
+            await listed(one, two)
+            async with ann_at(one.url) as ann:
+                asked = await ann.call("shop_book")
+        async with ann_at(two.url) as ann:
+            assert outcome(await ann.answer(asked, "shop_book")) == "invalid_arguments"
+            assert await ann.rows() == [(id_of(asked), "completed")]
+    assert peer.happened() == []
