@@ -2,7 +2,8 @@
 
 uvicorn waits for ever for the head of a request, and for a client that does not read. Here a
 connection that was opened or has begun a request has so many seconds to complete its head, and one
-that stopped reading has so many to go on. Bodies have a deadline of their own where they are read.
+that stopped reading has so many to go on. Bodies have a deadline of their own where they are read;
+what is still to come of a request that was answered before it was complete has one here.
 
 It also writes the head of an answer before its body is there. Here a head waits for what follows in
 the same turn of the event loop, since every write wakes the client up.
@@ -59,34 +60,50 @@ def patient_protocol(seconds: float) -> type[HttpToolsProtocol]:
     """A protocol for uvicorn that waits so long for a request's head, and for a slow reader."""
 
     class PatientProtocol(HttpToolsProtocol):
-        _head_timer: asyncio.TimerHandle | None = None
+        _request_timer: asyncio.TimerHandle | None = None
         _read_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
-            self._start_head_timer()
+            self._start_request_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_head_timer()
+            self._stop_request_timer()
             self._stop_read_timer()
             super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
-            if self._head_timer is None:
-                self._start_head_timer()
+            self._unset_keepalive_if_required()
+            if self._request_timer is None:
+                self._start_request_timer()
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            self._stop_head_timer()
+            self._stop_request_timer()
             super().on_headers_complete()
 
-        def _start_head_timer(self) -> None:
-            self._head_timer = self.loop.call_later(seconds, self._give_up)
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._stop_request_timer()
+            if self.cycle.response_complete:
+                # What came of the body stopped the timer that ends idle connections.
+                self._unset_keepalive_if_required()
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
-        def _stop_head_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.cycle.more_body and self._request_timer is None:
+                self._start_request_timer()
+
+        def _start_request_timer(self) -> None:
+            self._request_timer = self.loop.call_later(seconds, self._give_up)
+
+        def _stop_request_timer(self) -> None:
+            if self._request_timer is not None:
+                self._request_timer.cancel()
+                self._request_timer = None
 
         def pause_writing(self) -> None:
             if self._read_timer is None:
@@ -103,7 +120,7 @@ def patient_protocol(seconds: float) -> type[HttpToolsProtocol]:
                 self._read_timer = None
 
         def _give_up(self) -> None:
-            self._head_timer = self._read_timer = None
+            self._request_timer = self._read_timer = None
             if not self.transport.is_closing():
                 self.transport.abort()
 

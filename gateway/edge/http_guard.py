@@ -21,6 +21,8 @@ Fields = Mapping[bytes, bytes]
 HeaderLines = Iterable[tuple[bytes, bytes]]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+MAX_BODIES_BYTES = 64 * 1024 * 1024  # of those that are not small, while they are on their way
 REQUEST_SECONDS = 30.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 JSON_TYPE = b"application/json"
@@ -148,11 +150,35 @@ def require_json(fields: Fields) -> None:
         raise Refusal(415, "Unsupported Media Type: Content-Type must be application/json")
 
 
+class BodyRoom:
+    """What all bodies that are on their way to this process may take together.
+
+    Without it, a crowd that sends most of a large body each, and no more, holds it all.
+    """
+
+    def __init__(self, bytes: int = MAX_BODIES_BYTES) -> None:
+        self._left = bytes
+
+    def take(self, size: int) -> None:
+        """Counts so much more, or refuses it."""
+        if size > self._left:
+            again = (b"retry-after", b"1")
+            raise Refusal(503, "Too many large requests are on their way", (*_CLOSE, again))
+        self._left -= size
+
+    def give_back(self, size: int) -> None:
+        self._left += size
+
+
+_room = BodyRoom()
+
+
 async def read_body(
     fields: Fields,
     receive: Receive,
     limit: int = MAX_BODY_BYTES,
     seconds: float = REQUEST_SECONDS,
+    room: BodyRoom = _room,
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
     declared = fields.get(b"content-length", b"0")
@@ -169,7 +195,7 @@ async def read_body(
     # A bare timer costs a seventh of `asyncio.timeout`, and this runs for every request.
     timer = asyncio.get_running_loop().call_later(seconds, expire)
     try:
-        return await _read(receive, limit)
+        return await _read(receive, limit, room)
     except asyncio.CancelledError:
         if not expired or task.uncancel() > 0:
             raise
@@ -178,20 +204,26 @@ async def read_body(
         timer.cancel()
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
+async def _read(receive: Receive, limit: int, room: BodyRoom) -> bytes:
     chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError("the client left before its request was complete")
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(limit)
-        if not message.get("more_body", False):
-            return b"".join((*chunks, chunk)) if chunks else chunk
-        chunks.append(chunk)
+    size = held = 0
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError("the client left before its request was complete")
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return b"".join((*chunks, chunk)) if chunks else chunk
+            if size > SMALL_BODY_BYTES:
+                room.take(size - held)
+                held = size
+            chunks.append(chunk)
+    finally:
+        room.give_back(held)
 
 
 _CLOSE = ((b"connection", b"close"),)

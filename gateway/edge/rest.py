@@ -113,7 +113,8 @@ class RestApi:
         body: Any = None
         if scope["method"] in ("POST", "PUT", "PATCH"):
             limit = MAX_REST_BYTES if principal.admin else MAX_BODY_BYTES
-            raw = await read_body(fields, receive, limit)
+            seconds = self._gateway.snapshot.settings.limits.request_seconds
+            raw = await read_body(fields, receive, limit, seconds)
             if raw:
                 require_json(fields)
                 body = _parsed(raw)

@@ -22,6 +22,7 @@ from tests.peers import Provider, items_api
 ORDER = "/api/v1/tools/shop_add_order/call"
 ITEM = "/api/v1/tools/shop_get_items/call"
 PERMIT = "/api/v1/tools/shop_add_permit/call"
+WORK_SECONDS = 0.02  # that the shop takes for an order: some are under way at any moment
 PAUSE_SECONDS = 0.05  # of a client that tries again, or thinks of the next thing to ask
 
 
@@ -39,6 +40,8 @@ ADD = {"/orders": adding("addOrder"), "/permits": adding("addPermit")}
 async def echo(request: web.Request) -> web.Response:
     """What was ordered, or which item was asked for: an answer that belongs to its question."""
     sent = await request.read()
+    if sent:
+        await asyncio.sleep(WORK_SECONDS)
     return web.json_response({"got": orjson.loads(sent)["number"] if sent else request.path})
 
 

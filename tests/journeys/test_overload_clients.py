@@ -1,0 +1,138 @@
+"""Clients at their worst: each is cut off in time, takes little memory, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import orjson
+import pytest
+
+from tests.edge.speakers import Era, Speaker
+from tests.journeys.crowds import MEBIBYTE, Served, others_unharmed, served
+
+__all__ = ["served"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MAX_GROWTH = 160 * MEBIBYTE
+CROWD = 64
+READERS = 16
+IDLE = min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+SESSIONS = 1000
+STREAMS = min(1024, IDLE)  # what a principal may have open
+CALL = orjson.dumps({"arguments": {"id": "large"}})
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(served: Served, count: int, sent: bytes) -> AsyncIterator[list[Ends]]:
+    """So many connections, on each of which this was sent; they take in as little as can be."""
+    ends: list[Ends] = []
+    try:
+        for _ in range(count):
+            mine = socket.socket()
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            mine.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(mine, ("127.0.0.1", served.port))
+            reader, writer = await asyncio.open_connection(sock=mine, limit=4096)
+            writer.write(sent)
+            ends.append((reader, writer))
+        yield ends
+    finally:
+        for _, writer in ends:
+            writer.transport.abort()
+
+
+def head(path: str, length: int, method: str = "POST") -> bytes:
+    """The head of a request with a body; where the port goes is left open."""
+    lines = f"{method} {path} HTTP/1.1", "Host: localhost:{port}", "Accept: application/json"
+    body = "Content-Type: application/json", f"Content-Length: {length}"
+    return "\r\n".join((*lines, *body, "", "")).encode()
+
+
+def to(served: Served, *parts: bytes) -> bytes:
+    return b"".join(parts).replace(b"{port}", b"%d" % served.port)
+
+
+async def sip(reader: asyncio.StreamReader) -> None:
+    """Reads a byte now and then."""
+    while await reader.read(1):  # noqa: ASYNC110 - so slow is what it is about
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_client_that_hardly_reads_is_cut_off(served: Served, reads: bool) -> None:
+    before = served.descriptors()
+    request = to(served, head("/api/v1/tools/shop_get_items/call", len(CALL)), CALL)
+    async with others_unharmed(served), connected(served, READERS, request * 40) as ends:
+        sips = [asyncio.create_task(sip(reader)) for reader, _ in ends if reads]
+        await served.let_go(before)
+        for task in sips:
+            task.cancel()
+        await asyncio.gather(*sips, return_exceptions=True)
+    assert served.growth() < MAX_GROWTH
+
+
+LONG, HUGE = 3 * MEBIBYTE, 30 * MEBIBYTE
+HALVES = {
+    "nothing": (IDLE, b""),
+    "part of a head": (CROWD, b"POST /mcp HTTP/1.1\r\nHost: local"),
+    "a head without its body": (CROWD, head("/mcp", 100)),
+    "one byte of what needs none": (CROWD, head("/nowhere", 100) + b"x"),
+    "most of a large body": (CROWD, head("/mcp", LONG + 1) + bytes(LONG)),
+    "most of a huge body": (
+        8,
+        head("/api/v1/connections/x", 10 * LONG + 1, "PUT") + bytes(10 * LONG),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HALVES)
+async def test_a_client_that_sends_half_of_a_request_is_cut_off(served: Served, kind: str) -> None:
+    before = served.descriptors()
+    count, sent = HALVES[kind]
+    async with others_unharmed(served), connected(served, count, to(served, sent)):
+        await served.let_go(before)
+    assert served.growth() < MAX_GROWTH
+
+
+async def test_sessions_that_are_opened_and_left_take_no_room(served: Served) -> None:
+    gate = asyncio.Semaphore(32)
+
+    async def meet() -> None:
+        async with gate:
+            await Speaker(served.http, f"{served.url}/mcp", "2025").meet()
+
+    async with others_unharmed(served):
+        await asyncio.gather(*(meet() for _ in range(SESSIONS)))
+    assert served.growth() < MAX_GROWTH
+
+
+@pytest.mark.parametrize("era", ["2025", "2026"])
+async def test_streams_are_bounded_and_what_is_beyond_is_told_at_once(
+    served: Served, era: Era
+) -> None:
+    before = served.descriptors()
+    async with others_unharmed(served), AsyncExitStack() as stack:
+        speaker = await Speaker(served.http, f"{served.url}/mcp", era).meet()
+        wanted = {"toolsListChanged": True} if era == "2026" else {}
+        for _ in range(STREAMS):
+            await stack.enter_async_context(speaker.listening(**wanted))
+        statuses = Counter([await refused(speaker, era) for _ in range(10)])
+    assert statuses == ({429: 10} if STREAMS == 1024 else {200: 10})
+    await served.let_go(before)
+    assert served.growth() < MAX_GROWTH
+
+
+async def refused(speaker: Speaker, era: Era) -> int:
+    """The status of one stream more."""
+    message, headers = speaker._message("subscriptions/listen", {"notifications": {}})
+    method = "GET" if era == "2025" else "POST"
+    body = None if era == "2025" else message
+    async with speaker.http.request(method, speaker.url, json=body, headers=headers) as answer:
+        return answer.status
