@@ -137,7 +137,7 @@ class Discoverer:
         if isinstance(settings, OpenApiConnection):
             return await self.fetcher.fetch(
                 settings.spec,
-                held if held and held.location == settings.spec else None,
+                held if held and held.location == location_of(settings) else None,
                 max_bytes=limits.max_spec_bytes,
                 seconds=settings.timeout_seconds or FETCH_SECONDS,
             )

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from cachetools import TTLCache
 
@@ -72,11 +73,10 @@ class Fetcher:
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
-            raw = location.encode()
-            return _same_or(known, _definition(f"inline:{digest(raw)}", raw, max_bytes))
+            return _same_or(known, _definition(location, location.encode(), max_bytes))
         if not _URL.match(location):
             return _same_or(known, await self._read_file(location, max_bytes))
-        known = known or self._memory.get(location)
+        known = known or self._memory.get(place_of(location))
         definition = await self._download(location, known, max_bytes, seconds)
         self._remember(definition)
         return definition
@@ -124,13 +124,20 @@ class Fetcher:
         definition = _definition(location, answer.body, max_bytes)
         if known is not None and known.sha256 == definition.sha256:
             return known
-        return Definition(
-            location,
-            definition.raw,
-            definition.sha256,
-            answer.header("etag"),
-            answer.header("last-modified"),
+        return replace(
+            definition, etag=answer.header("etag"), last_modified=answer.header("last-modified")
         )
+
+
+def place_of(location: str) -> str:
+    """What a location is known by and stored as: a query or a user may be a secret."""
+    if is_inline(location):
+        return f"inline:{digest(location.encode())}"
+    parts = urlsplit(location) if _URL.match(location) else None
+    if parts is None or not (parts.query or "@" in parts.netloc):
+        return location
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}?{digest(location.encode())}"
 
 
 def is_inline(location: str) -> bool:
@@ -164,7 +171,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
-    return Definition(location, raw, digest(raw))
+    return Definition(place_of(location), raw, digest(raw))
 
 
 def _too_large(max_bytes: int) -> DefinitionUnreadable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway import __version__
-from gateway.catalog.fetch import is_inline
+from gateway.catalog.fetch import is_inline, place_of
 from gateway.config.connection import (
     ApiKeyAuth,
     ArmConnection,
@@ -64,12 +64,12 @@ def kind_of(settings: Connection) -> Kind:
 def location_of(settings: Connection) -> str:
     """Names where a connection's definition comes from: another one makes a cached copy useless."""
     if isinstance(settings, OpenApiConnection):
-        text = settings.spec
-        return f"inline:{digest(text.encode())}" if is_inline(text) else text
+        return place_of(settings.spec)
     if isinstance(settings, ManifestConnection):
-        return settings.manifest
+        return place_of(settings.manifest)
     if isinstance(settings, McpConnection):
-        return settings.url or " ".join((settings.command or "", *settings.args))
+        args = digest("\0".join(settings.args).encode())
+        return place_of(settings.url) if settings.url else f"{settings.command} {args}"
     return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
 
 

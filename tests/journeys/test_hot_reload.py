@@ -117,6 +117,23 @@ async def test_what_was_put_comes_back_after_a_restart_without_network(
         assert "shop_get_items" in await names(client)
 
 
+async def test_a_token_in_the_address_of_a_definition_is_not_on_disk(
+    make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    first = await make_gateway()
+    async with provider() as peer, Client(first.mcp) as client:
+        spec = f"{peer.spec}?token=a-token-of-its-own"
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=spec)
+        await own_call(client, "refresh_tools", connection="shop")
+        assert peer.definition_status == [200, 304]
+    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"openapi.json?" in kept
+    assert b"a-token-of-its-own" not in kept
+    second = await make_gateway()
+    async with Client(second.mcp) as client:
+        assert "shop_get_items" in await names(client)
+
+
 async def test_two_puts_of_one_name_at_once_leave_one_whole_winner(gateway: Running) -> None:
     async with provider() as one, provider() as two, Client(gateway.mcp) as client:
         one.document = items_api(one.url, "apples")
