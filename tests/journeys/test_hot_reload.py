@@ -126,12 +126,16 @@ async def test_a_token_in_the_address_of_a_definition_is_not_on_disk(
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=spec)
         await own_call(client, "refresh_tools", connection="shop")
         assert peer.definition_status == [200, 304]
-    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    kept = on_disk(tmp_path)
     assert b"openapi.json?" in kept
     assert b"a-token-of-its-own" not in kept
     second = await make_gateway()
     async with Client(second.mcp) as client:
         assert "shop_get_items" in await names(client)
+
+
+def on_disk(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
 async def test_two_puts_of_one_name_at_once_leave_one_whole_winner(gateway: Running) -> None:
