@@ -35,6 +35,7 @@ from gateway.store.database import Database
 log = structlog.get_logger("gateway.edge")
 
 MAX_VIEWS = 2048
+MAX_WHOLE = 2**53  # beyond it, a float is no longer exact
 
 
 class Gateway:
@@ -151,7 +152,7 @@ class Gateway:
             check_arguments(name, SCHEMAS[name], arguments)
             if name == "mcp_call_tool":
                 return await self._call_reached(arguments, asked)
-            return value_result(await HANDLERS[name](asked, arguments))
+            return value_result(await HANDLERS[name](asked, _whole_numbers(arguments)))
         except GatewayError as error:
             return error_result(error)
         except Exception:  # the boundary: nothing of ours may reach a model as a stack
@@ -182,3 +183,13 @@ class Gateway:
                 self._index = (snapshot.revision, index)
             index = self._index[1]
             return await asyncio.to_thread(index.search, query, allowed=names, limit=limit)
+
+
+def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """JSON has one kind of number: `2.0` fits an integer, but Python can't count with it."""
+    return {
+        name: int(min(value, MAX_WHOLE))
+        if isinstance(value, float) and value.is_integer()
+        else value
+        for name, value in arguments.items()
+    }

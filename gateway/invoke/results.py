@@ -34,7 +34,6 @@ DEFAULT_CHARS = 20_000
 MAX_SLICE_BYTES = 65_536
 MAX_SEED_BYTES = 64  # the hash takes no more
 MAX_DIGITS = 100  # of a position: Python refuses to read numbers of thousands
-
 HEFTY_BYTES = 2**20
 
 Index = dict[str, Any]  # see `outline`
@@ -167,7 +166,8 @@ def _items(
     value: list[Any] = []
     size = 0
     since = items[offset:] if isinstance(items, list) else items.since(offset, max_bytes)
-    for item in islice(since, DEFAULT_ITEMS if limit is None else limit):
+    most = min(DEFAULT_ITEMS if limit is None else limit, max_bytes)  # none is smaller than a byte
+    for item in islice(since, most):
         size += len(orjson.dumps(item)) + 1
         if size > max_bytes:
             break

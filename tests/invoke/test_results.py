@@ -217,7 +217,9 @@ HUGE_BODY = orjson.dumps(HUGE)
         {"pointer": "/by name/nobody"},
         {"pointer": "/text", "offset": 499_990},
         {"pointer": "/deep" + "/0/in" * 40 + "/x", "offset": 99_000},
-        {"pointer": "/uneven", "offset": 50_000, "limit": 100_000},
+        {"pointer": "/uneven", "offset": 50_000, "limit": 2**63},
+        {"pointer": "/uneven", "offset": 2**63},
+        {"pointer": "/text", "offset": 2**63, "limit": 2**63},
         {"pointer": "/uneven", "offset": 100_001},
     ],
 )

@@ -14,6 +14,7 @@ from mcp.client.client import Client
 from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import client, config
 from tests.peers import provider
+from tests.peers_mcp import mcp_peer
 
 BOOKS = [{"id": n, "title": f"Bänd {n}", "a/b": {"~": [n]}} for n in range(9_000)]
 JSON = orjson.dumps({"books": BOOKS, "by/id": {str(n): book for n, book in enumerate(BOOKS)}})
@@ -64,6 +65,11 @@ PARTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"total": 9_000, "offset": 4_000, "value": BOOKS[4_000:4_002], "next_offset": 4_002},
     ),
     ("json", {"pointer": "/by~1id/8999/a~1b/~0"}, {"total": 1, "offset": 0, "value": [8_999]}),
+    (
+        "json",
+        {"pointer": "/books/7", "offset": 2.0, "limit": 4.0},  # integers, says JSON Schema
+        {"total": 41, "offset": 2, "value": 'id":', "next_offset": 6},
+    ),
     ("pretty", {"pointer": "/books/5/title"}, {"total": 6, "offset": 0, "value": "Bänd 5"}),
     (
         "pretty",
@@ -161,3 +167,20 @@ async def test_answer_belongs_to_who_called(shop: Running) -> None:
     assert of_another == of_nobody
     assert of_another["error"]["message"] == "there is no such result, or it has expired"
     assert mine["value"] == "Käse"
+
+
+async def test_large_answer_of_an_upstream_is_read_in_parts(make_gateway: GatewayMaker) -> None:
+    async with mcp_peer() as peer, provider() as other:
+        more = f'[connections.far]\nkind = "mcp"\nurl = "{peer.url}"\n'
+        gateway: Running = await make_gateway(config(other, 'level = "full_access"', more))
+        async with client(gateway.url, "ann") as ann:
+            found = await called(ann, "far_echo", {"text": TEXT})
+            asked = {"result_id": found["result_id"], "pointer": "/content/0/text"}
+            part = await called(ann, "read_result", {**asked, "offset": len(TEXT) - 5})
+    assert part == {
+        "result_id": found["result_id"],
+        "bytes": found["bytes"],
+        "total": len(TEXT),
+        "offset": len(TEXT) - 5,
+        "value": TEXT[-5:],
+    }
