@@ -73,7 +73,9 @@ class AskingPeer(McpPeer):
     ) -> types.ElicitResult | None:
         if ctx.protocol_version < "2026":
             if page:
-                return await ctx.session.elicit_url("Pay", PAGE, "pay-1", ctx.request_id)
+                done = await ctx.session.elicit_url("Pay", PAGE, "pay-1", ctx.request_id)
+                await ctx.session.send_elicit_complete("pay-1", ctx.request_id)
+                return done
             return await ctx.session.elicit_form("Who are you?", NAME_FORM, ctx.request_id)
         if not params.input_responses:
             return None

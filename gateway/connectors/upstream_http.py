@@ -210,6 +210,8 @@ class HttpSession:
             try:
                 async with asyncio.timeout_at(ends) as limit:
                     hooks = replace(hooks, ask=pausing(hooks.ask, limit))
+                    if message["id"] in self._asking:  # it may also be asked on the other stream
+                        self._asking[message["id"]] = hooks
                     return await self._result(streamed, message["method"], peer, hooks)
             except TimeoutError:
                 raise timed_out(self.name, left, sent=True) from None

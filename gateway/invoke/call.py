@@ -128,13 +128,14 @@ class Invoker:
         """The wire dict of the result. Failures are results too."""
         attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
         attempt.background = attempt.read_later = caller.meta.get(BACKGROUND_META) is True
-        if not may_be_held(attempt):
-            return await self._outcome(attempt)
         try:
             said = await self.held.next_word(attempt)
         except GatewayError as error:
             return self._refuse(attempt, error)
-        return said or await self.held.first_word(attempt, self._outcome(attempt))
+        if said is not None:
+            return said
+        outcome = self._outcome(attempt)
+        return await (self.held.first_word(attempt, outcome) if may_be_held(attempt) else outcome)
 
     async def _outcome(self, attempt: Attempt) -> dict[str, Any]:
         try:

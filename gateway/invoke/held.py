@@ -56,6 +56,7 @@ class _Held:
     said: asyncio.Future[Result] = field(default_factory=lambda: _future())
     asked: ByKey = field(default_factory=dict)
     answer: asyncio.Future[ByKey] | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one question at a time
 
     @property
     def over(self) -> bool:
@@ -149,8 +150,12 @@ class HeldCalls:
 
     async def _put(self, held: _Held, questions: ByKey) -> ByKey:
         """Has the client asked and gives its answers: none, where nobody listens any more."""
-        if held.over or not held.listeners or self._draining or not self._makes_room(held):
-            return {}
+        async with held.turn:
+            if held.over or not held.listeners or self._draining or not self._makes_room(held):
+                return {}
+            return await self._answered(held, questions)
+
+    async def _answered(self, held: _Held, questions: ByKey) -> ByKey:
         held.round += 1
         held.asked, held.answer = questions, _future()
         held.said.set_result(self._question(held))

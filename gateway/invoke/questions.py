@@ -87,12 +87,17 @@ async def _within(seconds: float, reach: Ask, wanted: ByKey) -> ByKey:
 def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool:
     if question["method"] != ELICIT:
         return True
-    params = question["params"]
-    holds = isinstance(
-        params.get("url" if params["mode"] == "url" else "requestedSchema"), str | dict
-    )
-    fits = len(orjson.dumps(params)) <= MAX_QUESTION_BYTES
-    return holds and fits and params["mode"] in elicitation_modes(askable)
+    params, modes = question["params"], elicitation_modes(askable)
+    name, kind = ("url", str) if params["mode"] == "url" else ("requestedSchema", dict)
+    is_whole = isinstance(params.get(name), kind)
+    return is_whole and params["mode"] in modes and _is_small(params)
+
+
+def _is_small(params: Mapping[str, Any]) -> bool:
+    try:
+        return len(orjson.dumps(params)) <= MAX_QUESTION_BYTES
+    except TypeError:  # nested too deeply
+        return False
 
 
 def _plain(question: Any) -> dict[str, Any]:

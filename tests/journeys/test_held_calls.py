@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 from mcp_types import ElicitResult
 
-from tests.asking_peer import AskingPeer
+from tests.asking_peer import PAGE, AskingPeer
 from tests.conftest import Running, gateway_on, gateway_process
 from tests.edge.speakers import Speaker
 from tests.journeys.confirming import TOKENS, Api, client
@@ -182,6 +182,33 @@ async def test_who_never_answers_on_their_stream_has_cancelled(
             result = await made.call_tool("shop_book", {"title": "Emma"})
         assert getattr(result.content[0], "text", None) == "cancel None"
     assert peer.happened() == []
+
+
+@pytest.mark.parametrize("peer", ["handshake"], indirect=True)
+async def test_a_client_hears_that_its_user_is_done_with_a_page(
+    peer: AskingPeer, tmp_path: Path
+) -> None:
+    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
+        await listed(gateway)
+        async with ann_at(gateway.url) as ann:
+            asked: list[dict[str, Any]] = []
+            able = {"elicitation": {"url": dict[str, Any]()}}
+            url, opening = f"{gateway.url}/mcp", _opening(asked)
+            speaker = Speaker(ann.speaker.http, url, "2025", able, opening)
+            arguments = {"title": "Emma", "page": True}
+            call = {"name": "shop_book", "arguments": arguments}
+            result = await (await speaker.meet()).request("tools/call", call)
+            page = {"mode": "url", "message": "Pay", "url": PAGE, "elicitationId": "pay-1"}
+            assert (outcome(result), asked) == ("accept None", [page])
+            assert [said["params"] for said in speaker.heard] == [{"elicitationId": "pay-1"}]
+
+
+def _opening(asked: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        asked.append(question)
+        return {"action": "accept"}
+
+    return answer
 
 
 @every_server
