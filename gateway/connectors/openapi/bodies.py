@@ -152,13 +152,13 @@ def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
     while waiting:
         part = resolved(document, waiting.pop())
         total += 1
+        spend(document, 1)
         if total > _MAX_PARTS or not _is_object(part):
             raise Unusable("not a plain object")
         if id(part) not in seen:
             seen.add(id(part))
             found.append(part)
             waiting.extend(sequence(part.get("allOf")))
-    spend(document, total - 1)
     return found[::-1]
 
 

@@ -22,6 +22,7 @@ from gateway.connectors.openapi.bundle import (
     input_schema,
     output_schema,
 )
+from gateway.connectors.openapi.checks import written
 from gateway.connectors.openapi.document import (
     Document,
     Operation,
@@ -84,6 +85,7 @@ MAX_KEYWORDS = 1_000  # characters
 _MAX_ACCEPTED = 5
 _LONG_TEXT = 4_096
 _WORDS_COST = 256  # characters, for one unit of work
+_OPERATION_COST = 5  # units of work, whatever is in it
 _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 
 
@@ -151,7 +153,7 @@ class _Work:
             self.skipped.append(Skipped(None, method, path, reason))
             return
         self.place = f"{found.method} {found.path}"
-        spend(self.document, _length_of_words(found) // _WORDS_COST)
+        spend(self.document, _OPERATION_COST + _length_of_words(found) // _WORDS_COST)
         base_url = operation_base_url(self.document, found, self.source, self.base_url)
         self.home = self.home or base_url
         refused = refusal(self.document, found, self.marks, self.source, base_url)
@@ -196,8 +198,8 @@ class _Work:
                 self.hidden.append(self.plans[index])
         plans = [plan for index, plan in enumerate(self.plans) if index not in old]
         info = mapping(self.document.root.get("info"))
-        key, tools = declared_key(self.document), self.named(self.fitted(plans))
-        hidden = self.named(self.hidden)
+        key, hidden = declared_key(self.document), self.named(self.hidden)
+        tools = self.named(self.fitted(plans))
         shared = collisions(self.source.prefix, [_nameable(p.operation) for p in plans])
         if self.source.auth_type == "none" and all(tool.security for tool in tools) and tools:
             asked = tools[0].security
@@ -233,8 +235,7 @@ class _Work:
         )
 
     def skip(self, operation: Operation, reason: str) -> None:
-        skipped = Skipped(operation.id, operation.method, operation.path, reason)
-        self.skipped.append(skipped)
+        self.skipped.append(Skipped(operation.id, operation.method, operation.path, reason))
 
     def report_here(self, severity: str, message: str) -> None:
         self.report(cast(Severity, severity), self.place, message)
@@ -333,7 +334,7 @@ def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":
             fragment = work.given.translate(content.schema)
-            key = orjson.dumps(fragment.schema)
+            key = written(fragment.schema)
             if key not in work.answers:
                 work.answers[key] = output_schema(fragment.schema, fragment.refs, work.given)
             work.answer_bytes += len(work.answers[key] or b"")

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.connectors.openapi.checks import compiles, joined
+from gateway.connectors.openapi.checks import compiles, joined, written
 from gateway.connectors.openapi.document import Unusable
 from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.text import cut
@@ -42,11 +42,11 @@ def input_schema(
     budget: int = INPUT_BUDGET,
 ) -> bytes:
     """The JSON text of a tool's input schema, within its budget and sure to compile."""
-    text = orjson.dumps(root)
+    text = written(root)
     if len(text) > budget:
         schemas.spend(len(text) // _COST)
         root = _pruned_root(root, budget)
-        text, refs = orjson.dumps(root), refs_in(root)
+        text, refs = written(root), refs_in(root)
         report("info", "its inputs are too large to list whole; the deepest levels are left open")
     if len(text) > MAX_INPUT:
         raise Unusable(f"its inputs take {len(text):,} bytes, at most {MAX_INPUT:,} are listed")
@@ -73,7 +73,7 @@ def fair_share(sizes: Sequence[int]) -> int:
 
 def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> bytes | None:
     """The JSON text of an answer's schema with all it refers to, unless that is too much."""
-    text = orjson.dumps(schema)
+    text = written(schema)
     definitions: dict[str, bytes] = {}
     waiting, used = deque(refs), len(text)
     while waiting and used <= MAX_OUTPUT:
@@ -175,7 +175,7 @@ def _loosened(
         if not compiles(joined(orjson.dumps({"properties": {name: part}}), anything)):
             report("warning", f"the schema of {name} is not valid; anything is accepted there")
             properties[name] = {}
-    text = orjson.dumps({**root, "properties": properties})
+    text = written({**root, "properties": properties})
     if not compiles(joined(text, anything)):
         raise Unusable("its inputs are not a valid schema")
     return text

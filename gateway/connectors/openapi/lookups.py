@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.connectors.openapi.arguments import Slot
+from gateway.connectors.openapi.checks import written
 from gateway.connectors.openapi.document import Document, Unusable, mapping, resolved, text_of
 from gateway.model import Problem, Tool
 
@@ -29,7 +30,7 @@ def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
         rules.setdefault("body" if any(slot.raw is body for slot in slots) else "", found)
     if not rules:
         return b""
-    text = orjson.dumps(rules)
+    text = written(rules)
     return text if len(text) <= MAX_RULES else b""
 
 

@@ -1,9 +1,10 @@
 """Bytes of unknown origin become one plain JSON value, or one clear refusal.
 
 What a document would cost is estimated on its bytes before a parser sees them: brackets and commas
-bound the objects that parsing would make, method keys bound the operations. JSON is tried first;
-what is almost JSON (trailing commas, raw control characters) a YAML reader takes. Encodings other
-than UTF-8 occur in real definitions: a byte order mark decides, then Windows-1252.
+bound the objects that parsing would make, and no text is longer than real ones are. JSON is tried
+first; what is almost JSON (trailing commas, raw control characters) a YAML reader takes. Encodings
+other than UTF-8 occur in real definitions: a byte order mark decides, then Windows-1252. YAML and
+other encodings cost several times their size, so less of them is read.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+import msgspec
 
 from gateway.connectors.openapi.yaml12 import read_yaml
 from gateway.errors import DefinitionUnreadable
 
 MAX_OPERATIONS = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-MAX_CONTAINERS = 250_000  # GitHub's 13 MB have about 100,000
+MAX_REWRITTEN = 12 * 1024 * 1024  # bytes of YAML, or in an encoding other than UTF-8
+MAX_TEXT = 1024 * 1024  # bytes of one text; Stripe's longest has 60 KB
+MAX_CONTAINERS = 180_000  # GitHub's 13 MB have about 100,000
 MAX_ITEMS = 400_000  # commas, prose included; GitHub's have about 180,000
 MAX_YAML_LINES = 400_000  # Stripe's 3.7 MB have 92,000
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
-_BLANK = b" \t\r\n" + codecs.BOM_UTF8
+_CHUNK = 1024 * 1024
+_LARGEST = 2**63
+_WRITTEN = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_LARGE_NUMBER = b"0" * 19
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 _TAB_AFTER_BREAK = re.compile(r"(?m)^[ ]*\t[\t ]*")
 
@@ -44,7 +51,7 @@ def read_definition(raw: bytes) -> dict[str, Any]:
 
 def refuse_out_of_bounds(raw: bytes) -> None:
     """Refuse on the bytes alone what would be too much to parse."""
-    if not raw.strip(_BLANK):
+    if not _WRITTEN.search(raw):
         raise DefinitionUnreadable("The document is empty.")
     if len(raw) > MAX_BYTES:
         raise _too_much("bytes", len(raw), MAX_BYTES)
@@ -54,54 +61,104 @@ def refuse_out_of_bounds(raw: bytes) -> None:
     items = raw.count(b",")
     if items > MAX_ITEMS:
         raise _too_much("items", items, MAX_ITEMS)
-    operations = sum(raw.count(b'"%b":' % m) + raw.count(b" %b:\n" % m) for m in _METHOD_BYTES)
-    if operations > MAX_OPERATIONS:
-        raise _too_much("operations", operations, MAX_OPERATIONS)
+    if _has_long_text(raw):
+        raise _too_much("bytes in one text", MAX_TEXT, MAX_TEXT, "more than")
 
 
-_METHOD_BYTES = tuple(method.encode() for method in METHODS)
+def _has_long_text(raw: bytes) -> bool:
+    """Whether a whole stretch of the document has neither a quote nor the end of a line."""
+    stretches = range(0, len(raw) - MAX_TEXT, MAX_TEXT)
+    return any(
+        raw.find(b'"', at, at + MAX_TEXT) < 0 and raw.find(b"\n", at, at + MAX_TEXT) < 0
+        for at in stretches
+    )
 
 
-def _too_much(what: str, found: int, limit: int) -> DefinitionUnreadable:
+def _too_much(what: str, found: int, limit: int, about: str = "about") -> DefinitionUnreadable:
     return DefinitionUnreadable(
-        f"The definition has about {found:,} {what}; at most {limit:,} are read.",
+        f"The definition has {about} {found:,} {what}; at most {limit:,} are read.",
         "Split the definition, or serve only the part that is needed.",
     )
 
 
 def _parse(raw: bytes) -> Any:
-    data: bytes | str = raw
+    """JSON if it is that, straight from the bytes; else YAML, which much of what is broken is."""
+    data = _in_utf8(raw)
     try:
-        data = _decoded(raw)
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return _parse_yaml(data if isinstance(data, str) else data.decode("utf-8"))
+        value = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        if len(data) > MAX_REWRITTEN:
+            raise DefinitionUnreadable(
+                f"The definition is not valid JSON ({error}), and too large to be read as YAML.",
+                f"Correct it, or split it: YAML is read up to {MAX_REWRITTEN:,} bytes.",
+            ) from None
+    else:
+        return _narrowed(value) if _has_large_number(data) else value
+    return _parse_yaml(bytes(data))
 
 
-def _decoded(raw: bytes) -> bytes | str:
-    """UTF-8 bytes where the document is UTF-8 already, else its text."""
+def _in_utf8(raw: bytes) -> bytes | memoryview:
+    """The document itself where it is in UTF-8, else rewritten."""
     if raw.startswith(codecs.BOM_UTF8):
-        raw = raw[3:]
-    elif raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return raw.decode("utf-16", "replace")
-    elif raw[1:2] == b"\0" or raw[:1] == b"\0":
-        return raw.decode("utf-16-le" if raw[1:2] == b"\0" else "utf-16-be", "replace")
-    if raw.isascii():
+        return memoryview(raw)[len(codecs.BOM_UTF8) :]
+    encoding = _encoding_of(raw)
+    if encoding == "utf-8":
         return raw
+    if len(raw) > MAX_REWRITTEN:
+        raise DefinitionUnreadable(
+            f"The definition has more than {MAX_REWRITTEN:,} bytes and is not in UTF-8.",
+            "Save it in UTF-8.",
+        )
+    return raw.decode(encoding, "replace").encode()
+
+
+def _encoding_of(raw: bytes) -> str:
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if raw[1:2] == b"\0" or raw[:1] == b"\0":
+        return "utf-16-le" if raw[1:2] == b"\0" else "utf-16-be"
+    return "utf-8" if raw.isascii() or _is_utf8(raw) else "cp1252"
+
+
+def _is_utf8(raw: bytes) -> bool:
+    """In pieces: one letter outside of Latin makes a text of the whole several times as large."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        raw.decode("utf-8")
+        for at in range(0, len(raw), _CHUNK):
+            decoder.decode(raw[at : at + _CHUNK], final=at + _CHUNK >= len(raw))
     except UnicodeDecodeError:
-        return raw.decode("cp1252", "replace")
-    return raw
+        return False
+    return True
 
 
-def _parse_yaml(text: str) -> Any:
-    lines = text.count("\n")
+def _has_large_number(data: bytes | memoryview) -> bool:
+    """Whether so many digits stand in a row somewhere."""
+    step = _CHUNK + len(_LARGE_NUMBER)
+    pieces = (bytes(data[at : at + step]) for at in range(0, len(data), _CHUNK))
+    return any(_LARGE_NUMBER in piece.translate(_DIGITS) for piece in pieces)
+
+
+def _narrowed(root: Any) -> Any:
+    """The same with whole numbers beyond 64 bits, which no writer of JSON takes, as fractions."""
+    waiting: list[Any] = [[root]]
+    while waiting:
+        value = waiting.pop()
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(part, (dict, list)):
+                waiting.append(part)
+            elif type(part) is int and not -_LARGEST <= part < 2 * _LARGEST:
+                value[key] = float(str(part))
+    return root
+
+
+def _parse_yaml(raw: bytes) -> Any:
+    lines = raw.count(b"\n")
     if lines > MAX_YAML_LINES:
         raise _too_much("lines", lines, MAX_YAML_LINES)
     try:
-        return read_yaml(text)
+        return read_yaml(raw)
     except DefinitionUnreadable:
+        text = raw.decode("utf-8", "replace")
         mended = _TAB_AFTER_BREAK.sub(_spaces, _CONTROL.sub(" ", text))
         if mended == text:
             raise

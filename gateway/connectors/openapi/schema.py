@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
-import orjson
-
-from gateway.connectors.openapi.checks import compiles, is_linear_pattern, joined
+from gateway.connectors.openapi.checks import compiles, is_linear_pattern, joined, written
 from gateway.connectors.openapi.document import (
     MAX_HOPS,
     Document,
@@ -49,6 +47,8 @@ MAX_WEIGHT = 1_000  # schemas that one value is checked against on one level
 MAX_PATTERNS = 1_000  # different ones in one document
 MAX_NODES = 20_000  # of one schema between references
 _MAX_CHAIN = 60
+_NODES = 2  # translated, for one unit of work
+_COMPILED = 512  # bytes, for one unit of work
 _STUB_DESCRIPTION = 120
 _WORDS = frozenset(
     ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
@@ -113,6 +113,7 @@ class Schemas:
             return known[1]
         trace = _Trace()
         schema = self._schema(raw, trace, in_place=True)
+        self.spend(trace.nodes // _NODES)
         fragment = Fragment(schema, tuple(trace.refs))
         self._fragments[id(raw)] = (raw, fragment)  # held, so that no other object has its id
         return fragment
@@ -209,7 +210,8 @@ class Schemas:
             trace = _Trace()
             try:
                 schema = self._schema(self._targets[name], trace, in_place=True)
-                text = orjson.dumps(schema)
+                text = written(schema)
+                self.spend(trace.nodes // _NODES + len(text) // _COMPILED)
                 found = Definition(text, tuple(trace.refs), tuple(trace.in_place), _stub(schema))
             except (TypeError, RecursionError):
                 self._report("warning", f"schema {name} is nested too deeply; it is left open")
@@ -364,4 +366,4 @@ def _stub(schema: Schema) -> bytes:
     kept = {key: schema[key] for key in ("type", "description") if key in schema}
     if "description" in kept:
         kept["description"] = cut(kept["description"], _STUB_DESCRIPTION)
-    return orjson.dumps(kept)
+    return written(kept)

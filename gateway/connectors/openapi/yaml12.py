@@ -31,8 +31,8 @@ _LARGEST = 2**63
 _STRING_TAGS = frozenset({"!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:binary"})
 
 
-def read_yaml(text: str) -> Any:
-    """The first document in the text. Raises DefinitionUnreadable with line and column."""
+def read_yaml(text: str | bytes) -> Any:
+    """The first document. Raises DefinitionUnreadable with line and column."""
     try:
         return _Reader().read(yaml.parse(text, Loader=yaml.CSafeLoader))
     except yaml.MarkedYAMLError as error:

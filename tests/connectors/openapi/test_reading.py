@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.connectors.openapi.reading import MAX_CONTAINERS, MAX_OPERATIONS, read_definition
+from gateway.connectors.openapi.reading import (
+    MAX_CONTAINERS,
+    MAX_REWRITTEN,
+    MAX_TEXT,
+    read_definition,
+)
 from gateway.connectors.openapi.yaml12 import MAX_DEPTH, read_yaml
 from gateway.errors import DefinitionUnreadable
 
@@ -46,6 +51,12 @@ def test_every_encoding_syntax_and_wrapper_gives_the_same_definition(raw: bytes)
     assert read_definition(raw) == PLAIN
 
 
+def test_whole_numbers_beyond_64_bits_are_fractions() -> None:
+    raw = b'{"a": 99999999999999999999, "b": [18446744073709551615, {"c": -9223372036854775809}]}'
+
+    assert read_definition(raw) == {"a": 1e20, "b": [2**64 - 1, {"c": -(2.0**63)}]}
+
+
 def test_raw_control_characters_become_spaces() -> None:
     raw = b'{"swagger": "2.0", "info": {"title": "a\x02b"},}'
 
@@ -70,8 +81,18 @@ def test_raw_control_characters_become_spaces() -> None:
             f"at most {MAX_CONTAINERS:,} are read.",
         ),
         (
-            b'"get":' * 50_000,
-            f"The definition has about 50,000 operations; at most {MAX_OPERATIONS:,} are read.",
+            b'{"x": "' + b"s" * 3 * MAX_TEXT + b'"}',
+            f"The definition has more than {MAX_TEXT:,} bytes in one text; "
+            f"at most {MAX_TEXT:,} are read.",
+        ),
+        (
+            b'{"x": "' + b'\\"' * MAX_REWRITTEN + b'" "y": 1}',
+            "The definition is not valid JSON (JSON is malformed: expected ',' or '}' "
+            f"(byte {2 * MAX_REWRITTEN + 9})), and too large to be read as YAML.",
+        ),
+        (
+            ('{"x": "' + "text\n" * 2 * MAX_TEXT).encode("utf-16"),
+            f"The definition has more than {MAX_REWRITTEN:,} bytes and is not in UTF-8.",
         ),
         (
             b"[" * 5_000 + b"]" * 5_000,
@@ -79,7 +100,8 @@ def test_raw_control_characters_become_spaces() -> None:
             f"(line 1, column {MAX_DEPTH + 1}).",
         ),
     ],
-    ids=["empty", "blank", "no comma", "list", "page", "text", "containers", "operations", "depth"],
+    ids=["empty", "blank", "no comma", "list", "page", "text", "containers"]
+    + ["long text", "large and broken", "large in UTF-16", "depth"],
 )
 def test_what_cannot_be_read_is_refused_in_words(raw: bytes, message: str) -> None:
     with pytest.raises(DefinitionUnreadable) as refused:
