@@ -23,6 +23,7 @@ import orjson
 
 from gateway.connectors.text import cut, visible
 from gateway.connectors.tools import opening, token_cost
+from gateway.connectors.upstream_extras import extras
 from gateway.connectors.upstream_headers import invalid_header_mark
 from gateway.connectors.upstream_listing import TOO_DEEP
 from gateway.model import (
@@ -230,16 +231,14 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
     title = visible(_title(raw))[:MAX_TITLE_CHARS]
     description = _description(raw, source, override, target)
     output = _output_schema(raw)
-    entry = orjson.dumps(
-        {
-            "name": name,
-            "title": title,
-            "description": description,
-            "inputSchema": schema,
-            **({} if output is None else {"outputSchema": output}),
-            "annotations": _annotations(raw, source, access, title, target),
-        }
-    )
+    shown = {
+        "name": name,
+        "title": title,
+        "description": description,
+        "inputSchema": schema,
+        **({} if output is None else {"outputSchema": output}),
+        "annotations": _annotations(raw, source, access, title, target),
+    }
     schema_bytes = orjson.dumps(schema)
     return Tool(
         name=name,
@@ -254,8 +253,8 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
         title=title,
         description=description,
         input_schema=schema_bytes,
-        entry=entry,
-        tokens=token_cost(entry),
+        entry=orjson.dumps({**shown, **extras(raw, source)}),
+        tokens=token_cost(orjson.dumps(shown)),  # of what a model reads
         fingerprint=_fingerprint(source, schema_bytes, description, access),
         upstream=target,
         output_schema=None if output is None else orjson.dumps(output),

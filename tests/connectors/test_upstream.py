@@ -305,3 +305,35 @@ def test_whatever_an_upstream_lists_every_tool_is_valid_or_skipped(
         mcp_types.Tool.model_validate(orjson.loads(tool.entry), by_name=False)
     reported = len(build.tools) + len(build.skipped)
     assert len(listing) <= reported <= len(listing) + 1  # a wrapped original is reported twice
+
+
+ICON = {"src": "https://hotel.example/i.png", "mimeType": "image/png", "sizes": ["48x48"]}
+
+
+@pytest.mark.parametrize(
+    ("trust", "given", "passed"),
+    [
+        ("trusted", {"icons": [ICON]}, {"icons": [ICON]}),
+        ("trusted", {"_meta": {"ui/place": "side"}}, {"_meta": {"ui/place": "side"}}),
+        ("trusted", {"_meta": {"gateway/status": "done"}}, {}),
+        (
+            "trusted",
+            {"icons": [7, {}, {"src": "file:///etc"}, {**ICON, "sizes": "48x48"}]},
+            {"icons": [{"src": ICON["src"], "mimeType": "image/png"}]},
+        ),
+        ("trusted", {"icons": "none", "_meta": []}, {}),
+        ("trusted", {"icons": [{"src": "data:image/png;base64," + "A" * 40_000}]}, {}),
+        ("trusted", {"_meta": {"big": "x" * 10_000}}, {}),
+        ("untrusted", {"icons": [ICON], "_meta": {"ui/place": "side"}}, {}),
+    ],
+)
+def test_icons_and_meta_of_a_trusted_upstream_are_passed_on_within_bounds(
+    trust: Any, given: dict[str, Any], passed: dict[str, Any]
+) -> None:
+    plain, made = build_upstream(
+        [FIND, {**FIND, **given, "name": "other"}], source(trust=trust)
+    ).tools
+    entry = orjson.loads(made.entry)
+    assert {name: entry.get(name) for name in ("icons", "_meta") if name in entry} == passed
+    assert abs(made.tokens - plain.tokens) <= 1
+    mcp_types.Tool.model_validate(entry, by_name=False)
