@@ -20,16 +20,15 @@ from typing import Any
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
+from gateway.edge.event_stream import EventStream, Say
 from gateway.edge.gateway import Gateway
 from gateway.edge.http_guard import Fields, fold
 from gateway.edge.identity import Identity
-from gateway.edge.mcp_streams import EVENT_STREAM_HEADERS, PING, PING_SECONDS, SEND_SECONDS
 from gateway.edge.meta_tools import Asked
 from gateway.edge.shown_history import decided_row, execution_event
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
-from gateway.invoke.signals import Signals, heard_within
+from gateway.invoke.signals import Signals
 from gateway.model import Principal
 from gateway.policy.access import level, may_know, oversees
 from gateway.policy.view import Scope as ViewScope
@@ -45,7 +44,6 @@ log = structlog.get_logger("gateway.events")
 WATCHED = "watched"  # the signal: someone reads the feed
 WATCHED_SECONDS = 60.0
 SAY_WATCHED_SECONDS = 15.0
-CHECK_SECONDS = 2.0
 RETRY_MS = 2000
 MAX_STREAMS = 256
 MAX_STREAMS_PER_PRINCIPAL = 32
@@ -126,8 +124,15 @@ def events_handler(feed: Feed, identity: Identity) -> Callable[..., Awaitable[Re
         except GatewayError:
             feed.leave(principal.name, woken)
             raise
-        reader = Reader(asked.gateway, identity, principal, fold(request.scope["headers"]))
-        return EventStream(feed, reader, position, woken)
+        fields = fold(request.scope["headers"])
+        reader = Reader(asked.gateway, feed, identity, principal, fields, position)
+        stop_listening = asked.gateway.on_change(woken.set)
+
+        def leave() -> None:
+            stop_listening()
+            feed.leave(principal.name, woken)
+
+        return EventStream(reader.step, woken, leave, retry_ms=RETRY_MS)
 
     return events
 
@@ -136,15 +141,37 @@ class Reader:
     """Who reads, and what of the tools and connections it was last told."""
 
     def __init__(
-        self, gateway: Gateway, identity: Identity, principal: Principal, fields: Fields
+        self,
+        gateway: Gateway,
+        feed: Feed,
+        identity: Identity,
+        principal: Principal,
+        fields: Fields,
+        position: int,
     ) -> None:
         self.gateway = gateway
         self.principal = principal
+        self._feed = feed
         self._identity = identity
         self._fields = fields
+        self._position = position  # the last event that was told
         self._tools, self._connections = self._seen()
 
-    async def may_read(self) -> bool:
+    async def step(self, say: Say) -> bool:
+        """Tells what is new; False: nobody may read any more."""
+        if self._feed.closing or not await self._may_read():
+            return False
+        try:
+            await self._feed.say_watched()
+            while events := await events_after(self.gateway.db, self._position):
+                self._position = events[-1].id
+                await say(b"".join(frame(e.kind, e.data, e.id) for e in events if self._may_see(e)))
+        except GatewayError as error:  # the store is away; what it holds will still be there
+            log.warning("events not read", code=error.code)
+        await say(b"".join(self._news()))
+        return True
+
+    async def _may_read(self) -> bool:
         """Whether the token still opens; the rights it gives may be others now."""
         try:
             now = await self._identity.identify(self._fields)
@@ -153,13 +180,13 @@ class Reader:
         same, self.principal = now.name == self.principal.name, now
         return same
 
-    def may_see(self, event: Event) -> bool:
+    def _may_see(self, event: Event) -> bool:
         """Whether an event is the reader's business: its own, or anyone's for an admin."""
         connection = str(event.data.get("connection", ""))
         overseen = oversees(self.gateway.snapshot, self.principal, connection)
         return overseen or event.data.get("principal") == self.principal.name
 
-    def news(self) -> list[bytes]:
+    def _news(self) -> list[bytes]:
         """What is not as it was last told."""
         before, (tools, connections) = self._connections, self._seen()
         frames = []
@@ -188,68 +215,7 @@ class Reader:
         return self.gateway.view_of(snapshot, principal, ViewScope()).digest, connections
 
 
-class EventStream(Response):
-    """One reader's stream."""
-
-    def __init__(self, feed: Feed, reader: Reader, position: int, woken: asyncio.Event) -> None:
-        super().__init__()
-        self._feed = feed
-        self._reader = reader
-        self._name = reader.principal.name
-        self._position = position
-        self._woken = woken
-        self._said = time.monotonic()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stop_listening = self._reader.gateway.on_change(self._woken.set)
-        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop_listening()
-            self._feed.leave(self._name, self._woken)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _write(self, send: Send) -> None:
-        head = {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
-        try:
-            await send(head)
-            await self._say(send, b"retry: %d\n\n" % RETRY_MS)
-            while not self._feed.closing and await self._reader.may_read():
-                await self._tell(send)
-                await heard_within(self._woken, CHECK_SECONDS)
-            await send({"type": "http.response.body", "body": b""})
-        except (TimeoutError, OSError):
-            return  # it does not read, or has gone; it can come back with its last id
-
-    async def _tell(self, send: Send) -> None:
-        try:
-            await self._feed.say_watched()
-            while events := await events_after(self._reader.gateway.db, self._position):
-                self._position = events[-1].id
-                frames = [frame(e.kind, e.data, e.id) for e in events if self._reader.may_see(e)]
-                await self._say(send, b"".join(frames))
-        except GatewayError as error:  # the store is away; what it holds will still be there
-            log.warning("events not read", code=error.code)
-        await self._say(send, b"".join(self._reader.news()))
-        if time.monotonic() - self._said > PING_SECONDS:
-            await self._say(send, PING)
-
-    async def _say(self, send: Send, body: bytes) -> None:
-        if body:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._said = time.monotonic()
-
-
 def frame(kind: str, data: Any, id: int | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if id is None else b"id: %d\n" % id
     return b"%bevent: %b\ndata: %b\n\n" % (head, kind.encode(), json_bytes(data).strip())
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

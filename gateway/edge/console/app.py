@@ -28,7 +28,7 @@ from gateway.edge.console import (
 )
 from gateway.edge.console.assets import KEPT, PREFIX, served
 from gateway.edge.console.contacts import Contacts
-from gateway.edge.console.live import Live, PageStream
+from gateway.edge.console.live import Live, page_stream
 from gateway.edge.console.parts import Parts
 from gateway.edge.console.rendering import render
 from gateway.edge.console.sessions import COOKIE, Session, Sessions
@@ -194,7 +194,7 @@ class Console:
 
         try:
             parts = self.parts
-            return PageStream(parts.gateway, parts.feed, again, live, session.principal.name)
+            return page_stream(parts.gateway, parts.feed, again, live, session.principal.name)
         except GatewayError as error:
             return Response(error.message, 503, {"retry-after": "5"}, "text/plain")
 

@@ -7,22 +7,16 @@ that there is something new, and ask again with the filter they have by then.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
-import time
 from collections.abc import Awaitable, Callable
-
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from gateway.edge.console.layout import Around, around, surroundings
 from gateway.edge.console.visit import Visit
-from gateway.edge.events import CHECK_SECONDS, Feed
+from gateway.edge.event_stream import EventStream, Say
+from gateway.edge.events import Feed
 from gateway.edge.gateway import Gateway
-from gateway.edge.mcp_streams import EVENT_STREAM_HEADERS, PING, PING_SECONDS, SEND_SECONDS
 from gateway.errors import GatewayError
-from gateway.invoke.signals import heard_within
 from gateway.store.events import last_event_id
 
 RETRY_MS = 1000
@@ -35,61 +29,45 @@ Live = Callable[[Visit, Around], Awaitable[dict[str, str]]]
 Again = Callable[[], Awaitable[Visit | None]]
 
 
-class PageStream(Response):
-    """One open page."""
+def page_stream(
+    gateway: Gateway, feed: Feed, again: Again, live: Live | None, name: str
+) -> EventStream:
+    """The stream of one open page."""
+    woken = feed.enter(name)
+    stop_listening = gateway.on_change(woken.set)
 
-    def __init__(
-        self, gateway: Gateway, feed: Feed, again: Again, live: Live | None, name: str
-    ) -> None:
-        super().__init__()
-        self._gateway = gateway
+    def leave() -> None:
+        stop_listening()
+        feed.leave(name, woken)
+
+    step = _Page(feed, again, live).step
+    return EventStream(step, woken, leave, retry_ms=RETRY_MS, rest=MIN_SECONDS)
+
+
+class _Page:
+    """What of one open page was last sent."""
+
+    def __init__(self, feed: Feed, again: Again, live: Live | None) -> None:
         self._feed = feed
         self._again = again
         self._live = live
-        self._name = name
-        self._woken = feed.enter(name)
         self._sent: dict[str, bytes] = {}
         self._ledger = -1
         self._revision = -1
-        self._said = time.monotonic()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stop_listening = self._gateway.on_change(self._woken.set)
-        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop_listening()
-            self._feed.leave(self._name, self._woken)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _write(self, send: Send) -> None:
-        headers = [*EVENT_STREAM_HEADERS, (b"x-content-type-options", b"nosniff")]
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._say(send, b"retry: %d\n\n" % RETRY_MS)
-            while not self._feed.closing and await self._step(send):
-                await asyncio.sleep(MIN_SECONDS)
-                await heard_within(self._woken, CHECK_SECONDS)
-            await send({"type": "http.response.body", "body": b""})
-        except (TimeoutError, OSError):
-            return  # it does not read, or has gone; the page comes back by itself
-
-    async def _step(self, send: Send) -> bool:
+    async def step(self, say: Say) -> bool:
         """Sends what is new; False: the session is over."""
+        if self._feed.closing:
+            return False
         try:
             visit = await self._again()
             if visit is None:
-                await self._say(send, SIGNED_OUT)
+                await say(SIGNED_OUT)
                 return False
             await self._feed.say_watched()
-            await self._say(send, await self._news(visit))
+            await say(await self._news(visit))
         except GatewayError:
             pass  # the store is away, or what the page shows is gone; a later look may find it
-        if time.monotonic() - self._said > PING_SECONDS:
-            await self._say(send, PING)
         return True
 
     async def _news(self, visit: Visit) -> bytes:
@@ -119,12 +97,6 @@ class PageStream(Response):
                 changed[id] = html
         return changed
 
-    async def _say(self, send: Send, body: bytes) -> None:
-        if body:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._said = time.monotonic()
-
 
 def partials(shown: dict[str, str]) -> bytes:
     """The changed parts as one message, each for its own place."""
@@ -136,8 +108,3 @@ def partials(shown: dict[str, str]) -> bytes:
     )
     lines = b"\n".join(b"data: " + line for line in html.encode().splitlines())
     return lines + b"\n\n"
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
