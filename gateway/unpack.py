@@ -10,6 +10,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Protocol
 
 from gateway.no_answer import BrokenOff
@@ -24,7 +25,7 @@ class Room(Protocol):
 
     bytes: int
 
-    async def take(self, until: float) -> bool:
+    async def take(self, until: float | None) -> bool:
         """Whether it may be held; waits for that, at most until then."""
 
 
@@ -39,16 +40,17 @@ class Bound:
 
 async def collected(following: Callable[[], Awaitable[bytes]], bound: Bound) -> tuple[bytes, bool]:
     """The pieces put together up to a bound, and whether there was more."""
-    parts, size, most, room = [], 0, bound.bytes, bound.room
+    body, size, most, room = BytesIO(), 0, bound.bytes, bound.room
     while part := await following():
-        parts.append(part)
         size += len(part)
         if room is not None and size > room.bytes:
             most = most if await room.take(bound.until) else room.bytes
             room = None
+        body.write(part)  # which grows where it is: parts that are joined would be there twice
         if size > most:
-            return b"".join(parts)[:most], True
-    return parts[0] if len(parts) == 1 else b"".join(parts), False
+            body.truncate(most)
+            break
+    return body.getvalue(), size > most
 
 
 async def unpacked(encoding: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

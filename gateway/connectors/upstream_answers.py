@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.connectors.upstream_rpc import (
+    Holds,
     Message,
     RpcFailed,
     SessionGone,
@@ -50,23 +51,29 @@ def media_type(streamed: Streamed) -> str:
     return header(streamed, "content-type").partition(";")[0].strip().lower()
 
 
-async def events(streamed: Streamed, max_bytes: int, upstream: str) -> AsyncIterator[Event]:
+async def events(
+    streamed: Streamed, max_bytes: int, upstream: str, holds: Holds | None = None
+) -> AsyncIterator[Event]:
     """The events of a stream as they come."""
     reader = EventReader(max_bytes)
     try:
         async for chunk in streamed.chunks:
             for event in reader.feed(chunk):
                 yield event
+            if holds is not None and not await holds(reader.held):
+                raise EventTooLarge
     except EventTooLarge:
         raise too_large(upstream, max_bytes) from None
 
 
-async def whole_body(streamed: Streamed, max_bytes: int, upstream: str) -> bytes:
+async def whole_body(
+    streamed: Streamed, max_bytes: int, upstream: str, holds: Holds | None = None
+) -> bytes:
     """A body of known bounds."""
     parts, size = [], 0
     async for chunk in streamed.chunks:
         size += len(chunk)
-        if size > max_bytes:
+        if size > max_bytes or (holds is not None and not await holds(size)):
             raise too_large(upstream, max_bytes)
         parts.append(chunk)
     return b"".join(parts)

@@ -42,6 +42,7 @@ from gateway.connectors.upstream_rpc import (
     NO_HOOKS,
     UNSUPPORTED_VERSION,
     Era,
+    Holds,
     Hooks,
     Message,
     Notice,
@@ -224,8 +225,8 @@ class HttpSession:
         if method == "initialize":
             self._session_id = header(streamed, "mcp-session-id") or None
         if media_type(streamed) != "text/event-stream":
-            return outcome(await self._whole_message(streamed), self.name)
-        async with aclosing(self._run(streamed, peer)) as messages:
+            return outcome(await self._whole_message(streamed, hooks.holds), self.name)
+        async with aclosing(self._run(streamed, peer, hooks.holds)) as messages:
             found = await settle(
                 messages, self.name, hooks, reply=self._post_only, notice=self._notice
             )
@@ -234,10 +235,12 @@ class HttpSession:
         await _read_to_end(streamed)
         return found
 
-    async def _run(self, streamed: Streamed, peer: Peer) -> AsyncGenerator[Message, None]:
+    async def _run(
+        self, streamed: Streamed, peer: Peer, holds: Holds | None
+    ) -> AsyncGenerator[Message, None]:
         """The messages of a stream; one that ends early is taken up again where it can be."""
         last = Event(b"")
-        async for event in events(streamed, self._max_bytes, self.name):
+        async for event in events(streamed, self._max_bytes, self.name, holds):
             last = _merged(last, event)
             if event.data:
                 yield message_in(event.data, self.name)
@@ -250,7 +253,7 @@ class HttpSession:
             async with self._open("GET", self._url, head, None, TELL_SECONDS) as again:
                 if again.status != 200:
                     return
-                async for event in events(again, self._max_bytes, self.name):
+                async for event in events(again, self._max_bytes, self.name, holds):
                     last = _merged(last, event)
                     if event.data:
                         yield message_in(event.data, self.name)
@@ -325,8 +328,8 @@ class HttpSession:
         async with self._open("POST", self._url, head, body, TELL_SECONDS) as streamed:
             await _read_to_end(streamed)
 
-    async def _whole_message(self, streamed: Streamed) -> Message:
-        body = await whole_body(streamed, self._max_bytes, self.name)
+    async def _whole_message(self, streamed: Streamed, holds: Holds | None = None) -> Message:
+        body = await whole_body(streamed, self._max_bytes, self.name, holds)
         return message_in(body, self.name)
 
     def _cancelled(self, request_id: int, method: str, peer: Peer) -> None:

@@ -27,6 +27,7 @@ Era = Literal["handshake", "modern"]
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
+Holds = Callable[[int], Awaitable[bool]]
 Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 MODERN_VERSION = "2026-07-28"
@@ -100,6 +101,7 @@ class Hooks:
     ask: Ask | None = None  # None: an upstream's questions are declined
     notice: Notice | None = None  # of what belongs to this request: its log messages
     capabilities: Mapping[str, Any] | None = None  # of who asks, where they differ from ours
+    holds: Holds | None = None  # whether so many bytes of an answer may be held
 
 
 NO_HOOKS = Hooks()

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -20,9 +21,11 @@ from gateway.connectors.upstream_answers import Headers, Open
 from gateway.connectors.upstream_http import HttpSession
 from gateway.connectors.upstream_link import CHANGED, Link, Pace, Session, State
 from gateway.connectors.upstream_listing import RawTool
+from gateway.connectors.upstream_lists import OtherLists
 from gateway.connectors.upstream_rpc import (
     NO_HOOKS,
     Ask,
+    Holds,
     Hooks,
     Notice,
     Peer,
@@ -153,18 +156,20 @@ class Upstreams:
         capabilities: Mapping[str, Any] | None = None,
         input_responses: Mapping[str, Any] | None = None,
         request_state: str | None = None,
+        holds: Holds | None = None,
     ) -> dict[str, Any]:
         """The raw result of one tool call.
 
         Questions of the upstream go to `ask`, and are declined without one. `input_responses` and
-        `request_state` are what the client says of its own accord.
+        `request_state` are what the client says of its own accord. `holds` is asked about a large
+        answer as it comes in.
         """
         params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta or {}}
         if input_responses is not None:
             params["inputResponses"] = input_responses
         if request_state is not None:
             params["requestState"] = request_state
-        hooks = Hooks(progress, ask, notice, capabilities)
+        hooks = Hooks(progress, ask, notice, capabilities, holds)
         return await self.request(name, "tools/call", params, deadline=deadline, hooks=hooks)
 
     async def request(
@@ -227,23 +232,27 @@ class Upstreams:
 
     def _link(self, name: str, settings: Upstream) -> Link:
         http = settings.transport == "http"
+        lists = OtherLists(settings.name, partial(self._tell, self._on_notice, name))
         link = Link(
             settings.name,
-            lambda: self._session(name, settings, link),
+            lambda: self._session(name, settings, link, lists),
             lazy=settings.lazy,
             connect_seconds=settings.timeout_seconds if http else self._pace.start,
             retry_on_demand=http,
             changed=lambda: self._tell(self._on_changed, name),
+            looked=lists.look,
             pace=self._pace,
         )
         return link
 
-    def _session(self, name: str, settings: Upstream, link: Link) -> Session:
+    def _session(self, name: str, settings: Upstream, link: Link, lists: OtherLists) -> Session:
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method == CHANGED:
                 link.changed()
-            else:
-                self._tell(self._on_notice, name, method, params)
+                return
+            if lists.told(method):
+                link.look.set()  # to know it as it is now
+            self._tell(self._on_notice, name, method, params)
 
         if settings.transport == "stdio":
             return StdioSession(

@@ -35,6 +35,11 @@ class EventReader:
         self._retry_ms: int | None = None
         self._after_cr = False
 
+    @property
+    def held(self) -> int:
+        """How much of an event that is not complete is kept."""
+        return len(self._rest) + self._size
+
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """The events that this chunk completes."""
         if not chunk:
@@ -43,7 +48,7 @@ class EventReader:
             chunk = chunk[1:]
         self._after_cr = chunk[-1:] == b"\r"
         self._rest += chunk
-        if len(self._rest) + self._size > self._max_bytes + len(chunk):
+        if self.held > self._max_bytes + len(chunk):
             raise EventTooLarge
         if b"\n" not in chunk and b"\r" not in chunk:
             return

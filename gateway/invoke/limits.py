@@ -16,7 +16,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,6 +45,7 @@ RETRY_SHARE = 0.1
 MAX_RETRIES_SAVED = 10.0
 
 Clock = Callable[[], float]
+Holds = Callable[[int], Awaitable[bool]]
 
 
 class Rates(Protocol):
@@ -202,7 +203,11 @@ class LargeRoom:
         self._slots = slots
         self._taken: list[Slots] = []
 
-    async def take(self, until: float) -> bool:
+    async def holds(self, size: int) -> bool:
+        """Whether so much of an answer may be held."""
+        return size <= self.bytes or await self.take(None)
+
+    async def take(self, until: float | None) -> bool:
         """See `unpack.Room`."""
         try:
             async with asyncio.timeout_at(until):

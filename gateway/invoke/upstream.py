@@ -20,7 +20,7 @@ from gateway.config.connection import McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.caller import Ask, Notice, Progress
-from gateway.invoke.limits import Limits
+from gateway.invoke.limits import Holds, LargeRoom, Limits
 from gateway.invoke.output import HEAVY_BYTES, PREVIEW_CHARS
 from gateway.invoke.prepared import Prepared
 from gateway.invoke.questions import asker
@@ -50,6 +50,7 @@ class Sessions(Protocol):
         capabilities: Mapping[str, Any] | None = None,
         input_responses: Mapping[str, Any] | None = None,
         request_state: str | None = None,
+        holds: Holds | None = None,
     ) -> dict[str, Any]: ...
 
 
@@ -68,10 +69,23 @@ class UpstreamSender:
         if operation.idempotency_field is not None:
             arguments[operation.idempotency_field] = attempt.token
         await self._limits.admit(prepared.name, caller.principal.name, prepared.rate_limit)
-        async with self._limits.call(prepared.name) as outcome:
+        most = attempt.snapshot.settings.limits.max_output_bytes
+        with self._limits.large(prepared.name, more_than=most) as room:
+            result = await self._answer(attempt, prepared.name, operation.tool, arguments, room)
+            return await self._taken_over(attempt, result)
+
+    async def _answer(
+        self,
+        attempt: Attempt,
+        name: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        room: LargeRoom,
+    ) -> dict[str, Any]:
+        async with self._limits.call(name) as outcome:
             began = time.perf_counter()
             try:
-                result = await self._call(attempt, prepared.name, operation.tool, arguments)
+                result = await self._call(attempt, name, tool, arguments, room)
             except UpstreamRefused as error:
                 if (told := attempt.caller.refused) is not None:
                     told(cleared_refusal(error, attempt.redactor))
@@ -83,10 +97,15 @@ class UpstreamSender:
             finally:
                 attempt.upstream_ms = (time.perf_counter() - began) * 1000
             outcome.answered(200)
-        return await self._taken_over(attempt, result)
+        return result
 
     async def _call(
-        self, attempt: Attempt, name: str, tool: str, arguments: Mapping[str, Any]
+        self,
+        attempt: Attempt,
+        name: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        room: LargeRoom,
     ) -> dict[str, Any]:
         caller, seconds = attempt.caller, attempt.snapshot.permissions.timeout_seconds
         asks = None if attempt.unattended else asker(caller, attempt.redactor, seconds, attempt.put)
@@ -103,6 +122,7 @@ class UpstreamSender:
             capabilities=caller.askable if asks else None,
             input_responses=caller.input_responses if unasked else None,
             request_state=caller.request_state if unasked else None,
+            holds=room.holds,
         )
 
     async def _taken_over(self, attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:

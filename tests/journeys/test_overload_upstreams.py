@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 import pytest
+from aiohttp import web
 
 from tests.journeys.crowds import MEBIBYTE, Served, others_unharmed, served
-from tests.peers import items_api
+from tests.peers import items_api, provider
 from tests.raw_server import Connection, always, answer, raw_server
 
 __all__ = ["served"]
@@ -104,6 +105,48 @@ async def test_a_bad_upstream_costs_only_its_own_callers(served: Served, kind: s
         async with others_unharmed(served):
             ends = Counter(await asyncio.gather(*(served.call(tool) for _ in range(CROWD))))
     assert set(ends) <= may_be
+    assert served.growth() < MAX_GROWTH
+
+
+def mcp_server(kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """An MCP server with one tool, whose answers are nearly as large as is taken at all."""
+    results = {
+        "initialize": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "large", "version": "1"},
+        },
+        "tools/list": {"tools": [{"name": "get_items", "inputSchema": {"type": "object"}}]},
+        "tools/call": {"content": [{"type": "text", "text": "x" * 7 * MEBIBYTE}]},
+    }
+
+    async def serve(request: web.Request) -> web.Response:
+        message = orjson.loads(await request.read() or b"{}")
+        method = message.get("method")
+        if method not in results:
+            return web.Response(status=202 if method else 405)
+        raw = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results[method]})
+        if kind == "application/json":
+            return web.Response(body=raw, content_type=kind)
+        return web.Response(body=b"data: " + raw + b"\n\n", content_type=kind)
+
+    return serve
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_large_answers_of_mcp_servers_cost_only_their_own_callers(
+    served: Served, kind: str
+) -> None:
+    async with provider() as bad:
+        bad.answer = mcp_server(kind)
+        name = f"mcp_{kind[:4]}"
+        values = {"kind": "mcp", "url": f"{bad.url}/mcp", "timeout_seconds": DEADLINE_SECONDS}
+        status, found = await served.ask("PUT", f"/api/v1/connections/{name}", values)
+        assert status == 200, found
+        async with others_unharmed(served):
+            calls = (served.call(f"{name}_get_items") for _ in range(CROWD))
+            ends = Counter(await asyncio.gather(*calls))
+    assert set(ends) <= {"cut", *SLOW}
     assert served.growth() < MAX_GROWTH
 
 
