@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -21,7 +20,6 @@ from gateway.connectors.upstream_answers import Headers, Open
 from gateway.connectors.upstream_http import HttpSession
 from gateway.connectors.upstream_link import CHANGED, Link, Pace, Session, State
 from gateway.connectors.upstream_listing import RawTool
-from gateway.connectors.upstream_lists import OtherLists
 from gateway.connectors.upstream_rpc import (
     NO_HOOKS,
     Ask,
@@ -232,27 +230,23 @@ class Upstreams:
 
     def _link(self, name: str, settings: Upstream) -> Link:
         http = settings.transport == "http"
-        lists = OtherLists(settings.name, partial(self._tell, self._on_notice, name))
         link = Link(
             settings.name,
-            lambda: self._session(name, settings, link, lists),
+            lambda: self._session(name, settings, link),
             lazy=settings.lazy,
             connect_seconds=settings.timeout_seconds if http else self._pace.start,
             retry_on_demand=http,
             changed=lambda: self._tell(self._on_changed, name),
-            looked=lists.look,
             pace=self._pace,
         )
         return link
 
-    def _session(self, name: str, settings: Upstream, link: Link, lists: OtherLists) -> Session:
+    def _session(self, name: str, settings: Upstream, link: Link) -> Session:
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method == CHANGED:
                 link.changed()
-                return
-            if lists.told(method):
-                link.look.set()  # to know it as it is now
-            self._tell(self._on_notice, name, method, params)
+            else:
+                self._tell(self._on_notice, name, method, params)
 
         if settings.transport == "stdio":
             return StdioSession(
