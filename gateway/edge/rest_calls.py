@@ -13,9 +13,16 @@ from starlette.requests import Request
 
 from gateway.edge.doors import proxy_door, tool_door
 from gateway.edge.history import known_execution
-from gateway.edge.meta_tools import Asked
+from gateway.edge.meta_tools import HANDLERS, Asked
 from gateway.edge.proxy import proxied, proxy_request
-from gateway.edge.rest import STATUS_OF_CODE, Answered, Handler, object_body, retry_header
+from gateway.edge.rest import (
+    STATUS_OF_CODE,
+    Answered,
+    Handler,
+    object_body,
+    retry_header,
+    whole_number,
+)
 from gateway.edge.shown_history import execution_record
 from gateway.errors import Fixable, UnknownTool
 from gateway.invoke.attempt import output_of
@@ -27,6 +34,7 @@ from gateway.store.signals import signal
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
+MAX_OFFSET = 999_999_999
 GOING_ON = ("pending_confirmation", "executing")
 
 
@@ -48,6 +56,18 @@ async def call_tool(asked: Asked, request: Request, body: Any) -> Answered:
         tool_door(asked.gateway, name, asked.context.scope, unattended=True),
     )
     return answered(result)
+
+
+async def read_result(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
+    """A part of an answer that was too large, as the tool of this name gives it."""
+    wanted: dict[str, Any] = {
+        "result_id": request.path_params["id"],
+        "pointer": request.query_params.get("pointer", ""),
+        "offset": whole_number(request, "offset", 0, MAX_OFFSET),
+    }
+    if "limit" in request.query_params:
+        wanted["limit"] = max(1, whole_number(request, "limit", 1, MAX_OFFSET))
+    return await HANDLERS["read_result"](asked, wanted)
 
 
 async def proxy(asked: Asked, request: Request, body: Any) -> Answered:
@@ -125,6 +145,7 @@ def _error(result: Mapping[str, Any]) -> dict[str, Any]:
 
 ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/tools/{name}/call", call_tool),
+    ("GET", "/results/{id}", read_result),
     ("POST", "/proxy", proxy),
     ("DELETE", "/executions/{id}", cancel_execution),
 ]

@@ -6,13 +6,14 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
 from mcp.client.client import Client
 
 from tests.conftest import GatewayMaker, Running
-from tests.journeys.confirming import client, config
+from tests.journeys.confirming import TOKENS, client, config
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
 
@@ -184,3 +185,16 @@ async def test_large_answer_of_an_upstream_is_read_in_parts(make_gateway: Gatewa
         "offset": len(TEXT) - 5,
         "value": TEXT[-5:],
     }
+
+
+async def test_a_large_answer_over_rest_is_read_over_rest(shop: Running) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['ann']}"}
+    async with aiohttp.ClientSession(f"{shop.url}/api/v1/", headers=headers) as http:
+        async with http.post("tools/shop_get_items/call", json={"arguments": {"id": "json"}}) as ok:
+            id = (await ok.json())["output"]["result_id"]
+        wanted = {"pointer": "/books", "offset": "8998", "limit": "1"}
+        async with http.get(f"results/{id}", params=wanted) as ok:
+            part = await ok.json()
+        async with http.get("results/no-such-id") as gone:
+            assert gone.status == 404
+    assert (part["total"], part["offset"], part["value"]) == (9_000, 8_998, BOOKS[8_998:8_999])
