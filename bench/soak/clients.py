@@ -21,6 +21,7 @@ from bench.soak.world import World
 from tests.edge.speakers import Era, Refusal, Speaker
 
 MAX_PROBLEMS = 20
+PARTS = 4  # of one large answer, at most
 REQUEST_SECONDS = 15.0
 # What a caller may meet while its upstream is restarted, or others fill its places.
 UPSTREAM_DOWN = frozenset(
@@ -38,6 +39,11 @@ class Tally:
     codes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     unexpected: int = 0
+
+    def expect_result(self) -> None:
+        """A large answer is kept, in parts."""
+        self.left["results"] += 1
+        self.left["result_parts"] += PARTS
 
     def complain(self, what: str) -> None:
         self.unexpected += 1

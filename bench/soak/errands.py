@@ -57,7 +57,7 @@ async def child(one: Client) -> None:
     speaker = await one.speaker().meet()
     await one.call(speaker, "child_echo", may_fail=UPSTREAM_DOWN, text="hello")
     await one.call(speaker, "child_huge", may_fail=UPSTREAM_DOWN, bytes=BIG_BYTES)
-    one.tally.left["results"] += 1
+    one.tally.expect_result()
     if one.chance.random() < 0.1:
         await one.call(speaker, "child_die", may_fail=UPSTREAM_DOWN)
 
@@ -76,7 +76,7 @@ async def large(one: Client) -> None:
     """An answer over the bound, and the rest of it in parts."""
     speaker = await one.speaker().meet()
     found = await one.call(speaker, "shop_get_big", id="1")
-    one.tally.left["results"] += 1
+    one.tally.expect_result()
     for offset in (0, 200):
         part = {"result_id": found["result_id"], "offset": offset, "limit": 50}
         await one.call(speaker, "read_result", **part)
@@ -131,7 +131,7 @@ async def hangs_up(one: Client) -> None:
     call = asyncio.create_task(speaker.request("tools/call", params))
     await asyncio.sleep(one.chance.uniform(0, 0.05))
     await _hung_up(call)
-    one.tally.left["results"] += 1
+    one.tally.expect_result()
     _, writer = await asyncio.open_connection("127.0.0.1", one.world.gateway.port)
     writer.write(b"POST /mcp HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()

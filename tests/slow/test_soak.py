@@ -16,7 +16,7 @@ from bench.soak.verdict import Course, judged
 
 SECONDS = float(os.environ.get("GATEWAY_SOAK_SECONDS", "75"))
 ROWS = dict.fromkeys(
-    "executions results ended_sessions validations grants buckets signals".split(), 50
+    "executions results result_parts ended_sessions validations grants buckets signals".split(), 50
 )
 IDLE = Sample(0.0, 130.0, 40, 15, 2, 20, 0, 0, 0, 0, 0, 5.0, ROWS)
 
