@@ -49,6 +49,7 @@ class LibraryPeer:
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
+    looked: asyncio.Event = field(default_factory=asyncio.Event)  # at all of its lists
     let_go: asyncio.Event = field(default_factory=asyncio.Event)  # of a resource, in 2025
     bus: InMemorySubscriptionBus = field(default_factory=InMemorySubscriptionBus)
     sessions: dict[int, ServerSession] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class LibraryPeer:
         return types.ListResourcesResult(resources=resources)
 
     async def list_templates(self, ctx: Context, params: Any) -> types.ListResourceTemplatesResult:
+        self.looked.set()
         template = types.ResourceTemplate(uri_template=f"{self.shelf}://books/{{id}}", name="book")
         return types.ListResourceTemplatesResult(resource_templates=[template])
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -26,6 +27,7 @@ from gateway.connectors.upstream_listing import (
     listing_digest,
     marks_by_tool,
 )
+from gateway.connectors.upstream_lists import OtherLists
 from gateway.connectors.upstream_rpc import (
     HEADER_MISMATCH,
     METHOD_NOT_FOUND,
@@ -93,6 +95,7 @@ class Link:
         connect_seconds: float,
         retry_on_demand: bool,  # a new attempt is cheap: a call may cut a rest short
         changed: Callable[[], None],
+        beside: OtherLists,
         pace: Pace,
     ) -> None:
         self.name = name
@@ -105,6 +108,7 @@ class Link:
         self._retry_on_demand = retry_on_demand
         self._pace = pace
         self._report = changed
+        self._beside = beside
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None  # the one callers may use
         self._current: Session | None = None  # the one to be closed
@@ -128,8 +132,7 @@ class Link:
     ) -> dict[str, Any]:
         """The result of one request, on a session that the upstream still knows."""
         if self._in_flight >= MAX_IN_FLIGHT:
-            hint = "Try again in a moment."
-            raise Overloaded("busy", f"{self.name} has too many calls under way", hint)
+            raise Overloaded("busy", f"{self.name} has too many calls under way", "Try again.")
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -282,7 +285,8 @@ class Link:
         if self._owed:
             self._look.set()
         log.info("upstream_connected", upstream=self.name, version=session.peer.version)
-        tasks = [asyncio.create_task(work(session)) for work in (self._watch, self._poll)]
+        work = (self._watch(session), self._poll(session), self._beside.watch(session))
+        tasks = [asyncio.create_task(one) for one in work]
         try:
             await session.lost.wait()
         finally:
@@ -302,11 +306,9 @@ class Link:
             self._wanted.clear()
         if seconds > self._pace.patience and self.error is not None:
             self._conclude(self.error)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._nudged.wait()
-        except TimeoutError:
-            pass
         self._nudged.clear()
         self.state = "idle"
 
@@ -320,7 +322,7 @@ class Link:
         while not session.lost.is_set():
             began = self._loop.time()
             try:
-                await session.listen(opened=self._look.set)
+                await session.listen(opened=self._look_again)
             except NotOffered:
                 return
             except SessionGone:
@@ -332,16 +334,18 @@ class Link:
             pause = _pause(failures, self._pace.first_rest, self._pace.longest_deafness)
             await asyncio.sleep(pause)
 
+    def _look_again(self) -> None:
+        self._look.set()
+        self._beside.again.set()
+
     async def _poll(self, session: Session) -> None:
         """Looks now and then, since a stream can go deaf, and more often while a look is owed."""
         failures = 0
         while True:
             pause = _pause(failures, self._pace.first_rest, self._pace.poll)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause or self._pace.poll * random.uniform(0.8, 1)):
                     await self._look.wait()
-            except TimeoutError:
-                pass
             self._look.clear()
             if self._listed is None and not self._owed:
                 continue

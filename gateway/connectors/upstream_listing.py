@@ -1,4 +1,4 @@
-"""An upstream's whole list of tools: every page, within bounds, and whether it changed."""
+"""An upstream's whole list, of tools mostly: every page, within bounds, and whether it changed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ RawTool = dict[str, Any]
 
 
 async def every_page(
-    page: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]], upstream: str
+    page: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
+    upstream: str,
+    of: str = "tools",
 ) -> list[RawTool]:
-    """The tools of all pages; a list that does not end within its bounds is a failure."""
+    """The items of all pages; a list that does not end within its bounds is a failure."""
     tools: list[RawTool] = []
     params: dict[str, Any] = {}
     seen: set[str] = set()
     size = 0
     for _ in range(MAX_PAGES):
         answer = await page(params)
-        found, cursor = answer.get("tools"), answer.get("nextCursor")
+        found, cursor = answer.get(of), answer.get("nextCursor")
         if not isinstance(found, list):
-            raise broken(upstream, "sent a list of tools that is no list")
+            raise broken(upstream, f"sent a list of {of} that is no list")
         for tool in found:
             if isinstance(tool, dict):
                 kept, length = _storable(tool)
@@ -44,7 +46,7 @@ async def every_page(
             return tools
         seen.add(cursor)
         params = {"cursor": cursor}
-    raise broken(upstream, "has a list of tools that does not end within its bounds")
+    raise broken(upstream, f"has a list of {of} that does not end within its bounds")
 
 
 def _storable(tool: RawTool) -> tuple[RawTool, int]:
@@ -57,8 +59,7 @@ def _storable(tool: RawTool) -> tuple[RawTool, int]:
 
 def listing_digest(tools: list[RawTool]) -> str:
     """Changes when the list does, whatever order it comes in."""
-    ordered = sorted(tools, key=lambda tool: str(tool.get("name")))
-    return digest(orjson.dumps(ordered, option=orjson.OPT_SORT_KEYS))
+    return digest(b"\0".join(sorted(orjson.dumps(t, option=orjson.OPT_SORT_KEYS) for t in tools)))
 
 
 def marks_by_tool(tools: list[RawTool]) -> dict[str, HeaderMarks]:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -20,6 +21,7 @@ from gateway.connectors.upstream_answers import Headers, Open
 from gateway.connectors.upstream_http import HttpSession
 from gateway.connectors.upstream_link import CHANGED, Link, Pace, Session, State
 from gateway.connectors.upstream_listing import RawTool
+from gateway.connectors.upstream_lists import OtherLists
 from gateway.connectors.upstream_rpc import (
     NO_HOOKS,
     Ask,
@@ -230,23 +232,29 @@ class Upstreams:
 
     def _link(self, name: str, settings: Upstream) -> Link:
         http = settings.transport == "http"
+        lists = OtherLists(
+            settings.name, partial(self._tell, self._on_notice, name), self._pace.poll
+        )
         link = Link(
             settings.name,
-            lambda: self._session(name, settings, link),
+            lambda: self._session(name, settings, link, lists),
             lazy=settings.lazy,
             connect_seconds=settings.timeout_seconds if http else self._pace.start,
             retry_on_demand=http,
             changed=lambda: self._tell(self._on_changed, name),
+            beside=lists,
             pace=self._pace,
         )
         return link
 
-    def _session(self, name: str, settings: Upstream, link: Link) -> Session:
+    def _session(self, name: str, settings: Upstream, link: Link, lists: OtherLists) -> Session:
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method == CHANGED:
                 link.changed()
-            else:
-                self._tell(self._on_notice, name, method, params)
+                return
+            if lists.told(method):
+                lists.again.set()  # to know it as it is now
+            self._tell(self._on_notice, name, method, params)
 
         if settings.transport == "stdio":
             return StdioSession(
