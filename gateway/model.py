@@ -8,8 +8,10 @@ so their fields are plain types only.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Literal
 
 import msgspec
@@ -244,6 +246,7 @@ class Principal:
 BUILD_CODEC_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Build)
+_UNPACKED_STEP = 1024 * 1024
 
 
 def encode_build(build: Build) -> bytes:
@@ -254,6 +257,21 @@ def encode_build(build: Build) -> bytes:
 def decode_build(data: bytes) -> Build:
     """The build that `encode_build` wrote."""
     return _decoder.decode(data)
+
+
+def pack(raw: bytes) -> bytes:
+    """A document as it is held and stored: real ones come to a tenth."""
+    return zlib.compress(raw, 1)
+
+
+def unpack(packed: bytes) -> bytes:
+    """What was packed; in steps that are written behind each other, so that it is there once."""
+    unpacker, raw = zlib.decompressobj(), BytesIO()
+    while packed:
+        raw.write(unpacker.decompress(packed, _UNPACKED_STEP))
+        packed = unpacker.unconsumed_tail
+    raw.write(unpacker.flush())
+    return raw.getvalue()
 
 
 def digest(data: bytes) -> str:

@@ -104,7 +104,7 @@ def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
 
 def light(found: Found) -> Found:
     """The same without the definition's bytes: they are in the store."""
-    return replace(found, definition=replace(found.definition, raw=b""))
+    return replace(found, definition=replace(found.definition, packed=b""))
 
 
 def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:

@@ -24,7 +24,6 @@ from gateway.config.connection import ArmConnection
 from gateway.config.settings import Azure
 from gateway.connectors.arm import Facts, Resource, is_id, packed, read_resource
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
-from gateway.model import digest
 
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
 MAX_CONNECTIONS = 1000
@@ -68,7 +67,7 @@ class AzureDirectory:
                 raise DefinitionUnreadable(f"the group has over {MAX_CONNECTIONS} connections")
         self._listed.update(found)
         raw = orjson.dumps([_kept(found[key]) for key in sorted(found)])
-        return Definition(listing_location(azure), raw, digest(raw))
+        return Definition.of(listing_location(azure), raw)
 
     async def definition(
         self, name: str, settings: ArmConnection, *, max_bytes: int, planned: bool = False
@@ -105,7 +104,7 @@ class AzureDirectory:
             settings.invoke,
         )
         raw = packed(facts, export)
-        return Definition(settings.resource_id or "", raw, digest(raw))
+        return Definition.of(settings.resource_id or "", raw)
 
     async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
         """Makes the connection in Azure unless it is there; its settings, and whether it was made.

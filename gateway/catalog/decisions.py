@@ -26,7 +26,7 @@ async def accepted(
     if not asks_other_credential(change_of(change)):
         return new
     # How calls prove themselves is said once for the whole definition: read it from there.
-    raw = await persistence.raw(state.name, found.definition.location)
-    definition = replace(found.definition, raw=raw)
+    packed = await persistence.packed(state.name, found.definition.location)
+    definition = replace(found.definition, packed=packed)
     fresh = await discoverer.rebuild(state.name, state.settings, limits, definition, None)
     return replace(new, build=with_credentials_of(new.build, fresh.build))

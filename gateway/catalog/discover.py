@@ -34,6 +34,7 @@ from gateway.errors import Fixable, GatewayError
 from gateway.model import Build, Problem, Source, Tool, digest
 
 BUILD_SECONDS = 20.0
+SOON_SECONDS = 4.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Found:
 class Builder(Protocol):
     """The worker processes, as far as discovery needs them."""
 
-    async def build(self, raw: bytes, source: Source, *, deadline: float) -> Build: ...
+    async def build(self, packed: bytes, source: Source, *, deadline: float) -> Build: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,18 @@ class Discoverer:
         settings: Connection,
         limits: Limits,
         known: Found | None,
-        *,
         planned: bool = False,
+        *,
+        soon: bool = False,
     ) -> Found:
         """What this connection offers now; the very object `known` where nothing changed.
 
-        With `planned`, what one would offer that Azure does not have yet.
+        With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
+        who waits for it.
         """
         definition = await self._read(name, settings, limits, known, planned)
-        return await self.rebuild(name, settings, limits, definition, known)
+        seconds = SOON_SECONDS if soon else BUILD_SECONDS
+        return await self.rebuild(name, settings, limits, definition, known, seconds)
 
     async def rebuild(
         self,
@@ -85,6 +89,7 @@ class Discoverer:
         limits: Limits,
         definition: Definition,
         known: Found | None,
+        seconds: float = BUILD_SECONDS,
     ) -> Found:
         """The tools of a definition that is at hand: no network."""
         source = _source(name, settings, limits, definition)
@@ -96,7 +101,7 @@ class Discoverer:
         if isinstance(settings, McpConnection):
             build = _build_listing(definition.raw, source, settings)
         else:
-            build = await self.workers.build(definition.raw, source, deadline=BUILD_SECONDS)
+            build = await self.workers.build(definition.packed, source, deadline=seconds)
         return Found(definition, build, key)
 
     def key_of(
@@ -154,7 +159,7 @@ class Discoverer:
         if "/" in location or location.endswith(".toml"):
             return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
         raw = load_builtin(location)
-        return Definition(location, raw, digest(raw))
+        return Definition.of(location, raw)
 
 
 def previewed(
@@ -237,8 +242,8 @@ def _as_definition(
     location: str, listing: Sequence[dict[str, Any]], held: Definition | None
 ) -> Definition:
     raw = orjson.dumps(listing)
-    sha256 = digest(raw)
-    return held if held and held.sha256 == sha256 else Definition(location, raw, sha256)
+    same = held is not None and held.sha256 == digest(raw)
+    return held if held and same else Definition.of(location, raw)
 
 
 def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build:

@@ -19,10 +19,10 @@ from cachetools import TTLCache
 
 from gateway.egress import Answer, Request
 from gateway.errors import DefinitionUnreadable, GatewayError
-from gateway.model import digest
+from gateway.model import digest, pack, unpack
 
 FETCH_SECONDS = 4.5
-MEMORY_BYTES = 32 * 1024 * 1024
+MEMORY_BYTES = 8 * 1024 * 1024
 MEMORY_ENTRIES = 512
 MEMORY_SECONDS = 300.0
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
@@ -31,13 +31,23 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """The bytes of a definition, and what is needed to ask whether they are still current."""
+    """A definition, packed, and what is needed to ask whether it is still current."""
 
     location: str
-    raw: bytes
+    packed: bytes
     sha256: str
     etag: str | None = None
     last_modified: str | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """Its own bytes."""
+        return unpack(self.packed)
+
+    @classmethod
+    def of(cls, location: str, raw: bytes) -> Definition:
+        """The definition that these bytes are; large ones take a while."""
+        return cls(location, pack(raw), digest(raw))
 
 
 class Sender(Protocol):
@@ -60,7 +70,7 @@ class Fetcher:
         """Remembers definitions for so long, and so many of them, from now on."""
         self._max_entries = entries
         self._memory: TTLCache[str, Definition] = TTLCache(
-            MEMORY_BYTES, seconds, getsizeof=lambda definition: len(definition.raw)
+            MEMORY_BYTES, seconds, getsizeof=lambda definition: len(definition.packed)
         )
 
     async def fetch(
@@ -73,7 +83,8 @@ class Fetcher:
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
-            return _same_or(known, _definition(location, location.encode(), max_bytes))
+            found = await _definition(location, location.encode(), max_bytes)
+            return _same_or(known, found)
         if not _URL.match(location):
             return _same_or(known, await self._read_file(location, max_bytes))
         known = known or self._memory.get(place_of(location))
@@ -82,7 +93,7 @@ class Fetcher:
         return definition
 
     def _remember(self, definition: Definition) -> None:
-        if not 0 < len(definition.raw) <= MEMORY_BYTES:
+        if not 0 < len(definition.packed) <= MEMORY_BYTES:
             return
         self._memory[definition.location] = definition
         while len(self._memory) > self._max_entries:
@@ -97,7 +108,7 @@ class Fetcher:
                 f"the file {location} can't be read: {error.strerror or error}",
                 "Relative paths count from the folder of config.toml.",
             ) from error
-        return _definition(location, raw, max_bytes)
+        return await _definition(location, raw, max_bytes)
 
     async def _download(
         self, location: str, known: Definition | None, max_bytes: int, seconds: float
@@ -121,7 +132,7 @@ class Fetcher:
             )
         if answer.truncated:
             raise _too_large(max_bytes)
-        definition = _definition(location, answer.body, max_bytes)
+        definition = await _definition(location, answer.body, max_bytes)
         if known is not None and known.sha256 == definition.sha256:
             return known
         return replace(
@@ -168,10 +179,10 @@ def _read(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes + 1)
 
 
-def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
+async def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
-    return Definition(place_of(location), raw, digest(raw))
+    return await asyncio.to_thread(Definition.of, place_of(location), raw)
 
 
 def _too_large(max_bytes: int) -> DefinitionUnreadable:

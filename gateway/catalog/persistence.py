@@ -90,7 +90,7 @@ class StoredCatalog:
         if found is None:
             return None
         definition = found.definition
-        return replace(definition, raw=await self.raw(LISTING, definition.location))
+        return replace(definition, packed=await self.packed(LISTING, definition.location))
 
     async def _load_found(self) -> dict[str, Found]:
         """Every definition with its build; only those that are news are read and decoded."""
@@ -106,19 +106,19 @@ class StoredCatalog:
         self._read = found
         return dict(found)
 
-    async def raw(self, connection: str, location: str) -> bytes:
-        """The bytes of a connection's definition."""
-        raw = await definitions.load_raw(self._db, connection, location)
-        if raw is None:
+    async def packed(self, connection: str, location: str) -> bytes:
+        """A connection's definition, packed."""
+        packed = await definitions.load_packed(self._db, connection, location)
+        if packed is None:
             raise NotFound("connection_invalid", f"no definition of {connection!r} is stored")
-        return raw
+        return packed
 
     async def put(
         self, name: str, settings: Connection, new: Adoption, expected: int | None, by: str
     ) -> int:
         """Keeps a connection with its definition; the revision it has now."""
         sealed = self._seal.encrypt_json(plain_settings(settings))
-        packed = await definitions.pack(new.found.definition.raw)
+        packed = new.found.definition.packed
         row, rows = await asyncio.to_thread(_encoded, name, new, by)
 
         def unit(tx: Transaction) -> int:
@@ -140,7 +140,7 @@ class StoredCatalog:
 
     async def save(self, name: str, new: Adoption, by: str) -> int:
         """Keeps what a refresh found; the revision at which replicas see it."""
-        packed = await definitions.pack(new.found.definition.raw)
+        packed = new.found.definition.packed
         row, rows = await asyncio.to_thread(_encoded, name, new, by)
 
         def unit(tx: Transaction) -> int:
@@ -162,7 +162,7 @@ class StoredCatalog:
         row = definitions.Definition(
             LISTING, listing.location, listing.sha256, build_key="", build=build, fetched_at=now
         )
-        await definitions.save_definition(self._db, row, listing.raw)
+        await definitions.save_definition(self._db, row, listing.packed)
 
     async def choose(self, principal: str, connection: str, access: Level) -> int:
         """Keeps a principal's own choice; the revision at which it holds."""

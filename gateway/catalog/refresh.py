@@ -289,7 +289,7 @@ class Catalog:
 
     async def _discover_new(self, name: str, settings: Connection, planned: bool = False) -> Found:
         limits = self.current.settings.limits
-        found = await self._discoverer.discover(name, settings, limits, None, planned=planned)
+        found = await self._discoverer.discover(name, settings, limits, None, planned, soon=True)
         await self._discoverer.check_addresses(settings, found.build)
         return found
 
@@ -360,8 +360,8 @@ class Catalog:
         name, limits, definition = base.name, settings.limits, cached.definition
         if self._discoverer.key_of(name, base.settings, limits, definition) == cached.build_key:
             return cached
-        raw = await self._persistence.raw(name, definition.location)
-        definition = replace(definition, raw=raw)
+        packed = await self._persistence.packed(name, definition.location)
+        definition = replace(definition, packed=packed)
         found = await self._discoverer.rebuild(name, base.settings, limits, definition, None)
         # Other settings don't accept what is held: the same definition still waits for an admin.
         undecided = await self._persistence.undecided(name, cached.build.tools)

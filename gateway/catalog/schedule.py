@@ -105,8 +105,8 @@ class Schedule:
         try:
             known = await self._persistence.advice(sha256)
             if known is None:
-                raw = await self._persistence.raw(name, found.definition.location)
-                known = await self._advise(raw)
+                packed = await self._persistence.packed(name, found.definition.location)
+                known = await self._advise(packed)
                 await self._persistence.keep_advice(sha256, known)
         except GatewayError as error:
             log.warning("definition not validated", connection=name, error=error.message)

@@ -155,7 +155,7 @@ async def _preview(
         found = await discoverer.discover(name, connection, settings.limits, None)
         advice: tuple[Problem, ...] = ()
         if kind_of(connection) == "openapi":
-            advice = await workers.advise(found.definition.raw)
+            advice = await workers.advise(found.definition.packed)
     return previewed(name, kind_of(connection), found, advice, taken={}, reserved=RESERVED_NAMES)
 
 

@@ -21,15 +21,16 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
-from gateway.model import Problem, Source, encode_build
+from gateway.model import Problem, Source, encode_build, unpack
 
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
 MAX_BUILD_DATA = 256 * 1024 * 1024  # of what a build itself takes; one like GitHub's takes 160 MB
 MAX_STACK = 64 * 1024 * 1024
-RETIRE_ABOVE = 160 * 1024 * 1024  # a child that grew this large is replaced after its job
-BUILD_CPU_SECONDS = 15
+RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
+BUILD_CPU_SECONDS = 6
 ADVICE_CPU_SECONDS = 20
+MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
 _RECURSION = 2_000
 _NICENESS = 15
 
@@ -113,9 +114,10 @@ def _read(stream: BinaryIO) -> tuple[Request, bytes] | None:
     return msgspec.msgpack.decode(head, type=Request), data
 
 
-def _done(request: Request, raw: bytes, role: str) -> tuple[Answer, bytes]:
+def _done(request: Request, packed: bytes, role: str) -> tuple[Answer, bytes]:
     _grant_cpu(BUILD_CPU_SECONDS if role == "build" else ADVICE_CPU_SECONDS)
     try:
+        raw = unpack(packed)
         if request.source is None:
             return Answer(), msgspec.msgpack.encode(_advice(raw))
         return Answer(), encode_build(_builder(request.source.kind)(raw, request.source))
@@ -148,6 +150,8 @@ def _builder(kind: str) -> Any:
 
 
 def _advice(raw: bytes) -> tuple[Problem, ...]:
+    if len(raw) > MAX_ADVISED_BYTES:
+        raise DefinitionUnreadable(f"larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB")
     from gateway.connectors.openapi.advice import advise  # half a second of imports
 
     return advise(raw)

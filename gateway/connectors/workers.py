@@ -27,7 +27,6 @@ ADVICE_SECONDS = 90.0
 IDLE_SECONDS = 60.0
 QUEUE_SECONDS = 120.0
 MAX_WAITING = 512
-MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
 MAX_ANSWER = 512 * 1024 * 1024
 _CHUNK = 256 * 1024
 _STREAM_LIMIT = 1024 * 1024
@@ -70,21 +69,19 @@ class Workers:
         await self._advice_place.acquire()
         await asyncio.gather(*self._farewells)
 
-    async def build(self, raw: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
+    async def build(self, packed: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
         async with self._place(self._places):
-            answer = await self._answered(Request(source), raw, deadline)
+            answer = await self._answered(Request(source), packed, deadline)
         return decode_build(answer)
 
-    async def advise(self, raw: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
+    async def advise(self, packed: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
         """What a validator says of the definition; a note where it can't be asked."""
-        if len(raw) > MAX_ADVISED_BYTES:
-            return _not_advised(f"larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB")
         async with self._place(self._advice_place):
             child = await self._spawned("advise")
             try:
                 async with asyncio.timeout(deadline):
-                    answer, data = await child.ask(Request(), raw)
+                    answer, data = await child.ask(Request(), packed)
             except TimeoutError:
                 return _not_advised(f"took longer than {deadline:g} s")
             except (OSError, EOFError):
@@ -95,10 +92,10 @@ class Workers:
             return _not_advised(str(answer.error["message"]))
         return msgspec.msgpack.decode(data, type=tuple[Problem, ...])
 
-    async def _answered(self, request: Request, raw: bytes, deadline: float) -> bytes:
+    async def _answered(self, request: Request, packed: bytes, deadline: float) -> bytes:
         child = self._warm() or await self._spawned("build")
         try:
-            return await self._asked(child, request, raw, deadline)
+            return await self._asked(child, request, packed, deadline)
         except _Crashed as crash:
             if self._closed:
                 raise _closed_error() from crash
@@ -108,15 +105,17 @@ class Workers:
         # about this document.
         child = await self._spawned("build")
         try:
-            return await self._asked(child, request, raw, deadline)
+            return await self._asked(child, request, packed, deadline)
         except _Crashed as crash:
             raise _crash_error(crash) from crash
 
-    async def _asked(self, child: _Child, request: Request, raw: bytes, deadline: float) -> bytes:
+    async def _asked(
+        self, child: _Child, request: Request, packed: bytes, deadline: float
+    ) -> bytes:
         keep = False
         try:
             async with asyncio.timeout(deadline):
-                answer, data = await child.ask(request, raw)
+                answer, data = await child.ask(request, packed)
             keep = not answer.retires
         except TimeoutError as error:
             raise DefinitionUnreadable(
@@ -231,12 +230,12 @@ class _Child:
         self.leaves: asyncio.TimerHandle | None = None
         self.farewell: asyncio.Task[None] | None = None
 
-    async def ask(self, request: Request, raw: bytes) -> tuple[Answer, bytes]:
+    async def ask(self, request: Request, packed: bytes) -> tuple[Answer, bytes]:
         """One job. In chunks: a whole document at once would be copied into a buffer."""
         head = msgspec.msgpack.encode(request)
-        self._stdin.write(LENGTHS.pack(len(head), len(raw)) + head)
-        view = memoryview(raw)
-        for start in range(0, len(raw), _CHUNK):
+        self._stdin.write(LENGTHS.pack(len(head), len(packed)) + head)
+        view = memoryview(packed)
+        for start in range(0, len(packed), _CHUNK):
             self._stdin.write(view[start : start + _CHUNK])
             await self._stdin.drain()
         await self._stdin.drain()

@@ -1,14 +1,12 @@
 """Definitions as fetched, and the tools built from them, so that a start needs no network.
 
 `build_key` says what a build depends on besides the document (settings, version of the builder): a
-build under another key is not used. Raw documents are packed, and are only read when a build is out
+build under another key is not used. Documents come packed, and are only read when a build is out
 of date.
 """
 
 from __future__ import annotations
 
-import asyncio
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +37,8 @@ class Definition:
     problems: tuple[Problem, ...] = ()
 
 
-async def save_definition(db: Database, definition: Definition, raw: bytes) -> int:
+async def save_definition(db: Database, definition: Definition, packed: bytes) -> int:
     """Keeps a document with its build; the revision at which replicas see it."""
-    packed = await pack(raw)
 
     def unit(tx: Connection) -> int:
         lock_revision(tx)
@@ -49,11 +46,6 @@ async def save_definition(db: Database, definition: Definition, raw: bytes) -> i
         return bump_revision(tx)
 
     return await db.write(unit, REVISION_LOCK)
-
-
-async def pack(raw: bytes) -> bytes:
-    """A document as it is stored; a large one takes a while, so it is done off the event loop."""
-    return await asyncio.to_thread(zlib.compress, raw, 1)
 
 
 def save_in(tx: Connection, definition: Definition, packed: bytes) -> None:
@@ -89,11 +81,11 @@ async def load_definition(db: Database, connection: str, location: str) -> Defin
     return None if row is None else _definition(row)
 
 
-async def load_raw(db: Database, connection: str, location: str) -> bytes | None:
-    """The document as it was fetched."""
+async def load_packed(db: Database, connection: str, location: str) -> bytes | None:
+    """The document as it was saved."""
     statement = select(_table.c.raw).where(_is(connection, location))
-    packed = await db.read(lambda tx: tx.execute(statement).scalar())
-    return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
+    packed: bytes | None = await db.read(lambda tx: tx.execute(statement).scalar())
+    return packed
 
 
 async def save_validation(

@@ -16,7 +16,7 @@ async def test_a_definition_that_someone_else_let_go_of_is_whole_for_the_next_on
     async with provider() as peer, Egress(HERE) as egress:
         fetcher = Fetcher(egress, Path())
         first = await fetch(fetcher, peer)
-        await fetch(fetcher, peer, replace(first, raw=b""))
+        await fetch(fetcher, peer, replace(first, packed=b""))
         assert await fetch(fetcher, peer) == first
     assert peer.definition_status == [200, 304, 304]
 

@@ -7,7 +7,7 @@ from gateway.store.database import Database
 from gateway.store.definitions import (
     Definition,
     load_definition,
-    load_raw,
+    load_packed,
     load_validation,
     save_definition,
     save_validation,
@@ -25,25 +25,25 @@ DEFINITION = Definition(
     last_modified="yesterday",
     problems=PROBLEMS,
 )
-RAW = b'{"openapi": "3.1.0"}' * 1000
+PACKED = b'{"openapi": "3.1.0"}' * 1000
 PLACE = (DEFINITION.connection, DEFINITION.location)
 
 
 async def test_definition_comes_back_with_its_build_and_document(db: Database) -> None:
-    assert await save_definition(db, DEFINITION, RAW) == 1
+    assert await save_definition(db, DEFINITION, PACKED) == 1
 
     assert await load_definition(db, *PLACE) == DEFINITION
-    assert await load_raw(db, *PLACE) == RAW
+    assert await load_packed(db, *PLACE) == PACKED
 
 
 async def test_saving_again_replaces(db: Database) -> None:
     newer = replace(DEFINITION, sha256="def", build=b"other tools", problems=(), etag=None)
-    await save_definition(db, DEFINITION, RAW)
+    await save_definition(db, DEFINITION, PACKED)
 
     assert await save_definition(db, newer, b"new") == 2
 
     assert await load_definition(db, *PLACE) == newer
-    assert await load_raw(db, *PLACE) == b"new"
+    assert await load_packed(db, *PLACE) == b"new"
 
 
 async def test_validation_is_remembered_by_content(db: Database) -> None:

@@ -16,7 +16,7 @@ import yaml
 from gateway.errors import DefinitionUnreadable
 
 MAX_DEPTH = 200
-MAX_NODES = 750_000
+MAX_NODES = 400_000  # Stripe's have 165,000
 MAX_EXPANDED = 1_500_000  # nodes, counting each alias as the whole it stands for
 
 _INT = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
