@@ -21,7 +21,7 @@ from gateway.edge.http_guard import respond
 
 PING_SECONDS = 15.0
 SEND_SECONDS = 10.0
-ATTEND_AFTER_SECONDS = 0.05
+ATTEND_AFTER_SECONDS = 0.5
 MAX_QUEUED = 64
 
 PING = b": ping\r\n\r\n"
