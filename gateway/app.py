@@ -79,6 +79,7 @@ from gateway.store.database import Database
 from gateway.store.notify import Notifier
 from gateway.store.secrets import Seal, check_seal, load_seal
 from gateway.store.sessions import SESSION_ENDED
+from gateway.store.wishes import kept_wishes
 from gateway.tracing import tracer
 
 log = structlog.get_logger("gateway")
@@ -250,8 +251,9 @@ async def running(
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
         watching = _watch(settings, place, app, egress, limits, fetcher)
+        restoring = offers.restore(await kept_wishes(db, time.time()))
         loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
-        for work in loops:
+        for work in (*loops, restoring):
             stack.push_async_callback(_ended, asyncio.create_task(work))
         yield app
 

@@ -128,6 +128,10 @@ class UpstreamOffers:
         """Has other processes told what a session wants: its stream may be open there."""
         self._wishes.tell = tell
 
+    async def restore(self, kept: Sequence[dict[str, Any]]) -> None:
+        """Takes up what sessions wanted before this process began."""
+        await self._wishes.restore(kept)
+
     def take(self, wish: dict[str, Any]) -> None:
         """Takes over what a session said to another process."""
         self._wishes.take(wish)

@@ -14,12 +14,15 @@ from typing import Any
 
 import orjson
 import structlog
+from sqlalchemy import Connection
 
 from gateway.edge.mcp_messages import RequestId
+from gateway.edge.sessions import SESSION_SECONDS
 from gateway.errors import GatewayError
 from gateway.store.database import Database
 from gateway.store.sessions import end_session, ended_sessions
 from gateway.store.signals import MAX_PAYLOAD_BYTES, signal
+from gateway.store.wishes import keep_wish_in
 
 log = structlog.get_logger("gateway.edge")
 
@@ -83,20 +86,29 @@ class StoreRelay:
         self._tell(ANSWERED, {"session": session, "id": request_id, "body": dict(body)})
 
     def wished(self, wish: dict[str, Any]) -> None:
-        self._tell(WISHED, wish)
+        """Tells what a session wants, and keeps it for whoever comes after us."""
+        key = "level" if "level" in wish else f"{wish['server']} {wish['uri']}"
+        until = time.time() + SESSION_SECONDS
+        self._tell(WISHED, wish, lambda tx: keep_wish_in(tx, key, wish, until))
 
-    def _tell(self, kind: str, value: dict[str, Any]) -> None:
+    def _tell(
+        self, kind: str, value: dict[str, Any], also: Callable[[Connection], None] = lambda tx: None
+    ) -> None:
         payload = orjson.dumps(value).decode()
         if len(payload.encode()) > MAX_PAYLOAD_BYTES:
             log.warning("message too large for other processes", kind=kind)
             return
-        task = asyncio.create_task(self._publish(kind, payload))
+        task = asyncio.create_task(self._publish(kind, payload, also))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _publish(self, kind: str, payload: str) -> None:
+    async def _publish(self, kind: str, payload: str, also: Callable[[Connection], None]) -> None:
+        def unit(tx: Connection) -> None:
+            signal(tx, kind, payload)
+            also(tx)
+
         try:
-            await self._db.write(lambda tx: signal(tx, kind, payload))
+            await self._db.write(unit)
         except GatewayError as error:
             log.warning("other processes not told", kind=kind, error=error.message)
 

@@ -2,8 +2,8 @@
 
 A holder is a session of the 2025 era or an open `subscriptions/listen` of 2026. However many hold a
 resource, its server is told once, and once more when the last one lets go. What a session wants is
-told to other processes, since its stream may be open in any. Everything is bounded: the oldest
-session makes room for a new one.
+told to other processes, since its stream may be open in any, and kept for those that come after.
+Everything is bounded: the oldest session makes room for a new one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from gateway.connectors.upstream_sessions import Upstreams
-from gateway.errors import GatewayError, Overloaded
+from gateway.errors import GatewayError, Overloaded, UpstreamRefused
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
@@ -26,6 +26,7 @@ MAX_HOLDERS = 8192
 MAX_WATCHED = 500  # by one principal
 SUBSCRIBE_SECONDS = 10.0
 MAX_TAKING = 256
+RESTORE_PAUSES = (0.0, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0)
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +72,27 @@ class Wishes:
             await self.watch(session, principal, server, uri)
         except GatewayError as error:
             log.info("wish_not_taken", server=server, error=error.code)
+
+    async def restore(self, kept: Sequence[dict[str, Any]]) -> None:
+        """Takes up what sessions wanted before this process began; servers may take their time."""
+        for pause in RESTORE_PAUSES:
+            await asyncio.sleep(pause)
+            kept = [wish for wish in kept if not await self._restored(wish)]
+            if not kept:
+                return
+        log.warning("wishes_not_restored", count=len(kept))
+
+    async def _restored(self, wish: dict[str, Any]) -> bool:
+        if "level" in wish:
+            self.set_level(wish["session"], wish["level"], wish["servers"])
+            return True
+        try:
+            await self.watch(wish["session"], wish["principal"], wish["server"], wish["uri"])
+        except UpstreamRefused:
+            return True  # it is not there any more
+        except GatewayError:
+            return False
+        return True
 
     async def watch(self, holder: str, principal: str, server: str, uri: str) -> None:
         """Has the holder hear of updates; raises what the server says against it."""

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 
-HEAD = "0002"
+HEAD = "0003"
 SCRIPTS = Path(__file__).parent / "migrations"
 
 

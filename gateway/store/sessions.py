@@ -8,6 +8,7 @@ from gateway.store import tables
 from gateway.store.database import Database
 from gateway.store.signals import signal
 from gateway.store.statements import insert_new
+from gateway.store.wishes import forget_wishes_in
 
 _table = tables.ended_sessions
 
@@ -20,6 +21,7 @@ async def end_session(db: Database, id: str, expires_at: float) -> None:
     def unit(tx: Connection) -> None:
         if tx.execute(insert_new(tx, _table), {"id": id, "expires_at": expires_at}).rowcount:
             signal(tx, SESSION_ENDED, id)
+            forget_wishes_in(tx, id)
 
     await db.write(unit)
 

@@ -42,6 +42,7 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
         (t.results, t.results.c.expires_at <= now),
         (t.grants, t.grants.c.until <= now),
         (t.ended_sessions, t.ended_sessions.c.expires_at <= now),
+        (t.wishes, t.wishes.c.expires_at <= now),
         (t.events, t.events.c.at < max(oldest, now - EVENT_SECONDS)),  # they tell of executions
         (t.signals, t.signals.c.at < now - SIGNAL_SECONDS),
         (t.buckets, t.buckets.c.at < now - BUCKET_SECONDS),

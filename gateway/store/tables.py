@@ -228,6 +228,16 @@ ended_sessions = Table(
     Column("expires_at", Time, nullable=False, index=True),
 )
 
+# What sessions want to hear of: a resource of a server, or logs from some level on.
+wishes = Table(
+    "wishes",
+    metadata,
+    Column("session", Plain, primary_key=True),
+    Column("key", Plain, primary_key=True),
+    Column("wish", Json, nullable=False),
+    Column("expires_at", Time, nullable=False, index=True),
+)
+
 events = Table(
     "events",
     metadata,
