@@ -25,6 +25,7 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 STEADY_SECONDS = 60.0
 READY = b"Gateway ready: "
+ENDED_WELL = (0, -signal.SIGTERM)  # by the signal itself: it was only just starting
 
 
 def supervise(settings: Settings, config: Path) -> int:
@@ -69,7 +70,7 @@ class Supervisor:
             started = loop.time()
             code = await self._run_child(index)
             if self._ending.is_set():
-                return 0 if code == 0 else 1
+                return 0 if code in ENDED_WELL else 1
             if code == 2:
                 self._end(signal.SIGTERM)  # a configuration that can't start starts for no one
                 return 2

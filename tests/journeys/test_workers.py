@@ -3,10 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
+import psutil
+
 from tests.conftest import OPEN, gateway_process
+from tests.journeys.trio import asked, plain_http
+from tests.peers import items_api, provider, until
+
+LOOKS = 16  # on connections of their own: the kernel hands some to either
+SOON_SECONDS = 10.0  # a tenth of one, where the machine has nothing else to do
+
+
+async def test_what_one_worker_is_told_all_know_and_count_together(
+    tmp_path: Path, store_url: str
+) -> None:
+    config = tmp_path / "config.toml"
+    text = f'{OPEN}\n[server]\nworkers = 2\n[store]\nurl = "{store_url}"\n'
+    config.write_text(text, encoding="utf-8")
+    async with provider() as peer, plain_http() as http, gateway_process(config) as (_, url):
+        base = url.removesuffix("/mcp")
+        limit = {"requests": 6, "window_seconds": 600}
+        put = {"kind": "openapi", "spec": peer.spec, "rate_limit": limit}
+        assert (await asked(http, "PUT", f"{base}/api/v1/connections/shop", put))[0] == 200
+        await listed_by_all(http, base, "shop_get_items")
+        peer.document = items_api(peer.url, "items", "pears")
+        await asked(http, "POST", f"{base}/api/v1/connections/shop/refresh")
+        await listed_by_all(http, base, "shop_get_pears")
+
+        call, body = f"{base}/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}}
+        answers = [(await asked(http, "POST", call, body))[0] for _ in range(LOOKS)]
+    assert sorted(answers) == [200] * 6 + [429] * (LOOKS - 6)
+
+
+async def listed_by_all(http: aiohttp.ClientSession, base: str, tool: str) -> None:
+    """Returns when whoever is asked knows the tool, many times over."""
+    async with asyncio.timeout(SOON_SECONDS):
+        while not all(  # noqa: ASYNC110 - another process makes it so
+            [await lists(http, base, tool) for _ in range(LOOKS)]
+        ):
+            await asyncio.sleep(0.02)
+
+
+async def lists(http: aiohttp.ClientSession, base: str, tool: str) -> bool:
+    _, found = await asked(http, "GET", f"{base}/api/v1/tools")
+    return tool in {each["name"] for each in found["tools"]}
+
+
+async def test_a_worker_that_is_killed_is_replaced_and_all_end_together(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"{OPEN}\n[server]\nworkers = 2\n", encoding="utf-8")
+    async with plain_http() as http, gateway_process(config) as (process, url):
+        first = workers_of(process)
+        first[0].kill()
+        await until(lambda: first[0].pid not in [each.pid for each in workers_of(process)])
+        for _ in range(LOOKS):
+            async with http.get(f"{url.removesuffix('/mcp')}/readyz") as answer:
+                assert answer.status == 200
+        await until(lambda: len(workers_of(process)) == 2, 30)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+
+
+def workers_of(process: Any) -> list[Any]:
+    """The processes that serve; each may have children of its own."""
+    return [
+        child
+        for child in psutil.Process(process.pid).children()
+        if child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 async def test_workers_end_when_their_parent_is_gone(tmp_path: Path) -> None:
