@@ -75,6 +75,8 @@ class _Held:
             self.said = _future()
         if task.cancelled():
             self.said.cancel()
+        elif (error := task.exception()) is not None:
+            self.said.set_exception(error)
         else:
             self.said.set_result(task.result())
 
