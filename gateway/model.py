@@ -254,7 +254,7 @@ def encode_build(build: Build) -> bytes:
     return _encoder.encode(build)
 
 
-def decode_build(data: bytes) -> Build:
+def decode_build(data: bytes | bytearray) -> Build:
     """The build that `encode_build` wrote."""
     return _decoder.decode(data)
 

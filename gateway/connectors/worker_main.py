@@ -4,6 +4,7 @@ Definitions are hostile input, so they are read where a crash, an endless loop o
 costs one child: the address space is bounded, every job has a budget of CPU, the environment holds
 no secrets, and an audit hook refuses the network. The child ends when its stdin does, so no
 gateway leaves one behind. Imports are kept few: a cold start is part of a connection's first build.
+Other jobs on hostile input are functions of ours, by name: from bytes and a few words to bytes.
 
 On the wire, both ways: the lengths of head and data, the head as MessagePack, the data.
 """
@@ -30,6 +31,7 @@ MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
 BUILD_CPU_SECONDS = 6
 ADVICE_CPU_SECONDS = 20
+WORK_CPU_SECONDS = 5
 MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
 _RECURSION = 2_000
 _NICENESS = 15
@@ -47,13 +49,15 @@ _NETWORK = frozenset(
 
 
 class Request(msgspec.Struct):
-    """What is asked of a child: tools, with a source, or else advice."""
+    """What is asked of a child: another job, or tools, with a source, or else advice."""
 
     source: Source | None = None
+    job: str = ""  # as `module:function`
+    arguments: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct):
-    """What comes of it: the data is a build or a list of problems, unless there is an error."""
+    """What comes of it: the data is what was asked for, unless there is an error."""
 
     error: dict[str, Any] | None = None
     retires: bool = False
@@ -114,13 +118,16 @@ def _read(stream: BinaryIO) -> tuple[Request, bytes] | None:
     return msgspec.msgpack.decode(head, type=Request), data
 
 
-def _done(request: Request, packed: bytes, role: str) -> tuple[Answer, bytes]:
-    _grant_cpu(BUILD_CPU_SECONDS if role == "build" else ADVICE_CPU_SECONDS)
+def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
+    budget = BUILD_CPU_SECONDS if role == "build" else ADVICE_CPU_SECONDS
+    _grant_cpu(WORK_CPU_SECONDS if request.job else budget)
     try:
-        raw = unpack(packed)
+        if request.job:
+            return Answer(), _function(request.job)(data, *request.arguments)
+        raw = unpack(data)
         if request.source is None:
             return Answer(), msgspec.msgpack.encode(_advice(raw))
-        return Answer(), encode_build(_builder(request.source.kind)(raw, request.source))
+        return Answer(), encode_build(_function(BUILDERS[request.source.kind])(raw, request.source))
     except DefinitionUnreadable as error:
         return Answer(error.as_dict()), b""
     except RecursionError:
@@ -144,8 +151,8 @@ def _refused(message: str, *, retires: bool = False) -> tuple[Answer, bytes]:
     return Answer(error.as_dict(), retires=retires), b""
 
 
-def _builder(kind: str) -> Any:
-    module, _, function = BUILDERS[kind].partition(":")
+def _function(name: str) -> Any:
+    module, _, function = name.partition(":")
     return getattr(import_module(module), function)
 
 

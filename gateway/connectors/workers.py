@@ -2,7 +2,8 @@
 
 A few children are kept warm and take one job at a time. One that is not done by its deadline, that
 crashes or that grew large is replaced; its document is refused in words. Validation for advice has
-a child of its own, niced, so that it never stands in a build's way.
+a child of its own, niced, so that it never stands in a build's way; other work on hostile input has
+a queue of its own for the same reason.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -19,13 +20,15 @@ from typing import Self
 import msgspec
 
 from gateway.connectors.worker_main import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
-from gateway.errors import Broken, DefinitionUnreadable, Overloaded
+from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
 from gateway.model import Build, Problem, Source, decode_build
 
 BUILD_SECONDS = 30.0
 ADVICE_SECONDS = 90.0
+WORK_SECONDS = 10.0
 IDLE_SECONDS = 60.0
 QUEUE_SECONDS = 120.0
+WORK_QUEUE_SECONDS = 20.0  # a call waits for it
 MAX_WAITING = 512
 MAX_ANSWER = 512 * 1024 * 1024
 _CHUNK = 256 * 1024
@@ -39,11 +42,10 @@ class Workers:
     """Children that read definitions; open as long as the context it manages."""
 
     def __init__(self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._count = count
-        self._places = asyncio.Semaphore(count)
-        self._advice_place = asyncio.Semaphore(1)
+        self._builds = _Queue(count, QUEUE_SECONDS)
+        self._advice = _Queue(1, QUEUE_SECONDS)
+        self._work = _Queue(1, WORK_QUEUE_SECONDS)
         self._idle_seconds = idle_seconds
-        self._waiting = 0
         self._closed = False
         self._children: set[_Child] = set()
         self._idle: list[_Child] = []
@@ -64,20 +66,19 @@ class Workers:
         self._idle.clear()
         for child in self._children:
             child.kill()  # whoever waits for its answer hears of it, and ends it
-        for _ in range(self._count):
-            await self._places.acquire()
-        await self._advice_place.acquire()
+        for queue in (self._builds, self._advice, self._work):
+            await queue.emptied()
         await asyncio.gather(*self._farewells)
 
     async def build(self, packed: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
-        async with self._place(self._places):
+        async with self._place(self._builds):
             answer = await self._answered(Request(source), packed, deadline)
         return decode_build(answer)
 
     async def advise(self, packed: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
         """What a validator says of the definition; a note where it can't be asked."""
-        async with self._place(self._advice_place):
+        async with self._place(self._advice):
             child = await self._spawned("advise")
             try:
                 async with asyncio.timeout(deadline):
@@ -92,10 +93,25 @@ class Workers:
             return _not_advised(str(answer.error["message"]))
         return msgspec.msgpack.decode(data, type=tuple[Problem, ...])
 
-    async def _answered(self, request: Request, packed: bytes, deadline: float) -> bytes:
+    async def work(
+        self,
+        job: Callable[..., bytes],
+        data: bytes,
+        *arguments: str,
+        deadline: float = WORK_SECONDS,
+    ) -> bytearray | None:
+        """What a function of ours makes of the data; None where that takes too much, or fails."""
+        request = Request(job=f"{job.__module__}:{job.__qualname__}", arguments=arguments)
+        try:
+            async with self._place(self._work):
+                return await self._answered(request, data, deadline)
+        except (GatewayError, OSError):
+            return None
+
+    async def _answered(self, request: Request, data: bytes, deadline: float) -> bytearray:
         child = self._warm() or await self._spawned("build")
         try:
-            return await self._asked(child, request, packed, deadline)
+            return await self._asked(child, request, data, deadline)
         except _Crashed as crash:
             if self._closed:
                 raise _closed_error() from crash
@@ -105,17 +121,17 @@ class Workers:
         # about this document.
         child = await self._spawned("build")
         try:
-            return await self._asked(child, request, packed, deadline)
+            return await self._asked(child, request, data, deadline)
         except _Crashed as crash:
             raise _crash_error(crash) from crash
 
     async def _asked(
-        self, child: _Child, request: Request, packed: bytes, deadline: float
-    ) -> bytes:
+        self, child: _Child, request: Request, data: bytes, deadline: float
+    ) -> bytearray:
         keep = False
         try:
             async with asyncio.timeout(deadline):
-                answer, data = await child.ask(request, packed)
+                answer, found = await child.ask(request, data)
             keep = not answer.retires
         except TimeoutError as error:
             raise DefinitionUnreadable(
@@ -131,29 +147,29 @@ class Workers:
                 await self._end(child)
         if answer.error is not None:
             raise DefinitionUnreadable(str(answer.error["message"]), str(answer.error["hint"]))
-        return data
+        return found
 
     @asynccontextmanager
-    async def _place(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+    async def _place(self, queue: _Queue) -> AsyncIterator[None]:
         """A turn among those who wait, who are not too many and don't wait for ever."""
         if self._closed:
             raise _closed_error()
-        if self._waiting >= MAX_WAITING:
+        if queue.waiting >= MAX_WAITING:
             raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
-        self._waiting += 1
+        queue.waiting += 1
         try:
-            async with asyncio.timeout(QUEUE_SECONDS):
-                await places.acquire()
+            async with asyncio.timeout(queue.seconds):
+                await queue.places.acquire()
         except TimeoutError as error:
             raise Overloaded(
                 "busy", "Too many definitions are being read.", "Try again later."
             ) from error
         finally:
-            self._waiting -= 1
+            queue.waiting -= 1
         try:
             yield
         finally:
-            places.release()
+            queue.places.release()
 
     async def _spawned(self, role: str) -> _Child:
         if self._closed:
@@ -210,6 +226,21 @@ class Workers:
         await asyncio.shield(self._farewell(child))
 
 
+class _Queue:
+    """Those who are served at the same time, and those who wait."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self.count = count
+        self.seconds = seconds
+        self.places = asyncio.Semaphore(count)
+        self.waiting = 0
+
+    async def emptied(self) -> None:
+        """Returns when nobody is served any more, nor will be."""
+        for _ in range(self.count):
+            await self.places.acquire()
+
+
 class _Crashed(Exception):
     """The child ended without an answer."""
 
@@ -230,7 +261,7 @@ class _Child:
         self.leaves: asyncio.TimerHandle | None = None
         self.farewell: asyncio.Task[None] | None = None
 
-    async def ask(self, request: Request, packed: bytes) -> tuple[Answer, bytes]:
+    async def ask(self, request: Request, packed: bytes) -> tuple[Answer, bytearray]:
         """One job. In chunks: a whole document at once would be copied into a buffer."""
         head = msgspec.msgpack.encode(request)
         self._stdin.write(LENGTHS.pack(len(head), len(packed)) + head)
@@ -243,7 +274,18 @@ class _Child:
         if size > MAX_ANSWER:
             raise EOFError("answer out of bounds")
         answer = msgspec.msgpack.decode(await self._stdout.readexactly(head_size), type=Answer)
-        return answer, await self._stdout.readexactly(size)
+        return answer, await self._read(size)
+
+    async def _read(self, size: int) -> bytearray:
+        """As `readexactly`, which would have a large answer twice."""
+        data, at = bytearray(size), 0
+        while at < size:
+            chunk = await self._stdout.read(min(_CHUNK, size - at))
+            if not chunk:
+                raise EOFError("answer broken off")
+            data[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        return data
 
     def is_alive(self) -> bool:
         return self._process.returncode is None and not self._stdout.at_eof()

@@ -114,6 +114,38 @@ async def test_an_idle_child_leaves_after_a_while() -> None:
         assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (b"bytes(3)", bytes(3)),
+        (b"bytes(3_000_000)", bytes(3_000_000)),
+        (b"bytes(10**9)", None),
+        (b"1 / 0", None),
+        (b"__import__('os').abort()", None),
+        (b"all(iter(lambda: 1, 0))", None),
+    ],
+    ids=["small", "large", "too much memory", "failed", "crashed", "endless"],
+)
+async def test_other_work_is_done_or_given_up(
+    workers: Workers, source: bytes, found: bytes | None
+) -> None:
+    assert await workers.work(eval, source, deadline=3) == found
+    assert await workers.work(eval, b"b'next'") == bytearray(b"next")
+
+
+async def test_a_crowd_of_endless_work_stands_in_no_builds_way(workers: Workers) -> None:
+    endless = b"all(iter(lambda: 1, 0))"
+    crowd = [asyncio.create_task(workers.work(eval, endless)) for _ in range(600)]
+    await _until(lambda: bool(_children()))
+
+    builds = await asyncio.gather(*(workers.build(pack(SMALL), SOURCE) for _ in range(6)))
+
+    assert builds == [build_openapi(SMALL, SOURCE)] * 6
+    for task in crowd:
+        task.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+
+
 async def test_closing_leaves_nothing_behind() -> None:
     tasks_before = asyncio.all_tasks()
     large = orjson.dumps(like_stripe())
