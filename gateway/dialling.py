@@ -86,6 +86,7 @@ class Pool:
         self._asking: dict[Origin, asyncio.Task[list[AddressInfo]]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._retired = False
+        self._closed = False
         self._empty = asyncio.Event()
 
     def idle(self, origin: Origin) -> Wire | None:
@@ -113,7 +114,7 @@ class Pool:
         )
         wire = await self._connected(origin, made)
         self._open.add(wire)
-        if self._empty.is_set():  # closed meanwhile
+        if self._closed:  # meanwhile; a pool that is only retired carries this one to its end
             wire.fail(Closed())
         return wire
 
@@ -134,6 +135,7 @@ class Pool:
 
     async def close(self) -> None:
         """Close every connection, at once."""
+        self._closed = True
         self.retire()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -145,7 +147,6 @@ class Pool:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._empty.wait()
-        self._empty.set()
 
     @property
     def unused(self) -> bool:

@@ -301,6 +301,28 @@ async def test_exchange_under_way_finishes_when_rules_change(egress: Egress) -> 
         assert (await call).body == b"done"
 
 
+async def test_call_that_still_dials_when_rules_change_is_answered() -> None:
+    asked, go, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def lookup(host: str, port: int, *_: Any) -> list[Any]:
+        loop.call_soon_threadsafe(asked.set)
+        go.wait(5)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async with (
+        raw_server(always(answer(b"ok"))) as server,
+        Egress(LOOPBACK, lookup=lookup) as egress,
+        asyncio.timeout(5),
+    ):
+        await get(egress, server.url)  # leaves an idle connection, the only one, which then goes
+        call = asyncio.create_task(get(egress, f"http://slow.test:{server.port}/"))
+        await asked.wait()
+        egress.allow([*LOOPBACK, "10.0.0.0/8"])
+        await get(egress, server.url)
+        go.set()
+        assert (await call).body == b"ok"
+
+
 async def test_closing_ends_everything_also_what_is_under_way() -> None:
     arrived = asyncio.Event()
 
