@@ -273,7 +273,7 @@ class Approvals:
         try:
             with self._signals.awaiting(APPROVAL_CHANGED, approval.id) as heard:
                 while True:
-                    approval = await store.get_approval(self._db, approval.id) or approval
+                    approval = await self._as_it_is(approval)
                     if approval.status != "pending":
                         break
                     self._stop_waiting_for_nobody(attempt, gone)
@@ -289,6 +289,13 @@ class Approvals:
                 elicited.cancel()
             if approval.status in ("pending", "approved"):
                 let_go(self._db, attempt.id, self._replica)
+
+    async def _as_it_is(self, approval: Approval) -> Approval:
+        """The approval now; while the store can't be asked, as it was: the wait outlasts that."""
+        try:
+            return await store.get_approval(self._db, approval.id) or approval
+        except GatewayError:
+            return approval
 
     def _stop_waiting_for_nobody(self, attempt: Attempt, gone: Callable[[], bool]) -> None:
         if gone() or self._draining:

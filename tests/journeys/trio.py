@@ -22,6 +22,7 @@ from tests.peers import Provider, items_api
 ORDER = "/api/v1/tools/shop_add_order/call"
 ITEM = "/api/v1/tools/shop_get_items/call"
 PERMIT = "/api/v1/tools/shop_add_permit/call"
+RECORDED_SECONDS = 30.0  # what could not be recorded is tried again every few seconds
 WORK_SECONDS = 0.02  # that the shop takes for an order: some are under way at any moment
 PAUSE_SECONDS = 0.05  # of a client that tries again, or thinks of the next thing to ask
 
@@ -171,6 +172,30 @@ class Customers:
                 return "unknown"
             self.errors[f"{path} {found['error']['code']}"] += 1
             await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def assert_orders_are_right(three: Trio, customers: Customers) -> None:
+    """None was sent twice, and what was said to be done was done, and is on record as done."""
+    sent = orders_sent(three.peer)
+    assert [number for number, times in sent.items() if times > 1] == []
+    completed = {number for number, end in customers.ordered.items() if end == "completed"}
+    assert completed <= set(sent)
+    async with asyncio.timeout(RECORDED_SECONDS):
+        while not completed <= await orders_recorded(customers.http, three.url):  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+
+
+async def orders_recorded(http: aiohttp.ClientSession, url: str) -> set[int]:
+    """Which orders the ledger says are completed."""
+    found: set[int] = set()
+    page = {"tool": "shop_add_order", "status": "completed", "limit": "500", "cursor": ""}
+    while True:
+        given = "&".join(f"{key}={value}" for key, value in page.items() if value)
+        _, listed = await asked(http, "GET", f"{url}/api/v1/executions?{given}")
+        found |= {each["arguments"]["number"] for each in listed["executions"]}
+        page["cursor"] = listed["next"] or ""
+        if not page["cursor"]:
+            return found
 
 
 def orders_sent(peer: Provider) -> Counter[int]:
