@@ -246,7 +246,7 @@ class Principal:
 BUILD_CODEC_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Build)
-_UNPACKED_STEP = 1024 * 1024
+_STEP = 1024 * 1024
 
 
 def encode_build(build: Build) -> bytes:
@@ -260,15 +260,22 @@ def decode_build(data: bytes | bytearray) -> Build:
 
 
 def pack(raw: bytes) -> bytes:
-    """A document as it is held and stored: real ones come to a tenth."""
-    return zlib.compress(raw, 1)
+    """A document as it is held and stored: real ones come to a tenth.
+
+    In steps, here and back, that are written behind each other: nothing is there twice.
+    """
+    packer, packed, view = zlib.compressobj(1), BytesIO(), memoryview(raw)
+    for at in range(0, len(raw), _STEP):
+        packed.write(packer.compress(view[at : at + _STEP]))
+    packed.write(packer.flush())
+    return packed.getvalue()
 
 
 def unpack(packed: bytes) -> bytes:
-    """What was packed; in steps that are written behind each other, so that it is there once."""
+    """What was packed."""
     unpacker, raw = zlib.decompressobj(), BytesIO()
     while packed:
-        raw.write(unpacker.decompress(packed, _UNPACKED_STEP))
+        raw.write(unpacker.decompress(packed, _STEP))
         packed = unpacker.unconsumed_tail
     raw.write(unpacker.flush())
     return raw.getvalue()

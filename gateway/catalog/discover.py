@@ -7,6 +7,7 @@ changed, what was built before is used again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -34,7 +35,8 @@ from gateway.errors import Fixable, GatewayError
 from gateway.model import Build, Problem, Source, Tool, digest
 
 BUILD_SECONDS = 20.0
-SOON_SECONDS = 4.5
+SOON_SECONDS = 4.5  # with the fetching, unless that takes most of it
+SHORTEST_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,10 @@ class Discoverer:
         With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
         who waits for it.
         """
+        began = time.monotonic()
         definition = await self._read(name, settings, limits, known, planned)
-        seconds = SOON_SECONDS if soon else BUILD_SECONDS
+        left = round(max(SOON_SECONDS - (time.monotonic() - began), SHORTEST_SECONDS), 1)
+        seconds = left if soon else BUILD_SECONDS
         return await self.rebuild(name, settings, limits, definition, known, seconds)
 
     async def rebuild(

@@ -23,6 +23,7 @@ from gateway.model import digest, pack, unpack
 
 FETCH_SECONDS = 4.5
 MEMORY_BYTES = 8 * 1024 * 1024
+MAX_PACKED = 8 * 1024 * 1024  # GitHub's 13 MB take one
 MEMORY_ENTRIES = 512
 MEMORY_SECONDS = 300.0
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
@@ -182,7 +183,13 @@ def _read(path: Path, max_bytes: int) -> bytes:
 async def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
-    return await asyncio.to_thread(Definition.of, place_of(location), raw)
+    definition = await asyncio.to_thread(Definition.of, place_of(location), raw)
+    if len(definition.packed) > MAX_PACKED:
+        raise DefinitionUnreadable(
+            f"the definition takes more than {MAX_PACKED:,} bytes even when packed",
+            "Leave out what is not text in it, such as pictures.",
+        )
+    return definition
 
 
 def _too_large(max_bytes: int) -> DefinitionUnreadable:

@@ -26,7 +26,10 @@ from gateway.model import Problem, Source, encode_build, unpack
 
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
-MAX_BUILD_DATA = 256 * 1024 * 1024  # of what a build itself takes; one like GitHub's takes 160 MB
+MAX_BUILD_DATA = 256 * 1024 * 1024
+SPARE_DATA = 16 * 1024 * 1024  # beyond what the shape of a document explains
+_PART_BYTES = 900  # for an object or a list of it; one like GitHub's needs 700
+_ITEM_BYTES = 100  # for a comma or a line
 MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
 BUILD_CPU_SECONDS = 6
@@ -82,6 +85,7 @@ def main() -> None:
             return
         del job, answer, data
         gc.collect()
+        _limit(resource.RLIMIT_DATA, MAX_BUILD_DATA)
 
 
 def _confine(role: str) -> None:
@@ -127,7 +131,9 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
         raw = unpack(data)
         if request.source is None:
             return Answer(), msgspec.msgpack.encode(_advice(raw))
-        return Answer(), encode_build(_function(BUILDERS[request.source.kind])(raw, request.source))
+        builder = _function(BUILDERS[request.source.kind])
+        _grant_memory(raw)
+        return Answer(), encode_build(builder(raw, request.source))
     except DefinitionUnreadable as error:
         return Answer(error.as_dict()), b""
     except RecursionError:
@@ -144,6 +150,22 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
 def _grant_cpu(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds)
+
+
+def _grant_memory(raw: bytes) -> None:
+    """As much as a document of this shape needs: one huge text may not take what many parts may."""
+    parts = _PART_BYTES * (raw.count(b"{") + raw.count(b"["))
+    items = _ITEM_BYTES * (raw.count(b",") + raw.count(b"\n"))
+    wanted = _data_in_use() + SPARE_DATA + len(raw) + parts + items
+    _limit(resource.RLIMIT_DATA, min(wanted, MAX_BUILD_DATA))
+
+
+def _data_in_use() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as sizes:
+            return int(sizes.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        return MAX_BUILD_DATA
 
 
 def _refused(message: str, *, retires: bool = False) -> tuple[Answer, bytes]:
