@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import httpx2
 
 from bench.processes import token_of
 from bench.soak.world import World
@@ -39,6 +40,7 @@ class Tally:
     codes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     unexpected: int = 0
+    gave_up: int = 0  # errands whose client did not wait any longer: a busy machine, or a hang
 
     def expect_result(self) -> None:
         """A large answer is kept, in parts."""
@@ -129,5 +131,14 @@ async def once(one: Client, errand: Errand) -> None:
     try:
         await errand(one)
     except Exception as error:
-        one.tally.complain(f"{name}: {type(error).__name__}: {error}")
+        _note(one.tally, name, error)
     one.tally.done[name] += 1
+
+
+def _note(tally: Tally, name: str, error: BaseException) -> None:
+    while isinstance(error, BaseExceptionGroup):  # the SDK's client wraps what went wrong
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError | httpx2.TimeoutException):
+        tally.gave_up += 1
+    else:
+        tally.complain(f"{name}: {type(error).__name__}: {error}")

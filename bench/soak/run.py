@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -17,11 +18,13 @@ from bench.soak.clients import Client, Errand, Tally, client, once, repeat
 from bench.soak.samples import Sample, Watch, watch
 from bench.soak.verdict import Course
 from bench.soak.world import CALLERS, World, world
+from gateway.edge.sessions import MAX_OPENED
 from tests.edge.speakers import Era
 
 SAMPLES = 120
 SETTLE_SECONDS = 30.0
 SEED = 20261116
+AT_ONCE = 16
 ERAS: tuple[Era, Era] = ("2025", "2026")
 # Who does what, how many of them, and the mean pause between two times, in seconds.
 CLIENTS: tuple[tuple[Errand, int, float], ...] = (
@@ -62,10 +65,18 @@ async def soak(folder: Path, store: str, seconds: float) -> Course:
 
 
 async def _rehearse(around: World, tally: Tally) -> None:
-    """Every errand once, at the same time."""
+    """Every errand once, at the same time; and as many sessions as are remembered."""
     async with AsyncExitStack() as stack:
         crowd = await _crowd(stack, around, tally, at_most=1)
         await asyncio.gather(*(once(one, errand) for one, errand, _ in crowd))
+        one, _, _ = crowd[0]
+        for _ in range(MAX_OPENED // AT_ONCE + 1):
+            await asyncio.gather(*(_open_a_session(one) for _ in range(AT_ONCE)))
+
+
+async def _open_a_session(one: Client) -> None:
+    speaker = await replace(one, era="2025").speaker().meet()
+    await speaker.request("ping")
 
 
 async def _under_load(around: World, looking: Watch, tally: Tally, seconds: float) -> list[Sample]:
