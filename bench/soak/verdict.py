@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from bench.rows import Row
 from bench.soak.clients import Tally
 from bench.soak.samples import Sample
-from bench.soak.world import BIG_BYTES
+from bench.soak.world import BIG_BYTES, KEEP_SECONDS
 
 GAVE_UP_SHARE = 0.001  # after ten seconds, on a machine that may have other work
 MEMORY_MB_AN_HOUR = 30.0  # in a long run; no growth below MEMORY_MB counts in a short one
@@ -23,6 +23,7 @@ MEMORY_SHARE, MEMORY_MB = 0.10, 4.0  # of the last quarter over the second
 ROWS_SHARE, ROWS = 0.25, 100
 PAGES = 1.1  # times as much as was put in is taken up by whole pages
 STORE_SHARE, STORE_MB = 0.25, 2.0
+SWEPT_SECONDS = KEEP_SECONDS * 1.1 + 5.0  # when the last row of a moment is gone
 WARM_WORKERS = 2  # children that read definitions; they leave after a minute without work
 FILES_A_WORKER = 2
 POOL_THREADS = 8  # made when they are first needed, and kept
@@ -125,15 +126,27 @@ def _was(before: float) -> str:
 
 
 def _rows(course: Course) -> list[Row]:
+    filling = _filling(course.during[-1].at - course.during[0].at)
+    swept = [name for name in course.after.rows if name not in LASTING]
+    store = _quarters(course.during, _store)
     return [
-        _flat("store", _quarters(course.during, _store), STORE_SHARE, STORE_MB, "MB"),
+        _flat("store", store, filling * (1 + STORE_SHARE), STORE_MB, "MB"),
         *(
-            _flat(f"rows of {name}", _quarters(course.during, _rows_of(name)), ROWS_SHARE, ROWS)
-            for name in course.after.rows
-            if name not in LASTING
+            _flat(
+                f"rows of {name}",
+                _quarters(course.during, _rows_of(name)),
+                filling * (1 + ROWS_SHARE),
+                ROWS,
+            )
+            for name in swept
         ),
         *(_lasting(course, name) for name in LASTING),
     ]
+
+
+def _filling(seconds: float) -> float:
+    """How many times more rows the last quarter may have: in a short run they only gather."""
+    return min(seconds * 0.875, SWEPT_SECONDS) / min(seconds * 0.375, KEEP_SECONDS)
 
 
 def _store(sample: Sample) -> float:
@@ -151,11 +164,11 @@ def _rows_of(table: str) -> Callable[[Sample], float]:
 
 
 def _flat(
-    name: str, quarters: tuple[float, float], share: float, more: float, unit: str = ""
+    name: str, quarters: tuple[float, float], times: float, more: float, unit: str = ""
 ) -> Row:
     second, last = quarters
-    most = second * (1 + share) + more
-    return Row(f"{name}, last quarter", last, unit, most, note=f"{second:.1f} in the second")
+    note = f"{second:.1f} in the second"
+    return Row(f"{name}, last quarter", last, unit, second * times + more, note=note)
 
 
 def _quarters(samples: Sequence[Sample], value: Callable[[Sample], float]) -> tuple[float, float]:
