@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,7 +57,6 @@ from gateway.store.secrets import Seal
 log = structlog.get_logger("gateway.call")
 
 BACKGROUND_META = "gateway/background"
-RECORD_TRIES = 30
 RECORD_SECONDS = 2.0
 
 Sender = Callable[[Attempt, Prepared], Awaitable[dict[str, Any]]]
@@ -289,14 +289,16 @@ class Invoker:
         self._tell(execution)
 
     async def _finish_later(self, execution: Execution, sent: bool) -> None:
-        for _ in range(RECORD_TRIES):
-            await asyncio.sleep(RECORD_SECONDS)
-            try:
-                await finish(self._db, execution, sent=sent)
-                return
-            except GatewayError:
-                continue
-        log.error("execution not recorded", execution=execution.id)
+        """Tries until the store is back: such calls stay few, since none begins without it."""
+        try:
+            while True:
+                await asyncio.sleep(RECORD_SECONDS)
+                with suppress(GatewayError):
+                    await finish(self._db, execution, sent=sent)
+                    return
+        except asyncio.CancelledError:
+            log.error("execution not recorded", execution=execution.id)
+            raise
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> dict[str, Any]:
         result = with_token(failed_result(attempt, error), attempt.token)
