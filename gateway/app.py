@@ -227,8 +227,8 @@ async def running(
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
-        http = HttpSender(egress, own_egress, credentials, limits, db)
-        senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
+        http = HttpSender(egress, own_egress, credentials, limits, db, workers.work)
+        senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db, workers.work))
         line = Line(db, seal, senders, lambda: catalog.current)
         gateway = Gateway(catalog, line.invoker, line.approvals, db, azure)
         gateway.wake = schedule.wake

@@ -20,7 +20,7 @@ from gateway.connectors.upstream_sessions import Upstreams
 from gateway.edge.surface import CallContext
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.limits import Limits
-from gateway.invoke.output import HEAVY_BYTES
+from gateway.invoke.media import HEAVY_BYTES
 from gateway.invoke.prepared import Prepared, PreparedConnections
 from gateway.invoke.questions import asker, check_offered
 from gateway.invoke.redact import Redactor

@@ -8,15 +8,20 @@ finds it.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gateway.egress import Answer
+from gateway.invoke.media import STEP_BYTES, decoded
 
-CHARSETS = frozenset(
+ONE_BYTE_CHARSETS = frozenset(
     """ascii us-ascii iso-8859-1 iso-8859-2 iso-8859-5 iso-8859-7 iso-8859-9 iso-8859-15 latin-1
     latin1 windows-1250 windows-1251 windows-1252 windows-1253 windows-1254 windows-1257 cp1250
-    cp1251 cp1252 koi8-r koi8-u utf-16 utf-16le utf-16be utf-32 shift_jis shift-jis euc-jp
-    iso-2022-jp gb2312 gbk gb18030 big5 euc-kr""".split()
+    cp1251 cp1252 koi8-r koi8-u""".split()
+)
+CHARSETS = ONE_BYTE_CHARSETS | frozenset(
+    """utf-16 utf-16le utf-16be utf-32 shift_jis shift-jis euc-jp iso-2022-jp gb2312 gbk gb18030
+    big5 euc-kr""".split()
 )
 MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -24,6 +29,7 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+MAX_UTF8_BYTES = 16 * 1024 * 1024  # some bytes become three
 NOT_TEXT = ("image/", "audio/", "video/", "font/")
 
 
@@ -33,11 +39,30 @@ def in_utf8(answer: Answer) -> Answer:
     charset = charset_of(answer.body, media_type)
     if charset is None:
         return answer
-    body = answer.body.decode(charset, "replace").encode("utf-8", "replace")
+    body, cut = _encoded(answer.body, charset)
     kind = media_type.partition(";")[0].strip() or "text/plain"
     others = tuple(pair for pair in answer.headers if pair[0] != "content-type")
     headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
-    return replace(answer, body=body, headers=headers)
+    return replace(answer, body=body, headers=headers, truncated=answer.truncated or cut)
+
+
+def _encoded(body: bytes, charset: str) -> tuple[bytes, bool]:
+    """The text in UTF-8, and whether there was more of it than is held."""
+    steps: list[bytes] = []
+    left = max(MAX_UTF8_BYTES, len(body))
+    for piece in (_characters if charset in ONE_BYTE_CHARSETS else decoded)(body, charset):
+        steps.append(piece.encode("utf-8", "replace"))
+        left -= len(steps[-1])
+        if left < 0:
+            return b"".join(steps[:-1]), True
+    return b"".join(steps), False
+
+
+def _characters(body: bytes, charset: str) -> Iterator[str]:
+    """As `decoded`, by a table: bytes without a character would take a hundred times as long."""
+    table = bytes(range(256)).decode(charset, "replace")
+    for at in range(0, len(body), STEP_BYTES):
+        yield codecs.charmap_decode(body[at : at + STEP_BYTES], "strict", table)[0]
 
 
 def charset_of(body: bytes, media_type: str) -> str | None:
@@ -48,7 +73,10 @@ def charset_of(body: bytes, media_type: str) -> str | None:
         if body.startswith(mark):
             return charset
     named = _named(media_type)
-    return named if named in CHARSETS else None
+    return _UNMARKED.get(named, named) if named in CHARSETS else None
+
+
+_UNMARKED = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}  # as most write it
 
 
 def _named(media_type: str) -> str:

@@ -6,28 +6,26 @@ whatever came of it: the API's status is inside, as .NET's name for it or as a n
 wraps a request that is ready to be sent, `opened` takes the answer out; what lies between does not
 know of the envelope.
 
-Pure. `opened` parses the whole body: hand heavy answers to a thread.
+`opened` parses the whole body, in another process where it is large (see `envelope_inside`).
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 
 from gateway.egress import Answer, Request
-from gateway.invoke.output import NOT_JSON, as_json, essence
+from gateway.invoke.elsewhere import ELSEWHERE_BYTES, Elsewhere
+from gateway.invoke.envelope_inside import JSON, Inside, inside, packed, unpacked
+from gateway.invoke.media import essence
 from gateway.invoke.styles import to_json
 
 API_VERSION = "2016-06-01"
-UNKNOWN_STATUS = 502  # of an answer whose status says nothing to us
-_JSON = "application/json"
 
 
 def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
@@ -46,66 +44,30 @@ def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
     return Request(
         "POST",
         f"{endpoint}{resource_id}/dynamicInvoke?api-version={API_VERSION}",
-        (("Accept", _JSON), ("Content-Type", _JSON)),
+        (("Accept", JSON), ("Content-Type", JSON)),
         to_json({"request": inner}),
     )
 
 
-def opened(answer: Answer) -> Answer:
-    """What the API answered; Azure's own answer where that is all there is."""
+async def opened(answer: Answer, elsewhere: Elsewhere) -> Answer:
+    """What the API answered; Azure's own answer where that is all there is, or all we can read."""
     if not 200 <= answer.status < 300 or answer.truncated:
         return answer
-    value = as_json(answer.body, answer.header("content-type") or _JSON)
-    response = value.get("response") if isinstance(value, Mapping) else None
-    if value is NOT_JSON or not isinstance(response, Mapping):
-        return answer
-    headers = dict(_pairs(response.get("headers")))
-    body, content_type = _opened_body(response.get("body"), headers.get("content-type", ""))
-    if content_type:
-        headers["content-type"] = content_type
-    if "x-ms-client-request-id" not in headers:
-        for name in ("x-ms-client-request-id", "x-ms-request-id"):
-            if given := answer.header(name):
-                headers.setdefault("x-ms-client-request-id", given)
-    return replace(
-        answer,
-        status=status_number(response.get("statusCode", HTTPStatus.OK)),
-        headers=tuple(headers.items()),
-        body=body,
-    )
+    media_type = answer.header("content-type") or JSON
+    if len(answer.body) <= ELSEWHERE_BYTES:
+        found = inside(answer.body, media_type)
+    else:
+        data = await elsewhere(packed, answer.body, media_type)
+        found = unpacked(data) if data is not None else None
+    return answer if found is None else _with(found, answer)
 
 
-# Where .NET's name for a status is not the one it has in HTTP.
-_DOTNET_NAMES = {
-    "ambiguous": 300,
-    "moved": 301,
-    "redirect": 302,
-    "redirectmethod": 303,
-    "redirectkeepverb": 307,
-    "requestentitytoolarge": 413,
-    "requesturitoolong": 414,
-    "requestedrangenotsatisfiable": 416,
-    "unprocessablecontent": 422,
-    "unprocessableentity": 422,
-    "httpversionnotsupported": 505,
-}
-_STATUS_NAMES = {
-    **{status.name.replace("_", "").lower(): status.value for status in HTTPStatus},
-    **_DOTNET_NAMES,
-}
-
-
-def status_number(status: Any) -> int:
-    """200 of `OK`, `"200"` and 200; 502 of what is no status."""
-    if isinstance(status, str):
-        text = status.strip()
-        if text.isascii() and text.isdigit():
-            status = int(text[:4])
-        else:
-            status = _STATUS_NAMES.get(text.replace(" ", "").lower(), UNKNOWN_STATUS)
-    if isinstance(status, bool) or not isinstance(status, int) or not 100 <= status <= 599:
-        return UNKNOWN_STATUS
-    return int(status)
+def _with(found: Inside, answer: Answer) -> Answer:
+    headers = found.headers
+    for name in ("x-ms-client-request-id", "x-ms-request-id"):
+        if "x-ms-client-request-id" not in headers and (given := answer.header(name)):
+            headers["x-ms-client-request-id"] = given
+    return replace(answer, status=found.status, headers=tuple(headers.items()), body=found.body)
 
 
 # --- the request inside ---------------------------------------------------------------------------
@@ -130,7 +92,7 @@ def _inner_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def _inner_body(body: bytes, content_type: str) -> Any:
     kind = essence(content_type)
-    if kind == _JSON or kind.endswith("+json"):
+    if kind == JSON or kind.endswith("+json"):
         return orjson.loads(body)
     if kind.startswith("text/"):
         return body.decode("utf-8", "replace")
@@ -139,46 +101,3 @@ def _inner_body(body: bytes, content_type: str) -> Any:
 
 def _header(headers: Iterable[tuple[str, str]], wanted: str) -> str:
     return next((value for name, value in headers if name.lower() == wanted), "")
-
-
-# --- the answer inside ----------------------------------------------------------------------------
-
-# They describe bytes we never see.
-_OF_TRANSFER = frozenset(("content-length", "content-encoding", "transfer-encoding", "connection"))
-
-
-def _pairs(headers: Any) -> Iterable[tuple[str, str]]:
-    for name, value in headers.items() if isinstance(headers, Mapping) else ():
-        if isinstance(value, list):
-            value = ", ".join(map(str, value))
-        if value is not None and name.lower() not in _OF_TRANSFER:
-            yield name.lower(), str(value)
-
-
-def _opened_body(body: Any, content_type: str) -> tuple[bytes, str]:
-    if body is None:
-        return b"", content_type
-    if isinstance(body, Mapping) and (content := _file(body)) is not None:
-        return content
-    if isinstance(body, str):
-        return _text(body, content_type)
-    return orjson.dumps(body), content_type if "json" in content_type.lower() else _JSON
-
-
-def _file(body: Mapping[str, Any]) -> tuple[bytes, str] | None:
-    """The bytes of a file, which the envelope carries as base64."""
-    content, kind = body.get("$content"), body.get("$content-type")
-    if not isinstance(content, str) or not isinstance(kind, str):
-        return None
-    try:
-        return base64.b64decode(content, validate=True), kind
-    except (binascii.Error, ValueError):
-        return None
-
-
-def _text(body: str, content_type: str) -> tuple[bytes, str]:
-    """Text as it is; under the name of JSON it is JSON's text, or else a JSON string."""
-    data = body.encode("utf-8", "replace")
-    if essence(content_type).endswith("json") and as_json(data, _JSON) is NOT_JSON:
-        return orjson.dumps(body), content_type
-    return data, content_type or "text/plain; charset=utf-8"

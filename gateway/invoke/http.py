@@ -11,9 +11,11 @@ from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.charset import in_utf8
 from gateway.invoke.credentials import Credentials, send_granted
+from gateway.invoke.elsewhere import Elsewhere
 from gateway.invoke.envelope import enveloped, opened
 from gateway.invoke.limits import LargeRoom, Limits, Outcome
-from gateway.invoke.output import HEAVY_BYTES, Shaped, shape
+from gateway.invoke.media import HEAVY_BYTES
+from gateway.invoke.output import Shaped, shape
 from gateway.invoke.prepared import Prepared, redactor_with
 from gateway.invoke.request import build_request, with_headers
 from gateway.invoke.results import keep_result
@@ -32,12 +34,14 @@ class HttpSender:
         credentials: Credentials,
         limits: Limits,
         db: Database,
+        elsewhere: Elsewhere,
     ) -> None:
         self._egress = egress
         self._own_egress = own_egress
         self._credentials = credentials
         self._limits = limits
         self._db = db
+        self._elsewhere = elsewhere
 
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
         operation = attempt.tool.http
@@ -75,7 +79,7 @@ class HttpSender:
                 self._credentials, prepared.vouched_by, prepared.auth, request, base_url, send
             )
             if envelope is not None:
-                answer = await _opened(answer)
+                answer = await opened(answer, self._elsewhere)
             outcome.answered(answer.status, answer.header("retry-after"))
         attempt.redactor = redactor_with(prepared, grant)
         attempt.upstream_status = answer.status
@@ -113,17 +117,13 @@ class HttpSender:
             shaped = _shaped(attempt, answer)
         if shaped.oversized is not None:
             owner, media_type = attempt.caller.principal.name, shaped.media_type
-            await keep_result(self._db, attempt.id, owner, media_type, shaped.oversized)
+            await keep_result(
+                self._db, self._elsewhere, attempt.id, owner, media_type, shaped.oversized
+            )
         result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
         if shaped.structured is not None:
             result["structuredContent"] = shaped.structured
         return result
-
-
-async def _opened(answer: Answer) -> Answer:
-    if len(answer.body) > HEAVY_BYTES:
-        return await asyncio.to_thread(opened, answer)
-    return opened(answer)
 
 
 def _shaped(attempt: Attempt, answer: Answer) -> Shaped:

@@ -6,27 +6,30 @@ An index of an array or object knows where runs of its members begin. An object'
 by hash of the name, that say in which run a member is; a string with escapes is there once more
 without them. Lighter values need none: they are read with the run they are in.
 
-Positions are in characters, as callers count. Pure, and heavy: for a thread.
+Positions are in characters, as callers count. Pure, and heavy: for another process (`elsewhere`),
+but for `plain`, which does without JSON and holds up nobody in a thread.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
+import msgspec
 import orjson
 
-from gateway.invoke.output import NOT_JSON, as_json, as_text
-from gateway.store.results import Place, Span
+from gateway.invoke.media import NOT_JSON, as_json, decoded, is_text, shown
+from gateway.store.parts import Place, Span, Tape
 
 WEIGHTY_CHARS = 16_384
 NAMES_A_BUCKET = 512
 MAX_NAMED_KEYS = 20
 MAX_NAME_CHARS = 50
+MAX_SEED_BYTES = 64  # the hash takes no more
+MAX_BYTES = 64 * 1024 * 1024  # with indexes and all; sixteen megabytes of usual JSON come to forty
 
 Run = tuple[int, int, int]  # its first member, and its span
 
@@ -35,26 +38,63 @@ Run = tuple[int, int, int]  # its first member, and its span
 class LaidOut:
     """The text, and where reading it begins."""
 
-    text: str
+    parts: Sequence[bytes | memoryview]
     shown: Span | None  # the answer as a whole, where that is read by characters
-    root: Place | None  # the JSON value, if it is one
+    root: Place | None  # the JSON value, if it is one; see LargeResult
+
+
+def packed(body: bytes, media_type: str, id: str) -> bytes:
+    """As `laid_out`, from and to another process."""
+    out = laid_out(body, media_type, seed_of(id))
+    if sum(map(len, out.parts)) > MAX_BYTES:
+        raise ValueError("its index is too large")
+    return msgspec.msgpack.encode((out.shown, out.root, out.parts))
+
+
+def unpacked(data: bytes | bytearray) -> LaidOut:
+    """What was packed; the parts are views, not copies."""
+    shown, root, parts = msgspec.msgpack.decode(data, type=_Packed)
+    return LaidOut(parts, shown, root)
+
+
+_Packed = tuple[list[int] | None, list[int] | None, list[memoryview]]
+
+
+def plain(body: bytes, media_type: str, root: Place | None = None) -> LaidOut:
+    """The answer as text only."""
+    tape = Tape()
+    span = tape.add_all(shown(body, media_type))
+    return LaidOut(tape.parts(), span, root)
 
 
 def laid_out(body: bytes, media_type: str, seed: bytes, *, weighty: int = WEIGHTY_CHARS) -> LaidOut:
     """The answer as one text with its indexes. The seed keeps names from being made to collide."""
-    tape = _Tape(seed, weighty)
-    value = as_json(body, media_type)
+    value = as_json(body, media_type, _read_frugally)
     if value is NOT_JSON:
-        text = as_text(body, media_type)
-        shown = tape.add(base64.b64encode(body).decode() if text is None else text)
-        return LaidOut(tape.text(), shown, None)
-    json = orjson.dumps(value).decode()
-    root = _placed(tape, value, tape.add(json))
+        return plain(body, media_type)
+    tape = _Tape(seed, weighty)
+    json = orjson.dumps(value)
+    root = _placed(tape, value, tape.add_all(decoded(json, "utf-8")))
     if isinstance(value, (list, str)):
-        return LaidOut(tape.text(), None, root)
-    text = as_text(body, media_type)
-    shown = root[:2] if text is None or text == json else tape.add(text)
-    return LaidOut(tape.text(), shown, root)
+        return LaidOut(tape.parts(), None, root)
+    same = json == body or not is_text(body, media_type)
+    whole = root[:2] if same else tape.add_all(shown(body, media_type))
+    return LaidOut(tape.parts(), whole, root)
+
+
+def _read_frugally(data: bytes | str) -> Any:
+    """As orjson reads, which has it all twice meanwhile; what it can't write it has to read."""
+    try:
+        value = msgspec.json.decode(data)
+        orjson.dumps(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+        return orjson.loads(data)
+    return value
+
+
+def seed_of(id: str) -> bytes:
+    """What nobody knows who makes up an answer before it is given its id."""
+    return id.encode()[:MAX_SEED_BYTES]
 
 
 def name_hash(name: str, seed: bytes) -> int:
@@ -73,23 +113,13 @@ def first_names(value: dict[str, Any]) -> list[str]:
     return [name[:MAX_NAME_CHARS] for name in islice(value, MAX_NAMED_KEYS)]
 
 
-class _Tape:
-    """The text so far."""
+class _Tape(Tape):
+    """The text so far, and how it is indexed."""
 
     def __init__(self, seed: bytes, weighty: int) -> None:
+        super().__init__()
         self.seed = seed
         self.weighty = weighty
-        self._pieces: list[str] = []
-        self._length = 0
-
-    def add(self, text: str) -> Span:
-        start = self._length
-        self._pieces.append(text)
-        self._length += len(text)
-        return start, self._length
-
-    def text(self) -> str:
-        return "".join(self._pieces)
 
 
 def _placed(tape: _Tape, value: Any, span: Span) -> Place:

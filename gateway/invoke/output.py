@@ -5,7 +5,8 @@ answer over the bound is a preview and the promise of the rest. A status of 300 
 with the words the API itself found for it. An answer that strays from its own content type is
 shown as what it turns out to be; nothing here fails.
 
-Pure. `shape` parses and decodes the whole body: hand answers over `HEAVY_BYTES` to a thread.
+Pure. `shape` parses and decodes what is within the bound: hand answers over `HEAVY_BYTES` to a
+thread.
 """
 
 from __future__ import annotations
@@ -16,15 +17,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
 from gateway.egress import Answer
 from gateway.invoke.charset import in_utf8
+from gateway.invoke.media import HEAVY_BYTES, NOT_JSON, as_json, as_text, essence
 
-HEAVY_BYTES = 65_536
 PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500
-MAX_DEPTH = 200  # deeper, and what we parsed could not be written again
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,12 @@ _HINTS = {
 
 
 def _error(answer: Answer, media_type: str) -> Shaped:
-    text = as_text(answer.body, media_type) or ""
-    said = _said(as_json(answer.body, media_type), text)
+    body, value = answer.body, NOT_JSON
+    if len(body) > HEAVY_BYTES:  # its words are near the beginning, and not worth parsing it all
+        text = _preview(body, media_type)
+    else:
+        text, value = as_text(body, media_type) or "", as_json(body, media_type)
+    said = _said(value, text)
     redirected = answer.status < 400
     message = f"The API answered {answer.status} {_phrase(answer.status)}".rstrip()
     if redirected:
@@ -202,71 +204,6 @@ def _words(value: Any, depth: int = 0) -> str | None:
         ordered = [folded[name] for name in _WORD_FIELDS if name in folded]
         return next((w for item in ordered if (w := _words(item, depth + 1))), None)
     return None
-
-
-# --- what a body is -------------------------------------------------------------------------------
-
-NOT_JSON = object()
-_TEXT_TYPES = (
-    "json",
-    "xml",
-    "javascript",
-    "yaml",
-    "x-www-form-urlencoded",
-    "graphql",
-    "csv",
-    "sql",
-)
-
-
-def essence(media_type: str) -> str:
-    """`application/json` of `Application/JSON; charset=utf-8`."""
-    return media_type.partition(";")[0].strip().lower()
-
-
-def as_text(body: bytes, media_type: str) -> str | None:
-    """The body, which is in UTF-8 if it is text at all, as text; None if it is none."""
-    kind = essence(media_type)
-    if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
-        return body.decode("utf-8-sig", "replace")
-    if kind.startswith(("image/", "audio/", "video/", "font/")) or b"\0" in body[:HEAVY_BYTES]:
-        return None
-    try:
-        return body.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-
-
-def as_json(body: bytes, media_type: str) -> Any:
-    """The body as a JSON value, or NOT_JSON. A type that says little is tried for what it is."""
-    kind = essence(media_type)
-    if not kind.endswith("json"):
-        vague = kind in ("", "text/plain", "application/octet-stream", "text/html", "text/json")
-        if not vague or body.lstrip()[:1] not in (b"{", b"["):
-            return NOT_JSON
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        text = body.decode("utf-8-sig", "replace")
-        try:
-            value = orjson.loads(text)
-        except (orjson.JSONDecodeError, UnicodeEncodeError):
-            return NOT_JSON
-    brackets = body.count(b"[") + body.count(b"{")
-    return NOT_JSON if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH) else value
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        inner = (
-            item
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        )
-        level = [item for item in inner if isinstance(item, (dict, list))]
-    return bool(level)
 
 
 def _text(text: str) -> dict[str, Any]:

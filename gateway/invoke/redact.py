@@ -2,7 +2,8 @@
 
 A secret is looked for as it stands and in the forms in which servers echo it: percent-encoded, in
 JSON and HTML escapes, and inside base64 at each of its three alignments. All forms are worked out
-once; a body that holds none of them costs a search and is handed back as it is. Secrets shorter
+once; a body that holds none of them costs a search and is handed back as it is. Large bodies are
+cleared in steps, for a single one would keep other threads from running. Secrets shorter
 than `SHORTEST_SECRET` are not looked for: they would tear holes into innocent text, and a password
 that short is caught as part of `user:password`.
 
@@ -15,12 +16,15 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 SHORTEST_SECRET = 6
+STEP_BYTES = 65_536
+SEARCH_BYTES = 1024 * 1024
 # Names of headers, variables and options whose values are nobody's business.
 SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|passw|credential|session", re.IGNORECASE)
 MASK = "[redacted]"
@@ -35,6 +39,7 @@ class Redactor:
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
         self._forms = tuple(sorted((f.encode() for f in forms), key=len, reverse=True))
+        self._longest = len(self._forms[0]) if self._forms else 0
         self._texts = tuple(form.decode() for form in self._forms)
         self._found = re.compile(b"|".join(map(re.escape, self._forms)) or b"(?!)")
         self._found_text = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
@@ -45,19 +50,19 @@ class Redactor:
     def holds_none(self, data: bytes) -> bool:
         """Whether no secret stands in this as it is; escapes are not read."""
         for form in self._forms:  # noqa: SIM110  (a plain loop: this runs over every answer)
-            if form in data:
+            if _holds(data, form):
                 return False
         return True
 
     def bytes(self, data: bytes) -> bytes:
         """The data without secrets: the same object if it holds none."""
         if not self.holds_none(data):
-            data = self._found.sub(MASK.encode(), data)
-        if self._forms and b"\\u00" in data:
+            data = _replaced(self._found, self._longest, _mask, data)
+        if self._forms and _holds(data, b"\\u00"):
             # JSON may spell any letter as an escape; read those that are plain characters.
-            spelled_out = _ESCAPE_BYTES.sub(lambda found: _plain(found[1]), data)
+            spelled_out = _replaced(_ESCAPE_BYTES, _ESCAPE_LENGTH, _plain, data)
             if not self.holds_none(spelled_out):
-                data = self._found.sub(MASK.encode(), spelled_out)
+                data = _replaced(self._found, self._longest, _mask, spelled_out)
         return data
 
     def text(self, text: str) -> str:
@@ -93,11 +98,50 @@ def redactor_of(secrets: frozenset[str]) -> Redactor:
 
 
 _ESCAPE_BYTES = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+_ESCAPE_LENGTH = 6
 
 
-def _plain(digits: bytes) -> bytes:
-    character = bytes([int(digits, 16)])
-    return b"\\" + character if character in (b'"', b"\\") else character
+def _mask(secret: re.Match[bytes]) -> bytes:
+    return MASK.encode()
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    return _PLAIN[escape[1].lower()]
+
+
+_PLAIN = {b"%x" % code: bytes([code]) for code in range(0x20, 0x80)}
+_PLAIN |= {b"22": b'\\"', b"5c": b"\\\\"}
+
+
+def _holds(data: bytes, form: bytes) -> bool:
+    """As `form in data`, a step at a time."""
+    at = 0
+    while at < len(data):
+        if data.find(form, at, at + SEARCH_BYTES + len(form)) >= 0:
+            return True
+        at += SEARCH_BYTES
+    return False
+
+
+def _replaced(
+    pattern: re.Pattern[bytes],
+    longest: int,
+    instead: Callable[[re.Match[bytes]], bytes],
+    data: bytes,
+) -> bytes:
+    """As `pattern.sub`, a step at a time; what it finds is not longer than said."""
+    steps, at = [], 0
+    while at < len(data):
+        end, written = at + STEP_BYTES, BytesIO()
+        for found in pattern.finditer(data, at, end + longest):
+            if found.start() >= end:
+                break
+            written.write(data[at : found.start()] + instead(found))
+            at = found.end()
+        written.write(data[at:end])
+        steps.append(written.getvalue())
+        at = max(at, end)
+    return b"".join(steps)
 
 
 def _forms(secret: str) -> set[str]:

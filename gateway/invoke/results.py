@@ -5,7 +5,8 @@ items; elsewhere they count characters of the text, which for a part of a JSON d
 Each part is itself bounded, so that reading can't bring back what was too large to show.
 
 An answer is laid out once, when it is kept (see `outline`); then a part is read with the few pieces
-of text that lead to it, however large the rest.
+of text that lead to it, however large the rest. One whose JSON takes too much to be laid out is
+kept as the text that it is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,43 +24,51 @@ import orjson
 
 from gateway.errors import Fixable
 from gateway.invoke.arguments import problem
-from gateway.invoke.outline import first_names, laid_out, member_start, name_hash
+from gateway.invoke.elsewhere import ELSEWHERE_BYTES, Elsewhere
+from gateway.invoke.media import may_be_json
+from gateway.invoke.outline import (
+    LaidOut,
+    first_names,
+    laid_out,
+    member_start,
+    name_hash,
+    packed,
+    plain,
+    seed_of,
+    unpacked,
+)
 from gateway.store.database import Database
-from gateway.store.results import Fetch, LargeResult, Place, cut, read_kept, save_result
+from gateway.store.parts import Place
+from gateway.store.results import Fetch, LargeResult, read_kept, save_result
 
 RESULT_SECONDS = 3600.0
 DEFAULT_ITEMS = 100
 DEFAULT_CHARS = 20_000
 MAX_SLICE_BYTES = 65_536
-MAX_SEED_BYTES = 64  # the hash takes no more
 MAX_DIGITS = 100  # of a position: Python refuses to read numbers of thousands
-HEFTY_BYTES = 2**20
 
 Index = dict[str, Any]  # see `outline`
 
-# One at a time: parsed, an answer takes up to twenty times the memory of its bytes.
-_hefty = ThreadPoolExecutor(1, "layout")
 
-
-async def keep_result(db: Database, id: str, principal: str, media_type: str, body: bytes) -> None:
+async def keep_result(
+    db: Database, elsewhere: Elsewhere, id: str, principal: str, media_type: str, body: bytes
+) -> None:
     """Keeps an answer for its principal to read in parts."""
     until = time.time() + RESULT_SECONDS
-    job = partial(kept, id, principal, media_type, body, until)
-    threads = _hefty if len(body) > HEFTY_BYTES else None
-    result, parts = await asyncio.get_running_loop().run_in_executor(threads, job)
-    await save_result(db, result, parts)
+    out = await _laid_out(elsewhere, id, media_type, body)
+    result = LargeResult(id, principal, len(body), out.shown, out.root, until)
+    await save_result(db, result, out.parts)
 
 
-def kept(
-    id: str, principal: str, media_type: str, body: bytes, until: float
-) -> tuple[LargeResult, list[bytes]]:
-    """An answer as it is stored."""
-    out = laid_out(body, media_type, _seed(id))
-    return LargeResult(id, principal, len(body), out.shown, out.root, until), cut(out.text)
-
-
-def _seed(id: str) -> bytes:
-    return id.encode()[:MAX_SEED_BYTES]
+async def _laid_out(elsewhere: Elsewhere, id: str, media_type: str, body: bytes) -> LaidOut:
+    if not may_be_json(body, media_type):
+        return await asyncio.to_thread(plain, body, media_type)
+    if len(body) <= ELSEWHERE_BYTES:
+        return await asyncio.to_thread(laid_out, body, media_type, seed_of(id))
+    data = await elsewhere(packed, body, media_type, id)
+    if data is None:
+        return await asyncio.to_thread(plain, body, media_type, root=())
+    return unpacked(data)
 
 
 async def read_result(
@@ -99,8 +107,10 @@ def read_slice(
         found = _Text(fetch, *result.shown)
     elif result.root is None:
         raise problem("pointer", "leads nowhere: this result is not JSON")
+    elif not result.root:
+        raise problem("pointer", "can't be followed: this result is too intricate; read its text")
     else:
-        found = _found(_seed(result.id), result.root, fetch, pointer)
+        found = _found(seed_of(result.id), result.root, fetch, pointer)
     if isinstance(found, (list, _Array)):
         part = _items(found, pointer, offset, limit, max_bytes)
     else:

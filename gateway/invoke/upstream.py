@@ -20,8 +20,10 @@ from gateway.config.connection import McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.caller import Ask, Notice, Progress
+from gateway.invoke.elsewhere import Elsewhere
 from gateway.invoke.limits import Holds, LargeRoom, Limits
-from gateway.invoke.output import HEAVY_BYTES, PREVIEW_CHARS
+from gateway.invoke.media import HEAVY_BYTES
+from gateway.invoke.output import PREVIEW_CHARS
 from gateway.invoke.prepared import Prepared
 from gateway.invoke.questions import asker
 from gateway.invoke.redact import Redactor
@@ -57,10 +59,13 @@ class Sessions(Protocol):
 class UpstreamSender:
     """Carries out calls whose target is an upstream MCP server's tool."""
 
-    def __init__(self, sessions: Sessions, limits: Limits, db: Database) -> None:
+    def __init__(
+        self, sessions: Sessions, limits: Limits, db: Database, elsewhere: Elsewhere
+    ) -> None:
         self._sessions = sessions
         self._limits = limits
         self._db = db
+        self._elsewhere = elsewhere
 
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
         operation, caller = attempt.tool.upstream, attempt.caller
@@ -144,7 +149,8 @@ class UpstreamSender:
 
     async def _kept(self, attempt: Attempt, raw: bytes, is_error: bool) -> dict[str, Any]:
         owner = attempt.caller.principal.name
-        await keep_result(self._db, attempt.id, owner, "application/json", raw)
+        kind = "application/json"
+        await keep_result(self._db, self._elsewhere, attempt.id, owner, kind, raw)
         preview = raw[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
         text = (
             f"The answer is too large to show: {len(raw)} bytes. Read it in parts with read_result "

@@ -14,13 +14,10 @@ from sqlalchemy import Connection, insert, select
 
 from gateway.store import tables
 from gateway.store.database import Database
+from gateway.store.parts import PART_CHARS, Place, Span
 from gateway.store.statements import insert_many, one, values
 
-PART_CHARS = 16_384
-
 T = TypeVar("T")
-Span = Sequence[int]  # where something begins and ends in the text, in characters
-Place = Sequence[int]  # the span of a value, and that of its index if it has one
 Fetch = Callable[[int, int], str]  # the text from here to there
 
 _table, _parts = tables.results, tables.result_parts
@@ -34,17 +31,13 @@ class LargeResult:
     principal: str
     bytes: int  # of the answer as it came
     shown: Span | None  # the answer as a whole, where that is read by characters
-    root: Place | None  # the JSON value, if it is one
+    root: Place | None  # the JSON value, if it is one; empty: nothing leads to what is in it
     expires_at: float
 
 
-def cut(text: str) -> list[bytes]:
-    """The text as it is stored, in one part at least."""
-    starts = range(0, max(1, len(text)), PART_CHARS)
-    return [text[at : at + PART_CHARS].encode() for at in starts]
-
-
-async def save_result(db: Database, result: LargeResult, parts: list[bytes]) -> None:
+async def save_result(
+    db: Database, result: LargeResult, parts: Sequence[bytes | memoryview]
+) -> None:
     """Keeps it until it expires."""
     row = values(result)
     rows = [{"result_id": result.id, "number": n, "text": part} for n, part in enumerate(parts)]

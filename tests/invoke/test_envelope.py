@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from gateway.blocklist import decodings
 from gateway.egress import Answer, Request
 from gateway.errors import Fixable
-from gateway.invoke.envelope import enveloped, opened, status_number
+from gateway.invoke.elsewhere import ELSEWHERE_BYTES
+from gateway.invoke.envelope import enveloped, opened
+from gateway.invoke.envelope_inside import status_number
 from gateway.invoke.request import build_request
 from gateway.model import HttpOperation, Parameter
 
@@ -162,22 +165,39 @@ def answered(response: object, status: int = 200, *headers: tuple[str, str]) -> 
         ),
     ],
 )
-def test_the_answer_inside_comes_out_as_if_the_api_had_given_it(
+async def test_the_answer_inside_comes_out_as_if_the_api_had_given_it(
     response: object, status: int, headers: dict[str, str], body: bytes
 ) -> None:
-    out = opened(answered(response))
+    out = await opened(answered(response), nobody)
     assert (out.status, dict(out.headers), out.body) == (status, headers, body)
 
 
-def test_azures_own_answer_is_left_as_it_is() -> None:
+async def test_a_large_answer_is_opened_elsewhere_or_left_as_it_is() -> None:
+    text = "x" * ELSEWHERE_BYTES
+    answer = answered({"statusCode": "NotFound", "body": text})
+
+    async def elsewhere(job: Callable[..., bytes], data: bytes, *arguments: str) -> bytes:
+        return job(data, *arguments)
+
+    out = await opened(answer, elsewhere)
+    assert (out.status, out.body) == (404, text.encode())
+    assert await opened(answer, nobody) is answer
+
+
+async def nobody(job: Callable[..., bytes], data: bytes, *arguments: str) -> None:
+    """Another process that can't do it."""
+
+
+async def test_azures_own_answer_is_left_as_it_is() -> None:
     for answer in (
         Answer(403, (), b'{"error":{"code":"Forbidden"}}'),
         Answer(200, (), b"not json"),
         Answer(200, (("content-type", "application/json"),), b'{"other":1}'),
     ):
-        assert opened(answer) is answer
+        assert await opened(answer, nobody) is answer
 
 
-def test_azures_request_id_stands_in_where_the_api_gives_none() -> None:
-    out = opened(answered({"statusCode": "BadGateway"}, 200, ("x-ms-request-id", "r2")))
+async def test_azures_request_id_stands_in_where_the_api_gives_none() -> None:
+    answer = answered({"statusCode": "BadGateway"}, 200, ("x-ms-request-id", "r2"))
+    out = await opened(answer, nobody)
     assert (out.status, out.header("x-ms-client-request-id")) == (502, "r2")

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.invoke.redact import MASK, Redactor, names_a_secret, redact_arguments
+from gateway.invoke.redact import (
+    MASK,
+    SEARCH_BYTES,
+    STEP_BYTES,
+    Redactor,
+    names_a_secret,
+    redact_arguments,
+)
 
 secrets = st.text(
     alphabet=st.characters(codec="utf-8", min_codepoint=0x21), min_size=8, max_size=30
@@ -61,6 +68,15 @@ def test_letters_spelled_as_json_escapes_are_read() -> None:
     redactor = Redactor(['hunter"22'])
     data = rb'{"a":"\u0068unt\u0065r\u002222","b":"\u00e9\u0041"}'
     assert orjson.loads(redactor.bytes(data)) == {"a": MASK, "b": "éA"}
+
+
+@pytest.mark.parametrize("step", [STEP_BYTES, SEARCH_BYTES])
+@pytest.mark.parametrize("spelled", [b"hunter2222", rb"hunter\u00322\u00322"])
+def test_secret_is_found_wherever_a_step_ends(step: int, spelled: bytes) -> None:
+    redactor = Redactor(["hunter2222"])
+    for overlap in (0, 1, 5, 9, len(spelled) - 1, len(spelled)):
+        before, after = b"x" * (step - overlap), b"y" * step
+        assert redactor.bytes(before + spelled + after) == before + MASK.encode() + after
 
 
 def test_clean_data_is_handed_back_as_it_is() -> None:

@@ -20,7 +20,12 @@ JSON = "application/json"
 DOCUMENT = {"items": [{"id": i} for i in range(250)], "note": "héllo", "a/b": {"~": [1]}, "n": None}
 BODY = orjson.dumps(DOCUMENT)
 
-cached_layout = lru_cache(1)(laid_out)
+
+@lru_cache(1)
+def layout(body: bytes, media_type: str, weighty: int) -> tuple[LargeResult, str]:
+    out = laid_out(body, media_type, b"r1", weighty=weighty)
+    kept = LargeResult("r1", "ann", len(body), out.shown, out.root, 1.0)
+    return kept, b"".join(out.parts).decode()
 
 
 def read(
@@ -32,15 +37,14 @@ def read(
     **asked: Any,
 ) -> dict[str, Any]:
     """A part of an answer that was laid out; `fetched` is told how much text that took."""
-    out = cached_layout(body, media_type, b"r1", weighty=weighty)
+    kept, text = layout(body, media_type, weighty)
 
     def fetch(start: int, end: int) -> str:
-        assert 0 <= start <= end <= len(out.text)
+        assert 0 <= start <= end <= len(text)
         if fetched is not None:
             fetched.append(end - start)
-        return out.text[start:end]
+        return text[start:end]
 
-    kept = LargeResult("r1", "ann", len(body), out.shown, out.root, 1.0)
     return read_slice(kept, fetch, **asked)
 
 

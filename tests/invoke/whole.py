@@ -9,7 +9,7 @@ import orjson
 
 from gateway.errors import Fixable
 from gateway.invoke.arguments import problem
-from gateway.invoke.output import NOT_JSON, as_json, as_text
+from gateway.invoke.media import NOT_JSON, as_json, as_text
 
 DEFAULT_ITEMS = 100
 DEFAULT_CHARS = 20_000

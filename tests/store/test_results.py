@@ -7,11 +7,10 @@ from sqlalchemy import Connection, func, select
 
 from gateway.store import tables
 from gateway.store.database import Database
+from gateway.store.parts import PART_CHARS, Tape
 from gateway.store.results import (
-    PART_CHARS,
     Fetch,
     LargeResult,
-    cut,
     read_kept,
     save_result,
 )
@@ -19,6 +18,12 @@ from gateway.store.sweep import sweep
 
 TEXT = "aé\0😀" * PART_CHARS  # four parts
 RESULT = LargeResult("r1", "ann", 12, [0, 5], [0, 5, 6, 9], 100.0)
+
+
+def cut(text: str) -> list[bytes]:
+    tape = Tape()
+    assert tape.add(text) == (0, len(text))
+    return tape.parts()
 
 
 def slice_of(start: int, end: int, result: LargeResult, fetch: Fetch) -> str:
