@@ -37,6 +37,7 @@ class Speaker:
     hello: dict[str, Any] = field(default_factory=dict)
     heard: list[dict[str, Any]] = field(default_factory=list)  # said before an answer
     meta: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 10.0  # that an answer may take
     _headers: dict[str, str] = field(default_factory=dict)
     _ids: int = 0
 
@@ -56,7 +57,7 @@ class Speaker:
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """The result. Raises Refusal."""
         message, headers = self._message(method, dict(params or {}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(self.seconds):
             async with self.http.post(self.url, json=message, headers=headers) as response:
                 if session := response.headers.get("mcp-session-id"):
                     self._headers["mcp-session-id"] = session

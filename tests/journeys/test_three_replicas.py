@@ -30,6 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ERAS: tuple[Era, ...] = ("2025", "2026")
 CUSTOMERS = 8
 OTHER_NUMBERS = 1_000_000  # so that no token was used before
+WAIT_SECONDS = 60.0  # that a call may wait for a person, and more
 SOON_SECONDS = 5.0  # it takes a tenth of one where the machine has nothing else to do
 
 
@@ -149,9 +150,8 @@ async def test_postgresql_may_be_restarted_under_load(
     three: Trio, http: aiohttp.ClientSession, postgres: PostgresServer
 ) -> None:
     params = {"name": "shop_add_permit", "arguments": {"number": 8}}
-    waiting = asyncio.create_task(
-        (await Speaker(http, f"{three.urls[0]}/mcp", "2026").meet()).request("tools/call", params)
-    )
+    speaker = await Speaker(http, f"{three.urls[0]}/mcp", "2026", seconds=WAIT_SECONDS).meet()
+    waiting = asyncio.create_task(speaker.request("tools/call", params))
     customers = Customers(http, three.url)
     async with customers.at_work(CUSTOMERS):
         await customers.more("completed", 20)
