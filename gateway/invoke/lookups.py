@@ -45,6 +45,7 @@ CACHE_SECONDS = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
 CACHE_ENTRY_BYTES = 512  # about what an entry takes beside its answer
 MAX_CACHED_BYTES = 1024 * 1024  # of one answer
+MAX_PARSED_BYTES = 2 * 1024 * 1024  # which holds up others for some hundredths of a second
 MAX_VALUES = 1000
 MAX_PAGES = 5
 
@@ -185,7 +186,9 @@ class LookUps:
     async def _whole(self, asked: Question, structured: Mapping[str, Any]) -> bytes:
         """An answer too large for a result is kept for its caller: it is read there."""
         owner = asked.caller.principal.name
-        kept = await read_json(self._db, str(structured.get("result_id")), owner)
+        kept = await read_json(
+            self._db, str(structured.get("result_id")), owner, most=MAX_PARSED_BYTES
+        )
         if kept is None or structured.get("incomplete"):
             raise UpstreamFailed("upstream_error", "the answer to the look-up is too large")
         return kept

@@ -79,13 +79,15 @@ async def read_result(
     return await read_kept(db, id, principal, time.time(), read)
 
 
-async def read_json(db: Database, id: str, principal: str) -> bytes | None:
-    """All of an answer that is JSON, even after its time."""
-    return await read_kept(db, id, principal, 0.0, _json)
+async def read_json(db: Database, id: str, principal: str, *, most: int) -> bytes | None:
+    """All of an answer that is JSON, even after its time; None if it has more bytes than that."""
 
+    def whole(result: LargeResult, fetch: Fetch) -> bytes | None:
+        if not result.root or result.bytes > most:
+            return None
+        return fetch(*result.root[:2]).encode()
 
-def _json(result: LargeResult, fetch: Fetch) -> bytes | None:
-    return fetch(*result.root[:2]).encode() if result.root else None
+    return await read_kept(db, id, principal, 0.0, whole)
 
 
 def read_slice(

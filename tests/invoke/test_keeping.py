@@ -12,7 +12,7 @@ import pytest
 
 from gateway.connectors.workers import Workers
 from gateway.errors import Fixable
-from gateway.invoke.results import keep_result, read_result
+from gateway.invoke.results import keep_result, read_json, read_result
 from gateway.store.database import Database
 from tests.databases import db, migrated_file, postgres, store_url
 
@@ -43,6 +43,8 @@ async def test_large_json_is_laid_out_in_another_process(db: Database, workers: 
     assert await read(db, "/items", 19_998) == ITEMS[19_998:]
     assert await read(db, "/items/777/name", limit=99) == "Nämé 777"
     assert await read(db, offset=2, limit=5) == "items"
+    assert await read_json(db, "r1", "ann", most=len(BODY)) == BODY
+    assert await read_json(db, "r1", "ann", most=len(BODY) - 1) is None
 
 
 async def nobody(job: Callable[..., bytes], data: bytes, *arguments: str) -> None:
