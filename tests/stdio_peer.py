@@ -91,7 +91,7 @@ class Peer:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def call_huge(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
-        return "x" * int(arguments["bytes"])
+        return str(arguments.get("of", "x")) * int(arguments["bytes"])
 
     def call_seen(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
         return "\n".join(self.seen)

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import structlog
 
-from gateway.connectors.upstream_answers import too_large
+from gateway.connectors.upstream_answers import MAX_CONTAINERS, is_intricate, too_large
 from gateway.connectors.upstream_child import READ_BYTES, Child, start_child
 from gateway.connectors.upstream_headers import HeaderMarks
 from gateway.connectors.upstream_rpc import (
@@ -240,8 +240,8 @@ class StdioSession:
         if isinstance(line, _Oversized):
             pending = self._pending.get(line.request_id)
             if pending is not None:
-                pending.put(too_large(self.name, self._max_bytes), must=True)
-            log.warning("upstream_line_too_long", upstream=self.name)
+                pending.put(too_large(self.name, line.most, line.unit), must=True)
+            log.warning("upstream_line_too_large", upstream=self.name)
             return
         try:
             message = orjson.loads(line)
@@ -311,9 +311,11 @@ async def _inbox(pending: _Pending) -> AsyncGenerator[Message, None]:
 
 @dataclass(frozen=True, slots=True)
 class _Oversized:
-    """A line that was too long to keep, and the request it seems to answer."""
+    """A line that is too large to be read, and the request it seems to answer."""
 
     request_id: int
+    most: int
+    unit: str = "bytes"
 
 
 class _Lines:
@@ -344,9 +346,13 @@ class _Lines:
     def _line(self) -> bytes | _Oversized:
         parts, size = self._parts, self._size
         self._parts, self._size = [], 0
-        if size <= self._max_bytes:
-            return b"".join(parts)
-        return _Oversized(_request_id(parts[0], parts[-1]))
+        if size > self._max_bytes:
+            return _Oversized(_request_id(parts[0], parts[-1]), self._max_bytes)
+        line = b"".join(parts)
+        if is_intricate(line):
+            request_id = _request_id(line[:ENDS_OF_LINE], line[-ENDS_OF_LINE:])
+            return _Oversized(request_id, MAX_CONTAINERS, "lists and objects")
+        return line
 
 
 _ID_FIRST = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,15})\s*,')

@@ -248,6 +248,7 @@ def modern(message: dict[str, Any], **results: Any) -> Response:
     return JSONResponse({**head, "result": known[message["method"]]})
 
 
+INTRICATE = "250000 lists and objects"
 ENDLESS = "up has a list of tools that does not end within its bounds"
 
 
@@ -320,20 +321,23 @@ async def test_answer_that_is_not_the_protocols_is_an_upstream_error(
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
-async def test_answer_over_its_bound_is_refused(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "bound"), [("x" * 1_000_001, "1000000 bytes"), ([[]] * 250_000, INTRICATE)]
+)
+async def test_answer_over_its_bound_is_refused(kind: str, value: Any, bound: str) -> None:
     async def answer(message: dict[str, Any], request: Request) -> Response:
         if message["method"] != "tools/call":
             return modern(message)
-        body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "result": {"x": "x" * 200_000}})
+        body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "result": {"x": value}})
         return Response(b"data: " + body + b"\n\n" if "event" in kind else body, media_type=kind)
 
     async with (
         scripted_peer(answer) as url,
-        upstreams(http("up", url), max_answer_bytes=100_000) as ups,
+        upstreams(http("up", url), max_answer_bytes=1_000_000) as ups,
     ):
         with pytest.raises(UpstreamFailed) as caught:
             await ups.call("up", "any", {})
-    assert caught.value.message == "up sent an answer of more than 100000 bytes"
+    assert caught.value.message == f"up sent an answer of more than {bound}"
 
 
 async def test_stream_that_breaks_off_is_taken_up_where_it_ended() -> None:

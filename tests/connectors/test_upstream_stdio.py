@@ -141,11 +141,14 @@ async def test_what_is_no_message_is_ignored_and_logged_without_secrets() -> Non
 
 
 async def test_answer_over_its_bound_fails_its_own_call_only() -> None:
-    async with upstreams(stdio("up"), max_answer_bytes=100_000) as ups:
+    async with upstreams(stdio("up"), max_answer_bytes=1_000_000) as ups:
         small = asyncio.create_task(ups.call("up", "huge", {"bytes": 50_000}))
         with pytest.raises(UpstreamFailed) as caught:
             await ups.call("up", "huge", {"bytes": 3_000_000})
-        assert caught.value.message == "up sent an answer of more than 100000 bytes"
+        assert caught.value.message == "up sent an answer of more than 1000000 bytes"
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "huge", {"bytes": 250_001, "of": "["})
+        assert caught.value.message == "up sent an answer of more than 250000 lists and objects"
         assert len(text_of(await small)) == 50_000
         assert text_of(await ups.call("up", "echo", {"text": "still here"})) == "still here"
 
