@@ -52,9 +52,12 @@ class Served:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
-    async def let_go(self, of_more_than: int, before: int, seconds: float = 30.0) -> None:
-        """Returns when it has had so many connections more than before, and let go of them."""
-        await until(lambda: self.descriptors() > before + of_more_than, seconds)
+    async def taken(self, more: int, before: int, seconds: float = 30.0) -> None:
+        """Returns when it has so many connections more than before."""
+        await until(lambda: self.descriptors() > before + more, seconds)
+
+    async def let_go(self, before: int, seconds: float = 30.0) -> None:
+        """Returns when it has let go of all connections but a few."""
         await until(lambda: self.descriptors() <= before + 5, seconds)
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:

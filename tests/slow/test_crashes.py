@@ -49,7 +49,8 @@ class Known:
     chance: random.Random
     put: dict[str, str | None] = field(default_factory=dict)  # name → display name, None: deleted
     doubtful: set[str] = field(default_factory=set)  # asked for when it died: either is right
-    shop: set[str] = field(default_factory=set)  # what a refresh may have left it with
+    offered: str = ""  # what the shop's definition has beside the items
+    shop: set[str] = field(default_factory=set)  # which of these a refresh may have left it with
     called: dict[str, tuple[str, ...]] = field(default_factory=dict)  # execution → what it may be
     numbers: int = 0
     sent: Counter[bytes] = field(default_factory=Counter)
@@ -128,9 +129,10 @@ def check_puts(known: Known, rows: dict[str, Any]) -> None:
 async def check_shop(http: aiohttp.ClientSession, base: str, known: Known) -> None:
     listed = await answer(http, "GET", f"{base}/api/v1/tools?connection=shop")
     names = {tool["name"] for tool in listed["tools"] if tool["name"].startswith("shop_get_")}
-    names -= {"shop_get_items"}
-    assert len(names) <= 1 and names <= known.shop, "a refresh is lost, or there by half"
-    known.shop = names or {""}
+    served = names - {"shop_get_items"} or {""}
+    assert len(served) == 1, f"a refresh is there by half: {names}"
+    assert served <= (known.shop or {""}), "a refresh is lost"
+    known.shop = {*served, known.offered}  # a refresh of its own may find that at any time
 
 
 async def ended_as(http: aiohttp.ClientSession, url: str, may_be: tuple[str, ...]) -> None:
@@ -164,10 +166,11 @@ async def refreshes(base: str, known: Known) -> None:
     async with aiohttp.ClientSession() as http:
         while True:
             more = f"more{known.chance.randrange(9)}"
-            known.shop.add(f"shop_get_{more}")
+            known.offered = f"shop_get_{more}"
+            known.shop.add(known.offered)
             known.peer.document = items_api(known.peer.url, "items", more, **ADD)
             await answer(http, "POST", f"{base}/api/v1/connections/shop/refresh")
-            known.shop = {f"shop_get_{more}"}
+            known.shop = {known.offered}
 
 
 async def orders(base: str, known: Known) -> None:
