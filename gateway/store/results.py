@@ -1,6 +1,7 @@
 """Answers too large to hand out at once, kept a while for their owner to read in parts.
 
-An answer is one text, cut into rows of equal length in characters: a slice is a few rows.
+An answer is one text, cut into rows of equal length in characters: a slice is a few rows. Of one
+principal only so much is kept: the oldest goes first.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from gateway.store import tables
 from gateway.store.database import Database
 from gateway.store.parts import PART_CHARS, Place, Span
 from gateway.store.statements import insert_many, one, values
+
+MAX_BYTES_OF_ONE = 256 * 1024 * 1024
 
 T = TypeVar("T")
 Fetch = Callable[[int, int], str]  # the text from here to there
@@ -38,15 +42,30 @@ class LargeResult:
 async def save_result(
     db: Database, result: LargeResult, parts: Sequence[bytes | memoryview]
 ) -> None:
-    """Keeps it until it expires."""
+    """Keeps it until it expires, or its owner has `MAX_BYTES_OF_ONE` of newer ones."""
     row = values(result)
     rows = [{"result_id": result.id, "number": n, "text": part} for n, part in enumerate(parts)]
 
     def save(tx: Connection) -> None:
         tx.execute(insert(_table), row)
         insert_many(tx, _parts, rows)
+        _make_room(tx, result.principal)
 
     await db.write(save)
+
+
+def _make_room(tx: Connection, principal: str) -> None:
+    newest_first = (
+        select(_table.c.id, _table.c.bytes)
+        .where(_table.c.principal == principal)
+        .order_by(_table.c.expires_at.desc())
+    )
+    rows = tx.execute(newest_first).all()
+    totals = accumulate(row.bytes for row in rows)
+    over = [row.id for row, total in zip(rows, totals, strict=True) if total > MAX_BYTES_OF_ONE]
+    if over:
+        tx.execute(delete(_table).where(_table.c.id.in_(over)))
+        tx.execute(delete(_parts).where(_parts.c.result_id.in_(over)))
 
 
 async def read_kept(

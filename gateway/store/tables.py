@@ -165,7 +165,7 @@ results = Table(
     "results",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("principal", Plain, nullable=False),
+    Column("principal", Plain, nullable=False, index=True),
     Column("bytes", Counter, nullable=False),
     Column("shown", Json),
     Column("root", Json),

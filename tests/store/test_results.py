@@ -9,6 +9,7 @@ from gateway.store import tables
 from gateway.store.database import Database
 from gateway.store.parts import PART_CHARS, Tape
 from gateway.store.results import (
+    MAX_BYTES_OF_ONE,
     Fetch,
     LargeResult,
     read_kept,
@@ -28,6 +29,12 @@ def cut(text: str) -> list[bytes]:
 
 def slice_of(start: int, end: int, result: LargeResult, fetch: Fetch) -> str:
     return fetch(start, end)
+
+
+def left(tx: Connection) -> list[tuple[str, int]]:
+    parts = tables.result_parts.c
+    counted = select(parts.result_id, func.count()).group_by(parts.result_id)
+    return sorted((id, count) for id, count in tx.execute(counted))
 
 
 async def test_where_reading_begins_comes_back(db: Database) -> None:
@@ -68,11 +75,6 @@ async def test_slices_are_those_of_the_text(db: Database, start: int, end: int) 
 
 
 async def test_text_goes_with_its_answer_and_no_other(db: Database) -> None:
-    def left(tx: Connection) -> list[tuple[str, int]]:
-        parts = tables.result_parts.c
-        counted = select(parts.result_id, func.count()).group_by(parts.result_id)
-        return [(id, count) for id, count in tx.execute(counted)]
-
     await save_result(db, RESULT, cut(TEXT))
     await save_result(db, LargeResult("r2", "ann", 1, None, None, 101.0), cut("x"))
 
@@ -88,3 +90,17 @@ async def test_answer_swept_while_it_is_read_is_no_longer_there(
     await save_result(db, RESULT, cut(TEXT)[:1])
 
     assert await read_kept(other_db, "r1", "ann", 99.0, partial(slice_of, 0, len(TEXT))) is None
+
+
+async def test_of_one_principal_the_oldest_goes_when_there_are_too_many(db: Database) -> None:
+    half = MAX_BYTES_OF_ONE // 2
+    for n, principal in enumerate(("ann", "bob", "ann", "ann")):
+        result = LargeResult(f"r{n}", principal, half, None, None, 100.0 + n)
+        await save_result(db, result, [b"text"])
+
+    read = [
+        await read_kept(db, f"r{n}", principal, 99.0, partial(slice_of, 0, 4))
+        for n, principal in enumerate(("ann", "bob", "ann", "ann"))
+    ]
+    assert read == [None, "text", "text", "text"]
+    assert await db.read(left) == [("r1", 1), ("r2", 1), ("r3", 1)]

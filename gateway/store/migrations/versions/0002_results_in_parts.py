@@ -22,7 +22,7 @@ def upgrade() -> None:
     op.create_table(
         "results",
         sa.Column("id", TEXT, primary_key=True),
-        sa.Column("principal", TEXT, nullable=False),
+        sa.Column("principal", TEXT, nullable=False, index=True),
         sa.Column("bytes", COUNT, nullable=False),
         sa.Column("shown", BLOB),
         sa.Column("root", BLOB),
