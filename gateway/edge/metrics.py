@@ -31,6 +31,7 @@ class Metrics:
         figures: Callable[[], dict[str, int]],
     ) -> None:
         self.registry = CollectorRegistry()
+        self._snapshot = snapshot
         self._calls = Counter(
             "gateway_calls",
             "Calls by connection, access and how they ended.",
@@ -63,6 +64,8 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        counters = (self._calls, self._errors, self._upstream)
+        self._families = (*counters, self._seconds, self._upstream_seconds)
         self.registry.register(_State(snapshot, figures))
         self._known: dict[tuple[str, str, str, int], _Children] = {}
 
@@ -72,6 +75,7 @@ class Metrics:
         kind = (execution.access, execution.status, status // 100 if status else 0)
         known = self._known.get((connection, *kind))
         if known is None:
+            self._let_go()
             known = self._known[(connection, *kind)] = self._children(connection, *kind)
         for counter in known.counters:
             counter.inc()
@@ -81,6 +85,14 @@ class Metrics:
             known.seconds.observe(execution.result["duration_ms"] / 1000)
             if (waited := execution.result.get("upstream_ms")) is not None:
                 known.upstream_seconds.observe(waited / 1000)
+
+    def _let_go(self) -> None:
+        """Forgets connections that are no more: names that come and go must not pile up."""
+        gone = {connection for connection, *_ in self._known} - self._snapshot().connections.keys()
+        for family in self._families:
+            for connection in gone:
+                family.remove_by_labels({"connection": connection})
+        self._known = {key: known for key, known in self._known.items() if key[0] not in gone}
 
     def _children(self, connection: str, access: str, status: str, answer: int) -> _Children:
         """What a call of this kind is counted in, looked up once: labels are dear."""

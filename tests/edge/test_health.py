@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
 
 from tests.conftest import GatewayMaker, Running
+from tests.peers import provider
 
 CONFIG = """
 [demo]
@@ -58,6 +61,27 @@ async def test_metrics_have_sums_for_strangers_and_names_for_admins(
     assert 'gateway_connections{status="connected"} 2.0' in summed
     assert "gateway_pending_approvals 0.0" in summed
     assert "gateway_upstream_seconds_count 1.0" in summed
+
+
+async def test_metrics_forget_connections_that_are_no_more(make_gateway: GatewayMaker) -> None:
+    here = '[network]\nallow = ["127.0.0.1/32"]\n'
+    gateway: Running = await make_gateway(CONFIG + here)
+    api, headers = f"{gateway.url}/api/v1", {"Authorization": "Bearer ann-token-0123456789"}
+    async with provider() as peer, aiohttp.ClientSession(headers=headers) as http:
+
+        async def done(method: str, path: str, body: Any = None) -> None:
+            async with http.request(method, f"{api}{path}", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+
+        shop = {"kind": "openapi", "spec": peer.spec, "organization": "acme"}
+        await done("PUT", "/connections/shop", shop)
+        await done("POST", "/tools/shop_get_items/call", {"arguments": {"id": "1"}})
+        async with http.get(f"{gateway.url}/metrics") as answer:
+            assert 'connection="shop"' in await answer.text()
+        await done("DELETE", "/connections/shop")
+        await done("POST", "/tools/demo_get_book/call", {"arguments": {"id": 1}})
+        async with http.get(f"{gateway.url}/metrics") as answer:
+            assert 'connection="shop"' not in await answer.text()
 
 
 async def test_probes_answer_whatever_the_host_header_says(gateway: Running) -> None:
