@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # An answer of 16 MiB, of which a connection holds one, is there several times on its way to the
 # store; the crowd's first 256 KiB each come on top.
-MAX_GROWTH = 160 * MEBIBYTE
+MAX_GROWTH = 256 * MEBIBYTE
 CROWD = 64
 OVERCROWDED = 400  # 32 are served and 256 wait
 DEADLINE_SECONDS = 2  # of a call to the bad one
