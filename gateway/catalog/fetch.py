@@ -18,11 +18,14 @@ from urllib.parse import urlsplit
 from cachetools import TTLCache
 
 from gateway.egress import Answer, Request
-from gateway.errors import DefinitionUnreadable, GatewayError
+from gateway.errors import DefinitionUnreadable, GatewayError, Overloaded
 from gateway.model import digest, pack, unpack
+from gateway.unpack import Room
 
 FETCH_SECONDS = 4.5
 MEMORY_BYTES = 8 * 1024 * 1024
+LARGE_BYTES = 1024 * 1024  # of a definition: up to this size nobody has to wait
+LARGE_AT_ONCE = 2
 MAX_PACKED = 8 * 1024 * 1024  # GitHub's 13 MB take one
 MEMORY_ENTRIES = 512
 MEMORY_SECONDS = 300.0
@@ -55,8 +58,40 @@ class Sender(Protocol):
     """The part of egress that fetching needs."""
 
     async def send(
-        self, request: Request, *, deadline: float, max_bytes: int, same_host_redirects: int = 0
+        self,
+        request: Request,
+        *,
+        deadline: float,
+        max_bytes: int,
+        room: Room | None = None,
+        same_host_redirects: int = 0,
     ) -> Answer: ...
+
+
+class _LargeRoom:
+    """One fetch's right to hold a large definition until it is packed; few have it at a time."""
+
+    bytes = LARGE_BYTES
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._taken = self.denied = False
+
+    async def take(self, until: float | None) -> bool:
+        """See `unpack.Room`."""
+        try:
+            async with asyncio.timeout_at(until):
+                self._taken = self._taken or await self._places.acquire()
+        except TimeoutError:
+            self.denied = True
+        return self._taken
+
+    def __enter__(self) -> _LargeRoom:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            self._places.release()
 
 
 class Fetcher:
@@ -65,6 +100,7 @@ class Fetcher:
     def __init__(self, egress: Sender, folder: Path) -> None:
         self._egress = egress
         self._folder = folder
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.remember(MEMORY_SECONDS, MEMORY_ENTRIES)
 
     def remember(self, seconds: float, entries: int) -> None:
@@ -89,7 +125,8 @@ class Fetcher:
         if not _URL.match(location):
             return _same_or(known, await self._read_file(location, max_bytes))
         known = known or self._memory.get(place_of(location))
-        definition = await self._download(location, known, max_bytes, seconds)
+        with _LargeRoom(self._large) as room:
+            definition = await self._download(location, known, max_bytes, seconds, room)
         self._remember(definition)
         return definition
 
@@ -112,13 +149,18 @@ class Fetcher:
         return await _definition(location, raw, max_bytes)
 
     async def _download(
-        self, location: str, known: Definition | None, max_bytes: int, seconds: float
+        self,
+        location: str,
+        known: Definition | None,
+        max_bytes: int,
+        seconds: float,
+        room: _LargeRoom,
     ) -> Definition:
         headers = [("Accept", ACCEPT), *_validators(known)]
         request = Request("GET", location, tuple(headers), None)
         try:
             answer = await self._egress.send(
-                request, deadline=seconds, max_bytes=max_bytes, same_host_redirects=5
+                request, deadline=seconds, max_bytes=max_bytes, room=room, same_host_redirects=5
             )
         except GatewayError as error:
             raise DefinitionUnreadable(
@@ -131,6 +173,8 @@ class Fetcher:
                 f"the definition can't be fetched: the server answered {answer.status}",
                 "Open the address in a browser: it must answer 200 with the definition itself.",
             )
+        if room.denied:
+            raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
         if answer.truncated:
             raise _too_large(max_bytes)
         definition = await _definition(location, answer.body, max_bytes)

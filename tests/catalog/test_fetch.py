@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
-from gateway.catalog.fetch import Definition, Fetcher
+import pytest
+
+from gateway.catalog.fetch import LARGE_BYTES, MAX_PACKED, Definition, Fetcher
 from gateway.egress import Egress
+from gateway.errors import DefinitionUnreadable
 from tests.peers import Provider, provider
 
 HERE = ("127.0.0.1/32",)
@@ -28,6 +33,23 @@ async def test_no_more_definitions_are_remembered_than_configured() -> None:
         for peer in (one, other, one, one):
             await fetch(fetcher, peer)
     assert (one.definition_status, other.definition_status) == ([200, 200, 304], [200])
+
+
+async def test_what_does_not_pack_is_no_definition() -> None:
+    async with provider() as peer, Egress(HERE) as egress:
+        peer.raw = Random(1).randbytes(MAX_PACKED + 1_000)
+        with pytest.raises(DefinitionUnreadable, match="even when packed"):
+            await Fetcher(egress, Path()).fetch(peer.spec, None, max_bytes=2 * MAX_PACKED)
+
+
+async def test_many_large_definitions_at_once_are_all_read_in_their_turn() -> None:
+    async with provider() as peer, Egress(HERE) as egress:
+        fetcher, peer.raw = Fetcher(egress, Path()), b"openapi: 3.0.0\n" * LARGE_BYTES
+        asked = (
+            fetcher.fetch(f"{peer.spec}?{n}", None, max_bytes=20 * LARGE_BYTES) for n in range(6)
+        )
+        found = await asyncio.gather(*asked)
+    assert {definition.raw for definition in found} == {peer.raw}
 
 
 async def fetch(fetcher: Fetcher, peer: Provider, known: Definition | None = None) -> Definition:

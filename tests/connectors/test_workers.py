@@ -213,7 +213,7 @@ def _shared(operations: int, parameters: int) -> bytes:
     ("make", "words"),
     [
         (lambda: b"[" * 30_000_000, "objects and lists"),
-        (lambda: b'{"a":' * 90 + b"[" * 170_000 + b"]" * 170_000 + b"}" * 90, "levels deep"),
+        (lambda: b'{"a":' * 90 + b"[" * 150_000 + b"]" * 150_000 + b"}" * 90, "levels deep"),
         (lambda: b"[" + b"1," * 15_000_000 + b"1]", "items"),
         (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n" * 2_900_000, "lines"),
         (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n- [b, c, d]\n" * 90_000, "nodes"),

@@ -86,7 +86,7 @@ def _datum(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    return len(orjson.dumps(value)) <= _MAX_VALUE
+    return len(value) <= _MAX_VALUE and len(orjson.dumps(value)) <= _MAX_VALUE
 
 
 def _names_by_name(value: Any) -> Any:

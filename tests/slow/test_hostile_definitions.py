@@ -1,0 +1,141 @@
+"""Every hostile definition is answered in time and in little memory, by a gateway of its own.
+
+Memory is what the gateway and its readers take together above what they took before, sampled;
+validators, which give advice later and have a bound of their own, are not counted. On a machine
+that is busy with other things, time is the processor's; the answer itself is not waited for longer
+than the deadlines of fetching and reading together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import orjson
+import psutil
+import pytest
+
+from tests.conftest import OPEN, gateway_process
+from tests.slow.hostile import FAMILY, Hostile
+
+pytestmark = pytest.mark.slow
+
+CPU_SECONDS = 5
+ANSWER_SECONDS = 10  # 5 on a machine that is not busy
+MEMORY = 100 * 1024 * 1024
+CHUNK = 262_144
+SMALL = orjson.dumps({"openapi": "3.0.0", "info": {}, "paths": {"/a": {"get": {}}}}).decode()
+
+
+@pytest.mark.parametrize("name", FAMILY)
+async def test_a_hostile_definition_is_answered_in_time_and_little_memory(
+    name: str, tmp_path: Path
+) -> None:
+    hostile = FAMILY[name]
+    config = tmp_path / "config.toml"
+    config.write_text(OPEN, encoding="utf-8")
+    async with (
+        _served(hostile, hostile.make()) as url,
+        gateway_process(config) as (process, address),
+        aiohttp.ClientSession() as session,
+    ):
+        puts = address.removesuffix("/mcp") + "/api/v1/connections/"
+        warm = {"kind": "openapi", "spec": SMALL, "base_url": "http://127.0.0.1:9"}
+        async with session.put(f"{puts}warm", json=warm) as answer:
+            assert answer.status == 200
+        gateway = psutil.Process(process.pid)
+        before, cpu = _memory(gateway), _cpu(gateway)
+        with _Peak(gateway) as peak:
+            async with (
+                asyncio.timeout(ANSWER_SECONDS),
+                session.put(f"{puts}bad", json={"kind": "openapi", "spec": url}) as answer,
+            ):
+                said = await answer.json()
+        print(f"{name}: {answer.status}, {(peak.bytes - before) >> 20} MB")
+        assert answer.status == 200 or said["error"]["message"]
+        assert answer.status in (200, 422)
+        assert peak.bytes - before < MEMORY
+        assert _cpu(gateway) - cpu < CPU_SECONDS
+
+
+class _Peak:
+    """The most that a gateway and its readers take while the block lasts."""
+
+    def __init__(self, gateway: psutil.Process) -> None:
+        self._gateway = gateway
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.bytes = 0
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            self.bytes = max(self.bytes, _memory(self._gateway))
+
+    def __enter__(self) -> _Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def _memory(gateway: psutil.Process) -> int:
+    readers = sum(_memory_of_reader(child) for child in gateway.children())
+    return int(gateway.memory_info().rss) + readers
+
+
+def _memory_of_reader(child: psutil.Process) -> int:
+    """Nothing of a child that is still the gateway's image, before it becomes a reader."""
+    with suppress(psutil.Error):
+        if child.cmdline()[-2:] == ["gateway.connectors.worker_main", "build"]:
+            return int(child.memory_info().rss)
+    return 0
+
+
+def _cpu(gateway: psutil.Process) -> float:
+    used = 0.0
+    with suppress(psutil.Error):
+        for process in (gateway, *gateway.children()):
+            times = process.cpu_times()
+            used += times.user + times.system + times.children_user + times.children_system
+    return used
+
+
+@asynccontextmanager
+async def _served(hostile: Hostile, raw: bytes) -> AsyncIterator[str]:
+    """The definition's address at a peer that sends it in the manner it asks for."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            if hostile.manner != "silent":
+                await _send(writer, hostile, raw)
+            await reader.read()  # until the gateway is gone
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/definition"
+    finally:
+        server.close()
+
+
+async def _send(writer: asyncio.StreamWriter, hostile: Hostile, raw: bytes) -> None:
+    lines = ["HTTP/1.1 200 OK", "Connection: close"]
+    if hostile.encoding:
+        lines.append(f"Content-Encoding: {hostile.encoding}")
+    if hostile.manner == "whole":
+        lines.append(f"Content-Length: {len(raw)}")
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    for at in range(0, len(raw), CHUNK):
+        writer.write(raw[at : at + CHUNK])
+        await writer.drain()
+    while hostile.manner in ("endless", "drip"):
+        writer.write(b"s" * (CHUNK if hostile.manner == "endless" else 1))
+        await writer.drain()
+        await asyncio.sleep(0 if hostile.manner == "endless" else 0.05)
