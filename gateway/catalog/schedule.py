@@ -2,8 +2,8 @@
 
 As often as `refresh_seconds` says; soon, when an upstream says that its tools changed or a lazy
 connection is seen for the first time; and after a failure with growing pauses, so that what comes
-back is noticed. A definition that is new also gets advice from a validator, in its own time: it
-never holds anything up.
+back is noticed. One that takes long to answer keeps nobody else waiting. A definition that is new
+also gets advice from a validator, in its own time: it never holds anything up.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Schedule:
         self._persistence = persistence
         self._advise = advise
         self._woken: set[str] = set()
+        self._looking: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
         self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
         self._advised: set[str] = set()
@@ -52,17 +53,15 @@ class Schedule:
 
     async def run(self) -> None:
         """Refreshes what is due, for ever."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._wake.wait()
-            self._wake.clear()
-            connections = self._catalog.current.connections
-            woken, self._woken = self._woken & connections.keys(), set()
-            now = time.time()
-            due = {name for name, state in connections.items() if self._is_due(state, now)}
-            if woken or due:
-                await self._refresh(sorted(woken | due))
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._wake.wait()
+                self._wake.clear()
+                for names in self._ready():
+                    self._looking |= names
+                    looks.create_task(self._refresh(names))
 
     async def advise(self) -> None:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
@@ -71,11 +70,24 @@ class Schedule:
                 await self._advise_on(name)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _refresh(self, names: list[str]) -> None:
+    def _ready(self) -> list[set[str]]:
+        """Who is looked at now: each that asked by itself, what is due so many at once."""
+        connections, now = self._catalog.current.connections, time.time()
+        due = {name for name, state in connections.items() if self._is_due(state, now)}
+        woken = self._woken & connections.keys()
+        self._woken = woken & self._looking  # looked at once more, after this time
+        due -= self._looking | woken
+        return [{name} for name in sorted(woken - self._looking)] + ([due] if due else [])
+
+    async def _refresh(self, names: set[str]) -> None:
         try:
             await self._catalog.refresh(names, by="schedule")
         except GatewayError as error:  # the store, or a connection that is gone: look again later
             log.warning("scheduled refresh failed", error=error.message)
+        finally:
+            self._looking -= names
+            if self._woken:
+                self._wake.set()
 
     def _is_due(self, state: ConnectionState, now: float) -> bool:
         if not is_active(state.settings):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import mcp_types as types
 from mcp.client.client import Client
 
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import provider, until
+from tests.peers_mcp import PLAIN_SCHEMA, Context, McpPeer, mcp_peer
 
 STDIO_PEER = Path(__file__).parents[1] / "stdio_peer.py"
 
@@ -46,3 +50,45 @@ lazy = true
         await client.list_tools()
         await until(lambda: status() == "connected", 10)
         assert any(name.startswith("peer_") for name in await names(client))
+
+
+@dataclass
+class SlowToList(McpPeer):
+    """A server whose list takes as long as the test says."""
+
+    may_list: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def list_tools(
+        self, ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        self.asked.set()
+        await self.may_list.wait()
+        return await super().list_tools(ctx, params)
+
+
+async def test_a_server_that_is_slow_to_list_holds_up_no_change_of_another(
+    make_gateway: GatewayMaker,
+) -> None:
+    slow = SlowToList()
+    slow.may_list.set()
+    async with mcp_peer() as quick, mcp_peer(peer=slow):
+        peers = {"quick": quick, "slow": slow}
+        tables = (f'[connections.{n}]\nkind = "mcp"\nurl = "{p.url}"\n' for n, p in peers.items())
+        gateway: Running = await make_gateway(OPEN + "".join(tables))
+
+        def offered(name: str) -> bool:
+            return name in gateway.app.gateway.snapshot.tools
+
+        await until(lambda: offered("quick_echo") and offered("slow_echo"), 10)
+        await asyncio.wait_for(asyncio.gather(quick.listening.wait(), slow.listening.wait()), 10)
+        slow.may_list.clear()
+        slow.asked.clear()
+        slow.tools["later"] = quick.tools["soon"] = PLAIN_SCHEMA
+        await slow.announce()
+        await asyncio.wait_for(slow.asked.wait(), 10)
+        await quick.announce()
+        await until(lambda: offered("quick_soon"), 10)
+        assert not offered("slow_later")
+        slow.may_list.set()
+        await until(lambda: offered("slow_later"), 10)
