@@ -8,7 +8,7 @@ changed, what was built before is used again.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ import orjson
 
 from gateway.catalog.azure import AzureDirectory
 from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher, same_bytes
+from gateway.catalog.names import Owner
 from gateway.catalog.snapshot import without_clashes
 from gateway.catalog.sources import build_key, location_of, source_of
 from gateway.config.connection import (
@@ -32,7 +33,7 @@ from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.upstream import Wrap, build_upstream
 from gateway.errors import Fixable, GatewayError
-from gateway.model import Build, Problem, Source, Tool, digest
+from gateway.model import Build, Problem, Source, digest
 
 BUILD_SECONDS = 20.0
 SOON_SECONDS = 4.5  # with the fetching, unless that takes most of it
@@ -172,12 +173,11 @@ def previewed(
     found: Found,
     problems: Sequence[Problem] = (),
     *,
-    taken: Mapping[str, Tool],
-    reserved: Collection[str],
+    owner: Owner,
 ) -> dict[str, Any]:
     """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
     build = found.build
-    exposed, clashes = without_clashes(build.tools, taken, reserved)
+    exposed, clashes = without_clashes(build.tools, owner)
     tools = [
         {
             "name": tool.name,

@@ -38,6 +38,7 @@ from gateway.catalog.snapshot import (
     Origin,
     Snapshot,
     assemble,
+    owner_in,
     same_content,
     with_tools,
 )
@@ -154,10 +155,9 @@ class Catalog:
             base = ConnectionState(name, settings, "stored", status=resting(settings))
             new = await asyncio.to_thread(adopt, with_last_good(base, old), found, time.time())
             revision = await self._persistence.put(name, settings, new, expected, by)
-            state = replace(new.state, revision=revision)
-            self._install(state, new)
+            self._install(replace(new.state, revision=revision), new)
             self._swap(revision)
-        log.info("connection put", connection=name, by=by, tools=len(state.tools))
+        log.info("connection put", connection=name, by=by, tools=len(new.state.tools))
         exposed = {tool.name for tool in self.current.connections[name].tools}
         return report_of(new, self.current.revision, exposed)
 
@@ -216,8 +216,8 @@ class Catalog:
         """What a put would expose, with nothing stored."""
         settings = parse_connection(name, values)
         found = await self._discover_new(name, settings, planned=True)
-        others = {key: t for key, t in self.current.tools.items() if t.connection != name}
-        return previewed(name, kind_of(settings), found, taken=others, reserved=self._reserved)
+        owner = owner_in(self.current, name, settings, self._reserved)
+        return previewed(name, kind_of(settings), found, owner=owner)
 
     async def refresh(
         self, names: Collection[str] | None = None, *, by: str, told: Told = lambda name: None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 
+from gateway.catalog.names import NameSpaces, Owner, name_spaces
 from gateway.config.connection import Connection
 from gateway.config.settings import Permissions, Settings
 from gateway.model import Build, Level, Problem, Status, Tool
@@ -86,11 +87,12 @@ def assemble(
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
     ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
+    spaces = _spaces(ordered, settings)
     taken: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
     for state in ordered:
         state = _with_portable(state, settings, portable)
-        state = _without_clashes(state, taken, reserved)
+        state = _without_clashes(state, _owner(state, spaces, taken, reserved))
         connections[state.name] = state
         taken.update((tool.name, tool) for tool in state.tools)
     return Snapshot(
@@ -101,6 +103,16 @@ def assemble(
         choices or {},
         stored_permissions,
     )
+
+
+def owner_in(
+    snapshot: Snapshot, name: str, settings: Connection, reserved: Collection[str]
+) -> Owner:
+    """Tells who else would have the names of a connection that is put."""
+    state = ConnectionState(name, settings, "stored")
+    spaces = _spaces([*snapshot.connections.values(), state], snapshot.settings)
+    others = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}
+    return _owner(state, spaces, others, reserved)
 
 
 def same_content(one: Snapshot, other: Snapshot) -> bool:
@@ -120,29 +132,50 @@ def _with_portable(
     return with_tools(state, (*state.tools, *extra)) if extra else state
 
 
-def _without_clashes(
-    state: ConnectionState, taken: Mapping[str, Tool], reserved: Collection[str]
-) -> ConnectionState:
-    kept, problems = without_clashes(state.tools, taken, reserved)
+def _spaces(states: Iterable[ConnectionState], settings: Settings) -> NameSpaces:
+    """Which names belong to which of these connections, whatever they list."""
+    ranked = ((state.name, state.settings, ORIGIN_ORDER[state.origin]) for state in states)
+    return name_spaces(ranked, settings.capabilities)
+
+
+def _owner(
+    state: ConnectionState,
+    spaces: NameSpaces,
+    taken: Mapping[str, Tool],
+    reserved: Collection[str],
+) -> Owner:
+    """Tells for a name who else has it: the gateway, a tool that was first, a connection."""
+    rank = ORIGIN_ORDER[state.origin]
+
+    def owner(name: str) -> str | None:
+        if name in reserved:
+            return "the gateway itself"
+        holder = taken[name].connection if name in taken else spaces.owner(name, state.name, rank)
+        return holder and f"connection {holder!r}"
+
+    return owner
+
+
+def _without_clashes(state: ConnectionState, owner: Owner) -> ConnectionState:
+    kept, problems = without_clashes(state.tools, owner)
     if not problems:
         return state
     return replace(with_tools(state, kept), problems=(*state.problems, *problems))
 
 
 def without_clashes(
-    tools: Sequence[Tool], taken: Mapping[str, Tool], reserved: Collection[str]
+    tools: Sequence[Tool], owner: Owner
 ) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
     """The tools whose names are free, and a problem for each of the others."""
-    clashes = [tool for tool in tools if tool.name in taken or tool.name in reserved]
+    owners = {tool.name: whose for tool in tools if (whose := owner(tool.name))}
     problems = tuple(
-        Problem("error", tool.operation or tool.path, _clash_message(tool, taken))
-        for tool in clashes
+        Problem(
+            "error",
+            tool.operation or tool.path,
+            f"not exposed: the tool name {tool.name!r} belongs to {owners[tool.name]}; "
+            "set another prefix",
+        )
+        for tool in tools
+        if tool.name in owners
     )
-    names = {tool.name for tool in clashes}
-    return tuple(tool for tool in tools if tool.name not in names), problems
-
-
-def _clash_message(tool: Tool, taken: Mapping[str, Tool]) -> str:
-    owner = taken.get(tool.name)
-    whose = f"connection {owner.connection!r}" if owner else "the gateway itself"
-    return f"not exposed: the tool name {tool.name!r} belongs to {whose}; set another prefix"
+    return tuple(tool for tool in tools if tool.name not in owners), problems

@@ -123,6 +123,7 @@ async def _preview(
     from gateway.catalog.azure import AzureDirectory
     from gateway.catalog.discover import Discoverer, previewed
     from gateway.catalog.fetch import Fetcher
+    from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
     from gateway.catalog.sources import kind_of
     from gateway.cli.discover import upstreams_over
     from gateway.config.reading import parse_connection
@@ -156,7 +157,9 @@ async def _preview(
         advice: tuple[Problem, ...] = ()
         if kind_of(connection) == "openapi":
             advice = await workers.advise(found.definition.packed)
-    return previewed(name, kind_of(connection), found, advice, taken={}, reserved=RESERVED_NAMES)
+    known = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
+    owner = owner_in(Snapshot(0, settings, known), name, connection, RESERVED_NAMES)
+    return previewed(name, kind_of(connection), found, advice, owner=owner)
 
 
 def _configured(what: str, settings: Settings) -> Connection | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
@@ -130,6 +131,39 @@ def test_no_connection_takes_a_name_of_the_gateway_or_of_another() -> None:
     assert [t.name for t in now.connections["thief"].tools] == ["thief_get_x"]
     assert now.connections["imp"].tools == ()
     assert {problem.severity for problem in now.connections["imp"].problems} == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "listed"),
+    [
+        ("bare", {"prefix": ""}, "shop_get_nothing"),
+        ("bare", {"prefix": ""}, "given"),
+        ("bare", {"prefix": ""}, "books_get"),
+        ("sho", {"prefix": "sho"}, "shop_get_nothing"),
+        ("shop_x", {}, "shop_x_y_get"),
+    ],
+    ids=["a prefix", "a given name", "a capability", "the longer prefix", "a name in a name"],
+)
+def test_what_a_connection_may_come_to_have_is_never_anothers(
+    name: str, settings: dict[str, Any], listed: str
+) -> None:
+    config = '[capabilities]\nbooks = "shop"\n[connections.shop]\nkind = "openapi"\nspec = "x.yaml"'
+    wraps = [{"tool": "make", "as": "given"}]
+    thief = connection(name, _named(tool(name, "get_y"), listed), **settings)
+    owners = (
+        connection("shop"),
+        connection("shop-x-y"),
+        connection("zoo", kind="mcp", url="https://x.example", wrap=wraps),
+    )
+    now = snapshot(thief, *owners, config=config)
+    assert now.tools == {}
+    assert [problem.severity for problem in now.connections[name].problems] == ["error"]
+
+
+def test_a_connection_that_is_put_takes_no_name_of_a_configured_one() -> None:
+    configured = connection("shop", _named(tool("shop", "get_y"), "shop_new_get_y"))
+    put = replace(connection("shop-new", tool("shop_new", "get_y")), origin="stored")
+    assert snapshot(configured, put).tools["shop_new_get_y"].connection == "shop"
 
 
 def _named(one: Tool, name: str) -> Tool:

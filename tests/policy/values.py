@@ -39,7 +39,9 @@ def tool(connection: str, local_name: str, tokens: int = 10) -> Tool:
 
 def connection(name: str, *tools: Tool, **settings: Any) -> ConnectionState:
     """A connected connection with these tools."""
-    values = {"kind": "openapi", "spec": "x.yaml", **settings}
+    values = {"kind": "openapi", **settings}
+    if values["kind"] == "openapi":
+        values = {"spec": "x.yaml", **values}
     state = ConnectionState(name, parse_connection(name, values), "config", status="connected")
     return with_tools(state, tools)
 
