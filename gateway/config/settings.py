@@ -26,6 +26,9 @@ from gateway.model import Level
 
 RESTART_TABLES = ("server", "store")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+ADDRESSED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # bundles, workflows, steps
+ADDRESSED_RULE = "a letter or digit, then letters, digits, _, - or ., at most 64 in all"
+_WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 class Server(Table):
@@ -169,8 +172,8 @@ class Bundle(Table):
 
     @property
     def explicit(self) -> bool:
-        """Whether `allow` names tools rather than everything."""
-        return "*" not in self.allow and "**" not in self.allow
+        """Whether each pattern of `allow` says something of a name, and is not all wildcards."""
+        return all(_WILDCARDS.sub("", pattern) for pattern in self.allow)
 
 
 class Role(Table):
@@ -215,6 +218,15 @@ def _names(settings: Settings) -> list[tuple[str, str]]:
         (f"connections.{name}", f"the name must be {NAME_RULE}")
         for name in settings.connections
         if not NAME_PATTERN.fullmatch(name)
+    ]
+    addressed = [(f"bundles.{name}", name) for name in settings.bundles]
+    for workflow, roles in settings.routes.items():
+        steps = ((f"routes.{workflow}.{role}.{s}", s) for role in roles for s in roles[role])
+        addressed += [(f"routes.{workflow}", workflow), *steps]
+    found += [
+        (where, f"{name!r} is part of an address: {ADDRESSED_RULE}")
+        for where, name in addressed
+        if not ADDRESSED.fullmatch(name)
     ]
     if settings.demo.enabled and "demo" in settings.connections:
         found.append(("connections.demo", "the name is taken by [demo] while demo.enabled = true"))
@@ -314,7 +326,7 @@ def bundle_trust_problems(name: str, bundle: Bundle, untrusted: set[str]) -> lis
         found.append(
             (
                 f"bundles.{name}.allow",
-                f'must name tools: {", ".join(held)} is untrusted and ["*"] is not explicit',
+                f'must name tools: {", ".join(held)} is untrusted and wildcards alone are not explicit',
             )
         )
     return found

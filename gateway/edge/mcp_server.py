@@ -9,7 +9,6 @@ so that a client of 2026 which forgot it is told just that.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIO
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
+from gateway.config.settings import ADDRESSED
 from gateway.edge import mcp_legacy, mcp_modern
 from gateway.edge.http_guard import (
     Fields,
@@ -68,7 +68,6 @@ Heard = Callable[[str, bytes], None]
 
 _log = structlog.get_logger(__name__)
 _OWN = Scope("own")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HANDSHAKE = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _KNOWN = frozenset(version.encode() for version in KNOWN_PROTOCOL_VERSIONS)
 
@@ -221,7 +220,7 @@ def scope_of(path: str) -> Scope | None:
 
 
 def _are_names(names: tuple[str, ...]) -> bool:
-    return len(names) <= MAX_BUNDLES and all(_NAME.fullmatch(name) for name in names)
+    return len(names) <= MAX_BUNDLES and all(ADDRESSED.fullmatch(name) for name in names)
 
 
 def is_modern(fields: Fields, value: object) -> bool:
