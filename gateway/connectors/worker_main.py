@@ -12,6 +12,7 @@ On the wire, both ways: the lengths of head and data, the head as MessagePack, t
 from __future__ import annotations
 
 import gc
+import math
 import os
 import resource
 import struct
@@ -33,12 +34,12 @@ _PART_BYTES = 900  # for an object or a list of it; one like GitHub's needs 700
 _ITEM_BYTES = 100  # for a comma or a line
 MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
-BUILD_CPU_SECONDS = 6
+BUILD_CPU_SECONDS = 4
 ADVICE_CPU_SECONDS = 20
 WORK_CPU_SECONDS = 5
 MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
 _RECURSION = 2_000
-_NICENESS = 15
+_NICENESS = 5
 
 # A kind of connection and what builds its tools, imported when it is first needed.
 BUILDERS = {
@@ -149,7 +150,7 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
 
 def _grant_cpu(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds)
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + seconds)
 
 
 def _grant_memory(raw: bytes) -> None:

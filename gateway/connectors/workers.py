@@ -115,7 +115,7 @@ class Workers:
         except _Crashed as crash:
             if self._closed:
                 raise _closed_error() from crash
-            if not child.was_warm:
+            if not child.was_warm or crash.status == -signal.SIGXCPU:
                 raise _crash_error(crash) from crash
         # A warm child may have been ended from outside while it was idle: that says nothing
         # about this document.
