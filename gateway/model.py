@@ -57,7 +57,7 @@ class Parameter:
     style: Style = "simple"
     explode: bool = False
     reserved: bool = False  # allowReserved: `:/?#[]@!$&'()*+,;=` stay as they are (query only)
-    media_type: str | None = None  # a `content` parameter: written as this media type (JSON)
+    media_type: str | None = None  # a `content` parameter: written as this media type
     double_encoded: bool = False  # x-ms-url-encoding: double
     constant: Any = None  # sent when no argument gives a value
 
@@ -70,7 +70,7 @@ class Field:
     name: str
     file: bool = False  # base64 in the arguments, bytes on the wire
     file_name_argument: str | None = None
-    media_type: str | None = None  # of this part, in multipart
+    media_type: str | None = None  # of this part, in multipart; JSON in a form
     style: Style = "form"
     explode: bool = True
 

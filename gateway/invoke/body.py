@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.errors import Fixable
 from gateway.invoke.arguments import problem
-from gateway.invoke.styles import pairs, parameter_name, percent, scalar, to_json
+from gateway.invoke.styles import is_json, pairs, parameter_name, percent, scalar, to_json
 from gateway.model import Body, Field
 
 _ABSENT = object()
@@ -36,7 +36,7 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
         value = {body.wrap: value if isinstance(value, list) else [value]}
     if body.binary:
         return body.media_type, _decoded(body.whole or "body", value)
-    if media_type == "application/json" or media_type.endswith("+json"):
+    if is_json(media_type):
         return body.media_type, to_json(value)
     return _text(body.media_type, media_type, value)
 
@@ -108,7 +108,7 @@ def _form(body: Body, value: Any) -> bytes:
 
 def _as_json(field: Field, item: Any) -> bool:
     """Objects are JSON unless a style is asked for: their keys must not become fields."""
-    if field.media_type and field.media_type.endswith("json"):
+    if field.media_type and is_json(field.media_type):
         return True
     return isinstance(item, Mapping) and field.style == "form"
 
@@ -120,12 +120,21 @@ def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[st
     parts = [
         _part(field, item, arguments)
         for field, whole in _parts(body, value)
-        for item in (whole if isinstance(whole, list) and not _as_json(field, whole) else [whole])
+        for item in _items(field, whole)
     ]
     boundary = _boundary(parts)
     line = b"--" + boundary.encode()
     content = b"".join(line + b"\r\n" + part + b"\r\n" for part in parts) + line + b"--\r\n"
     return f"{body.media_type}; boundary={boundary}", content
+
+
+def _items(field: Field, whole: Any) -> list[Any]:
+    """The values that become parts: a list is one part each, unless it is to be one text."""
+    if not isinstance(whole, list) or _as_json(field, whole):
+        return [whole]
+    if field.explode or field.file:
+        return whole
+    return [text for _, text in pairs(field.style, False, field.name, whole, str)]
 
 
 def _part(field: Field, item: Any, arguments: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ definition spells it. What comes out is the very text that goes on the wire.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from gateway.errors import Fixable, Refused
 from gateway.invoke.arguments import problem
 from gateway.invoke.body import encode_body
 from gateway.invoke.styles import (
+    DELIMITERS,
+    is_json,
     joined,
     pairs,
     parameter_name,
@@ -94,6 +97,13 @@ def _value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
     return parameter.constant if given is None else given
 
 
+def _content(parameter: Parameter, value: Any) -> Any:
+    """The value; as text where the definition gives it a media type of its own."""
+    if not parameter.media_type:
+        return value
+    return to_json(value).decode() if is_json(parameter.media_type) else scalar(value)
+
+
 def _argument(parameter: Parameter) -> str:
     return parameter.argument or parameter.name
 
@@ -148,8 +158,7 @@ def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
     value, name = _value(parameter, arguments), _argument(parameter)
     if value is None:
         raise problem(name, "is required: it is part of the path")
-    if parameter.media_type:
-        return to_json(value).decode()
+    value = _content(parameter, value)
     if not joined("simple", False, "", value, str).strip(" ,"):
         raise problem(name, "can't be empty: it is part of the path")
     return value
@@ -189,9 +198,7 @@ def _query_pairs(parameter: Parameter, value: Any, names: set[str]) -> Iterator[
     if value is None:
         return
     encode = percent_but_reserved if parameter.reserved else percent
-    if parameter.media_type:
-        yield parameter.name, encode(to_json(value).decode())
-        return
+    value = _content(parameter, value)
     style = "form" if parameter.style == "simple" else parameter.style
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
         # The keys of an exploded object are the caller's: they may not pass for another parameter.
@@ -223,9 +230,12 @@ _HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")
 
 
 def _header_text(parameter: Parameter, value: Any) -> str:
-    if parameter.media_type:
-        value = to_json(value).decode()
-    text = joined("simple", parameter.explode, parameter.name, value, str).strip(" \t")
+    if parameter.media_type and is_json(parameter.media_type):
+        value = json.dumps(value, separators=(",", ":"))  # \u00e9: a header has only ASCII
+    else:
+        value = _content(parameter, value)
+    style = parameter.style if parameter.style in DELIMITERS else "simple"
+    text = joined(style, parameter.explode, parameter.name, value, str).strip(" \t")
     if not _HEADER_TEXT.fullmatch(text):
         raise problem(
             _argument(parameter), "must be plain ASCII on one line: it is sent as a header"
@@ -234,8 +244,7 @@ def _header_text(parameter: Parameter, value: Any) -> str:
 
 
 def _cookie_texts(parameter: Parameter, value: Any) -> Iterator[str]:
-    if parameter.media_type:
-        value = to_json(value).decode()
+    value = _content(parameter, value)
     for name, text in pairs("form", parameter.explode, parameter.name, value, _cookie_value):
         yield f"{percent(name)}={text}"
 

@@ -19,6 +19,11 @@ from gateway.model import Style
 
 Encode = Callable[[str], str]
 
+DELIMITERS: Mapping[str, str] = {
+    "spaceDelimited": " ",
+    "pipeDelimited": "|",
+    "tabDelimited": "\t",
+}
 WHOLE_FLOAT_LIMIT = 1e15  # beyond, a float no longer stands for one whole number
 
 
@@ -38,14 +43,24 @@ def to_json(value: Any) -> bytes:
     return orjson.dumps(value)
 
 
+def is_json(media_type: str) -> bool:
+    """Whether what has this media type is written as JSON."""
+    plain = media_type.partition(";")[0].strip().lower()
+    return plain.endswith(("/json", "+json"))
+
+
 def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:
-    """A value in the styles that make one piece of text: simple, label, matrix."""
+    """A value in the styles that make one text: simple, label, matrix, the delimited ones."""
     if style == "simple" and isinstance(value, (str, int, float)):
         return encode(scalar(value))
     if style == "matrix":
         return _matrix(explode, name, value, encode)
     lead, between = (".", "." if explode else ",") if style == "label" else ("", ",")
-    return lead + between.join(_parts(explode, value, encode))
+    return lead + _between(style, encode, between).join(_parts(explode, value, encode))
+
+
+def _between(style: Style, encode: Encode, otherwise: str = ",") -> str:
+    return encode(DELIMITERS[style]) if style in DELIMITERS else otherwise
 
 
 def _parts(explode: bool, value: Any, encode: Encode) -> Iterator[str]:
@@ -67,13 +82,6 @@ def _matrix(explode: bool, name: str, value: Any, encode: Encode) -> str:
     return f";{encode(name)}={text}" if text else f";{encode(name)}"
 
 
-_DELIMITERS: Mapping[str, str] = {
-    "spaceDelimited": "%20",
-    "pipeDelimited": "%7C",
-    "tabDelimited": "%09",
-}
-
-
 def pairs(
     style: Style, explode: bool, name: str, value: Any, encode: Encode
 ) -> Iterator[tuple[str, str]]:
@@ -89,7 +97,7 @@ def pairs(
     elif isinstance(value, (list, tuple)) and explode:
         yield from ((name, part) for part in _parts(False, value, encode))
     else:
-        yield name, _DELIMITERS.get(style, ",").join(_parts(False, value, encode))
+        yield name, _between(style, encode).join(_parts(False, value, encode))
 
 
 def _deep(name: str, value: Any, encode: Encode) -> Iterator[tuple[str, str]]:

@@ -139,7 +139,9 @@ def test_multipart_holds_files_values_and_objects() -> None:
             Field("note", "note"),
             Field("tags", "tags"),
             Field("meta", "meta"),
-            Field("list", "list", media_type="application/json"),
+            Field("list", "list", media_type="application/json; charset=utf-8"),
+            Field("csv", "csv", explode=False),
+            Field("pipes", "pipes", style="pipeDelimited", explode=False),
         ),
         constants={"kind": "cv"},
     )
@@ -151,6 +153,8 @@ def test_multipart_holds_files_values_and_objects() -> None:
         "tags": ["a", "b"],
         "meta": {"x": 1},
         "list": [1, 2],
+        "csv": ["a", 2],
+        "pipes": ["a", "b c"],
     }
     sent = encode_body(body, arguments)
     assert parts_of(sent) == [
@@ -162,6 +166,8 @@ def test_multipart_holds_files_values_and_objects() -> None:
         ("tags", None, "text/plain", b"b"),
         ("meta", None, "application/json", b'{"x":1}'),
         ("list", None, "application/json", b"[1,2]"),
+        ("csv", None, "text/plain", b"a,2"),
+        ("pipes", None, "text/plain", b"a|b c"),
         ("kind", None, "text/plain", b"cv"),
     ]
     assert sent == encode_body(body, arguments)

@@ -257,6 +257,41 @@ def test_reserved_value_can_not_begin_another_parameter() -> None:
     assert url_of(operation, {"q": "x/y:z&admin=1#f"}) == "/a?q=x/y:z%26admin=1%23f"
 
 
+@pytest.mark.parametrize(
+    ("media_type", "value", "sent"),
+    [
+        ("text/plain", 'a "b"', 'a "b"'),
+        ("text/plain", 5, "5"),
+        ("application/xml", "<a/>", "<a/>"),
+        ("application/json; charset=utf-8", "a", '"a"'),
+        ("application/vnd.x+json", {"a": [1]}, '{"a":[1]}'),
+    ],
+)
+def test_a_value_with_a_media_type_of_its_own_is_written_in_it(
+    media_type: str, value: Any, sent: str
+) -> None:
+    query = Parameter("q", "query", "v", "form", True, media_type=media_type)
+    header = Parameter("X-V", "header", "v", media_type=media_type)
+    cookie = Parameter("c", "cookie", "v", "form", True, media_type=media_type)
+    request = build_request(path_operation("/a", query, header, cookie), {"v": value})
+    headers = dict(request.headers)
+    assert parse_qsl(urlsplit(request.url).query) == [("q", sent)]
+    assert (headers["X-V"], unquote(headers["Cookie"])) == (sent, f"c={sent}")
+
+
+def test_json_in_a_header_has_only_ascii() -> None:
+    header = Parameter("X-V", "header", "v", media_type="application/json")
+    request = build_request(path_operation("/a", header), {"v": {"a": "é"}})
+    assert dict(request.headers)["X-V"] == r'{"a":"\u00e9"}'
+
+
+def test_delimiters_of_swagger_stand_in_paths_and_headers_too() -> None:
+    path = Parameter("p", "path", "v", "pipeDelimited")
+    header = Parameter("X-V", "header", "v", "spaceDelimited")
+    request = build_request(path_operation("/{p}", path, header), {"v": ["a", "b"]})
+    assert (request.url, dict(request.headers)["X-V"]) == (BASE + "/a%7Cb", "a b")
+
+
 def test_query_of_the_template_is_kept() -> None:
     operation = path_operation("/a?fixed=1", Parameter("q", "query", "q", "form", True))
     assert url_of(operation, {"q": "x"}) == "/a?fixed=1&q=x"
