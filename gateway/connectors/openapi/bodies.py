@@ -40,6 +40,7 @@ FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 OCTETS = "application/octet-stream"
 _MAX_PARTS = 200  # of one allOf, parts of parts included
+_LOOKED_AT = 20  # schemas, for one unit of work
 _MAX_LEVELS = 8  # of defaults that make up a hidden body
 _FORM_STYLES: Mapping[str, Style] = {
     "form": "form",
@@ -48,6 +49,8 @@ _FORM_STYLES: Mapping[str, Style] = {
     "tabDelimited": "tabDelimited",
     "deepObject": "deepObject",
 }
+_TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
+_ANYTHING: Mapping[str, Any] = {}
 _DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
 
 
@@ -104,7 +107,7 @@ def media_kind(media_type: str) -> str:
         return "form"
     if plain.startswith("multipart/"):
         return "multipart"
-    text = plain.startswith("text/") or plain.endswith(("+xml", "/xml", "yaml", "graphql"))
+    text = plain.startswith("text/") or plain.endswith(_TEXT_ENDINGS)
     return "text" if text else "octets"
 
 
@@ -137,6 +140,8 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
             required.update(name for name in sequence(part.get("required")) if type(name) is str)
             if any(key in part for key in _DYNAMIC):
                 properties.pop("dynamicProperties", None)  # the designer's placeholder
+        for name, raw in _of_kinds(document, resolved(document, schema)).items():
+            properties.setdefault(name, raw)
     except Unusable:
         return None
     if not properties or len(properties) > MAX_INPUTS:
@@ -160,6 +165,35 @@ def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
             found.append(part)
             waiting.extend(sequence(part.get("allOf")))
     return found[::-1]
+
+
+def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an object may have besides, if it says its kind: the properties of what extends it."""
+    if "discriminator" not in base:
+        return {}
+    if id(base) not in document.kinds:
+        found: dict[str, Any] = {}
+        for part in _extending(document, base):
+            for name, raw in mapping(part.get("properties")).items():
+                found[name] = raw if found.get(name, raw) == raw else _ANYTHING
+        document.kinds[id(base)] = found
+    return document.kinds[id(base)]
+
+
+def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    home = document.root if document.swagger else mapping(document.root.get("components"))
+    named = mapping(home.get("definitions" if document.swagger else "schemas"))
+    spend(document, len(named) // _LOOKED_AT)
+    for schema in named.values():
+        extended = sequence(mapping(schema).get("allOf"))
+        spend(document, len(extended) // _LOOKED_AT)
+        try:
+            if any(
+                "$ref" in mapping(part) and resolved(document, part) is base for part in extended
+            ):
+                yield from _parts(document, schema)
+        except Unusable:
+            continue
 
 
 def _is_object(part: Mapping[str, Any]) -> bool:
@@ -210,17 +244,20 @@ def _field(
     encoding = mapping(content.encoding.get(name))
     style = _FORM_STYLES.get(text_of(encoding.get("style")), "form")
     explode = encoding["explode"] if isinstance(encoding.get("explode"), bool) else style == "form"
+    part_type = text_of(encoding.get("contentType")).partition(",")[0].strip()
+    media_type = part_type if part_type and "*" not in part_type else None
     if kind == "form":
-        return Field(argument, name, style=style, explode=explode)
+        # A style that is asked for wins over the media type.
+        media_type = None if {"style", "explode"} & encoding.keys() else media_type
+        return Field(argument, name, media_type=media_type, style=style, explode=explode)
     single, several = _is_file(around.document, raw), _is_file_list(around.document, raw)
     file_name = names.take(f"{name}_filename", "body") if single else None
-    part_type = text_of(encoding.get("contentType")).partition(",")[0].strip()
     return Field(
         argument,
         name,
         file=single or several,
         file_name_argument=file_name,
-        media_type=part_type if part_type and "*" not in part_type else None,
+        media_type=media_type,
         style=style,
         explode=explode,
     )

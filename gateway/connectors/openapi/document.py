@@ -34,6 +34,7 @@ class Document:
     format: str
     swagger: bool
     found: dict[str, Any] = field(default_factory=dict)  # references resolved so far
+    kinds: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by id of what is extended
     work: list[int] = field(default_factory=lambda: [0])  # done so far
 
 
@@ -148,12 +149,34 @@ def target_of(document: Document, reference: str) -> Any:
     if not reference.startswith("#"):
         raise Unusable(f"reference to another document is not followed: {reference[:200]}")
     if not reference.startswith("#/"):
-        raise Unusable(f"reference leads nowhere: {reference[:200]}")
+        return _anchored(document, reference)
     value: Any = document.root
     for segment in reference[2:].split("/"):
         value = _step(value, segment, reference)
     document.found[reference] = value
     return value
+
+
+def _anchored(document: Document, reference: str) -> Any:
+    """The schema that an `$anchor` of 3.1 names; `#` alone is the document."""
+    if "#" not in document.found:
+        document.found.update(_anchors(document.root))
+        document.found["#"] = document.root
+    if reference not in document.found:
+        raise Unusable(f"reference leads nowhere: {reference[:200]}")
+    return document.found[reference]
+
+
+def _anchors(root: Any) -> Iterator[tuple[str, Any]]:
+    waiting = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if isinstance(name := part.get("$anchor"), str):
+                yield f"#{name}", part
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
 
 
 def _step(value: Any, segment: str, reference: str) -> Any:

@@ -55,7 +55,7 @@ _WORDS = frozenset(
 )
 _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
-    + ("nullable", "x-nullable")
+    + ("nullable", "x-nullable", "discriminator")
 )
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -319,10 +319,27 @@ class Schemas:
             self._mend_pattern(raw["pattern"], result)
         if raw.get("type") == "file":
             result["contentEncoding"] = "base64"
+        if "discriminator" in raw:
+            self._mark_kinds(raw, result)
         mend_limits(raw, result)
         mend_enum(result)
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
             allow_null(result)
+
+    def _mark_kinds(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
+        """Say in each alternative which value stands for it, where only the mapping says so."""
+        told = mapping(raw["discriminator"])
+        name = str(told.get("propertyName"))
+        values: dict[str, list[str]] = {}
+        for value, target in mapping(told.get("mapping")).items():
+            reference = str(target) if "/" in str(target) else f"#/components/schemas/{target}"
+            values.setdefault(reference, []).append(value)
+        for key in ("oneOf", "anyOf"):
+            for part, alternative in zip(result.get(key, ()), sequence(raw.get(key)), strict=False):
+                reference = str(mapping(alternative).get("$ref"))
+                known = values.get(reference, ()) if mapping(part).keys() == {"$ref"} else ()
+                if known and _takes_text(target_of(self._document, reference), name):
+                    part["properties"] = {name: {"enum": known}}
 
     def _mend_pattern(self, pattern: Any, result: dict[str, Any]) -> None:
         """Compiling patterns is dear: a document has so many, and the rest is not checked."""
@@ -350,6 +367,12 @@ class Schemas:
 
 def _title(raw: Mapping[str, Any]) -> str:
     return phrase(raw.get("x-ms-summary"), MAX_TITLE) or phrase(raw.get("title"), MAX_TITLE)
+
+
+def _takes_text(target: Any, name: str) -> bool:
+    """Whether any text may be the property's value, for all that the schema says."""
+    own = mapping(mapping(mapping(target).get("properties")).get(name))
+    return own.get("type", "string") == "string" and not own.keys() & {"enum", "const", "$ref"}
 
 
 def _says_the_same(title: Any, name: str) -> bool:

@@ -369,6 +369,27 @@ def test_the_media_type_that_says_most_is_chosen(types: list[str], chosen: str |
             ),
             {"a": STRING, "b": STRING},
         ),
+        (
+            {
+                "application/x-www-form-urlencoded": {
+                    "schema": FIELDS,
+                    "encoding": {
+                        "a": {"contentType": "application/json"},
+                        "b": {"contentType": "application/json", "style": "form"},
+                    },
+                }
+            },
+            Body(
+                "application/x-www-form-urlencoded",
+                (Field("a", "a", media_type="application/json"), Field("b", "b")),
+            ),
+            {"a": STRING, "b": STRING},
+        ),
+        (
+            {"application/x-ndjson": {"schema": STRING}},
+            Body("application/x-ndjson", whole="body"),
+            {"body": {"type": "string", "description": "The body, as application/x-ndjson."}},
+        ),
     ],
 )
 def test_bodies_are_taken_apart_or_taken_whole(

@@ -119,6 +119,15 @@ def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
     assert schema["$defs"]["My_Tree"]["properties"]["left"] == {"$ref": "#/$defs/My_Tree"}
 
 
+def test_references_by_anchor_are_followed() -> None:
+    tree = {"$anchor": "tree", "type": "object", "properties": {"left": {"$ref": "#tree"}}}
+    tool = only_tool(_definition({"$ref": "#/components/schemas/T"}, {"T": tree}, "3.1.0"))
+
+    assert schema_of(tool)["$defs"] == {
+        "T": {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}}}
+    }
+
+
 def test_definitions_of_one_name_are_kept_apart() -> None:
     written = {
         "anyOf": [
