@@ -22,6 +22,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
+from gateway.catalog.admission import refuse_edit
 from gateway.catalog.azure import AzureDirectory
 from gateway.catalog.azure_watch import AzureWatch
 from gateway.catalog.discover import Discoverer
@@ -349,6 +350,7 @@ async def _watch(
     catalog, azure = app.gateway.catalog, app.gateway.azure
 
     async def apply(edited: Settings) -> None:
+        refuse_edit(edited, catalog.current)
         egress.allow(edited.network.allow)
         limits.resize(edited.limits.max_concurrent_calls)
         if edited.cache != catalog.current.settings.cache:

@@ -66,12 +66,10 @@ class Watched:
             return
         self._seen = text
         try:
-            settings = parse_settings(text, str(self._config))
+            await self._take(parse_settings(text, str(self._config)))
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
             self._report(str(error))
-            return
-        await self._take(settings)
 
     async def _take(self, settings: Settings) -> None:
         self._at_start = self._at_start or settings

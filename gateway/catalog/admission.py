@@ -1,11 +1,22 @@
-"""What may not be put at run time. Pure."""
+"""What may not be put, or edited, at run time. Pure."""
 
 from __future__ import annotations
 
-from gateway.catalog.snapshot import ConnectionState
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, Connection, McpConnection
+from gateway.config.reading import parse_connection
 from gateway.config.settings import Settings, bundle_trust_problems
-from gateway.errors import Fixable, Refused
+from gateway.errors import ConfigInvalid, Fixable, Refused
+
+
+def read_planned(settings: Settings, name: str, values: Mapping[str, Any]) -> Connection:
+    """A connection that is only looked at: what may not be put is not tried either."""
+    connection = parse_connection(name, values)
+    refuse_unsafe(settings, name, connection)
+    return connection
 
 
 def refuse_configured(state: ConnectionState | None, new: Connection | None = None) -> None:
@@ -77,3 +88,20 @@ def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None
         if problems := bundle_trust_problems(bundle_name, bundle, {name}):
             where, what = problems[0]
             raise Fixable("connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle.")
+
+
+def refuse_edit(settings: Settings, current: Snapshot) -> None:
+    """Refuses a configuration whose bundles break a rule for connections it does not name."""
+    untrusted = {
+        name
+        for name, state in current.connections.items()
+        if state.settings.trust == "untrusted" and state.origin not in ("config", "demo")
+    }
+    untrusted -= settings.connections.keys()
+    problems = [
+        f"config.toml: {where}: {what}"
+        for name, bundle in settings.bundles.items()
+        for where, what in bundle_trust_problems(name, bundle, untrusted)
+    ]
+    if problems:
+        raise ConfigInvalid(problems)

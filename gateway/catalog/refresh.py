@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
-from gateway.catalog.admission import refuse_configured, refuse_put
+from gateway.catalog.admission import read_planned, refuse_configured, refuse_put
 from gateway.catalog.adopt import (
     Adoption,
     Report,
@@ -214,7 +214,7 @@ class Catalog:
 
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a put would expose, with nothing stored."""
-        settings = parse_connection(name, values)
+        settings = read_planned(self.current.settings, name, values)
         found = await self._discover_new(name, settings, planned=True)
         owner = owner_in(self.current, name, settings, self._reserved)
         return previewed(name, kind_of(settings), found, owner=owner)

@@ -326,7 +326,7 @@ def bundle_trust_problems(name: str, bundle: Bundle, untrusted: set[str]) -> lis
         found.append(
             (
                 f"bundles.{name}.allow",
-                f'must name tools: {", ".join(held)} is untrusted and wildcards alone are not explicit',
+                f"must name tools, not wildcards alone: {', '.join(held)} is untrusted",
             )
         )
     return found

@@ -144,6 +144,10 @@ def _narrowed(
     snapshot: Snapshot, principal: Principal, state: ConnectionState, bundles: Iterable[Bundle]
 ) -> tuple[Tool, ...]:
     here = [bundle for bundle in bundles if state.name in bundle.connections]
+    if state.settings.trust == "untrusted" and not all(
+        b.mode == "meta" and b.explicit for b in here
+    ):
+        return ()  # the file is checked for this, but not for what was put while it was another
     return tuple(
         tool
         for tool in visible_tools(snapshot, principal, state)

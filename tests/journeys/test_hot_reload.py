@@ -46,6 +46,16 @@ async def test_a_put_connection_has_tools_at_once_and_loses_them_when_deleted(
         assert "shop_get_items" not in await names(client)
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_no_command_is_put_nor_tried(gateway: Running, tmp_path: Path, dry_run: bool) -> None:
+    trace = tmp_path / "ran"
+    command = {"kind": "mcp", "transport": "stdio", "command": "touch", "args": [str(trace)]}
+    async with Client(gateway.mcp) as client:
+        put = await own_call(client, "put_connection", name="x", dry_run=dry_run, **command)
+        assert put["error"]["message"] == "commands can't be put at run time"
+    assert not trace.exists()
+
+
 async def test_a_dry_run_shows_the_tools_and_keeps_nothing(gateway: Running) -> None:
     async with provider() as peer, Client(gateway.mcp) as client:
         preview = await own_call(

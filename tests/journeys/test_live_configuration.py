@@ -9,6 +9,7 @@ import aiohttp
 from mcp.client.client import Client
 
 from tests.conftest import OPEN, GatewayMaker, Running
+from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider, until
 
 
@@ -54,6 +55,22 @@ async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(gateway: R
     assert "limits.call_timeout: unknown key" in report["config_problem"]
     edit(gateway.config, OPEN)
     await until(lambda: gateway.app.health.config_problem is None)
+
+
+async def test_no_edit_opens_a_bundle_to_an_untrusted_connection_that_was_put(
+    gateway: Running,
+) -> None:
+    before = {"kind": "openapi", "trust": "untrusted"}
+    bundle = f'{OPEN}\n[bundles.all]\nconnections = ["shop"]\n'
+    async with provider() as peer, Client(gateway.mcp) as client:
+        await own_call(client, "put_connection", name="shop", spec=peer.spec, **before)
+        edit(gateway.config, bundle)
+        await until(lambda: gateway.app.health.config_problem is not None)
+        problem = str(gateway.app.health.config_problem)
+        assert 'bundles.all.mode: must be "meta": shop is an untrusted connection' in problem
+        assert not gateway.app.gateway.snapshot.settings.bundles
+        edit(gateway.config, f'{bundle}mode = "meta"\nallow = ["get_*"]\n')
+        await until(lambda: bool(gateway.app.gateway.snapshot.settings.bundles))
 
 
 async def test_a_key_that_is_read_at_start_is_named(gateway: Running) -> None:

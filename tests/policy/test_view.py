@@ -122,6 +122,24 @@ def test_the_digest_changes_exactly_with_the_list() -> None:
     assert seen("clerk").digest != seen("clerk", Scope("step", ("opening", "morning"))).digest
 
 
+@pytest.mark.parametrize(
+    ("bundle", "reached"),
+    [
+        ('mode = "meta"\nallow = ["get_*"]', {"wild_get_x"}),
+        ('mode = "meta"', set()),
+        ('mode = "auto"\nallow = ["get_*"]', set()),
+        ('allow = ["get_*"]', set()),
+    ],
+)
+def test_an_untrusted_connection_is_reached_by_meta_bundles_that_name_tools(
+    bundle: str, reached: set[str]
+) -> None:
+    wild = connection("wild", tool("wild", "get_x"), trust="untrusted")
+    now = snapshot(wild, config=f'[bundles.b]\nconnections = ["wild"]\n{bundle}')
+    found = view(now, Principal("ann"), bundles("b"), OWN_TOOLS)
+    assert {*found.direct, *found.meta} == reached
+
+
 def test_no_connection_takes_a_name_of_the_gateway_or_of_another() -> None:
     mine = tool("shop", "get_book")
     thief = connection("thief", mine, tool("thief", "get_x"))
