@@ -12,17 +12,32 @@ from contextlib import asynccontextmanager, suppress
 
 from gateway.catalog.azure import AzureDirectory, listing_location, read_listing, resource_id
 from gateway.catalog.fetch import Definition
+from gateway.catalog.persistence import Stored
 from gateway.catalog.snapshot import ConnectionState, Origin
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Settings
 from gateway.connectors.arm import named
 from gateway.errors import GatewayError
 
+Wanted = tuple[Connection, Origin, int]  # where it comes from, and the revision of what was put
+
+
+def to_be_served(
+    stored: Stored, settings: Settings, demo: Mapping[str, Connection]
+) -> dict[str, Wanted]:
+    """Every connection there is, by name: put, configured, ours to show, found in Azure."""
+    wanted: dict[str, Wanted] = {
+        row.name: (row.settings, "stored", row.revision) for row in stored.connections
+    }
+    wanted |= {name: (c, "config", 0) for name, c in settings.connections.items()}
+    if settings.demo.enabled:
+        wanted |= {name: (c, "demo", 0) for name, c in demo.items()}
+    found = found_in_azure(stored.azure, settings, wanted)
+    return wanted | {name: (c, "azure", 0) for name, c in found.items()}
+
 
 def found_in_azure(
-    listing: Definition | None,
-    settings: Settings,
-    others: Mapping[str, tuple[Connection, Origin, int]],
+    listing: Definition | None, settings: Settings, others: Mapping[str, Wanted]
 ) -> dict[str, ArmConnection]:
     """The group's connections by the name each has here; `others` come first."""
     azure = settings.azure

@@ -28,14 +28,13 @@ from gateway.catalog.adopt import (
     report_of,
     with_last_good,
 )
-from gateway.catalog.azure_group import found_in_azure, present_in_azure, remove_from_azure
+from gateway.catalog.azure_group import present_in_azure, remove_from_azure, to_be_served
 from gateway.catalog.changes import served
 from gateway.catalog.decisions import accepted
 from gateway.catalog.discover import Discoverer, Found, previewed
-from gateway.catalog.persistence import Stored, StoredCatalog
+from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.snapshot import (
     ConnectionState,
-    Origin,
     Snapshot,
     assemble,
     owner_in,
@@ -298,32 +297,25 @@ class Catalog:
         seen, stored = dict(self._states), await self._persistence.load()
         self._synced = max(self._synced, stored.revision)
         states: dict[str, ConnectionState] = {}
-        for name, (connection, origin, revision) in self._wanted(stored, settings).items():
+        got: dict[str, Found] = {}
+        wanted = to_be_served(stored, settings, self._demo)
+        for name, (connection, origin, revision) in wanted.items():
             base = ConnectionState(name, connection, origin, revision, resting(connection))
-            states[name] = await self._kept_or_cached(base, stored.found.get(name), settings)
+            states[name] = await self._kept_or_cached(base, stored.found.get(name), settings, got)
         # What was put, refreshed or deleted while we waited is newer than what we read.
         newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
         states = {n: s for n, s in states.items() if n in self._states or n not in seen} | newer
         for name in set(self._states) - set(states):
             self._forget(name)
         self._states = states
+        self._found |= {n: found for n, found in got.items() if n in states and n not in newer}
         self._choices, self._permissions = stored.choices, stored.permissions
         self._swap(stored.revision, settings)
-
-    def _wanted(
-        self, stored: Stored, settings: Settings
-    ) -> dict[str, tuple[Connection, Origin, int]]:
-        wanted: dict[str, tuple[Connection, Origin, int]] = {
-            row.name: (row.settings, "stored", row.revision) for row in stored.connections
-        }
-        wanted |= {name: (c, "config", 0) for name, c in settings.connections.items()}
-        if settings.demo.enabled:
-            wanted |= {name: (c, "demo", 0) for name, c in self._demo.items()}
-        found = found_in_azure(stored.azure, settings, wanted)
-        return wanted | {name: (c, "azure", 0) for name, c in found.items()}
+        if newer:
+            self._behind.set()  # what others changed of these was passed over
 
     async def _kept_or_cached(
-        self, base: ConnectionState, cached: Found | None, settings: Settings
+        self, base: ConnectionState, cached: Found | None, settings: Settings, got: dict[str, Found]
     ) -> ConnectionState:
         """The connection as it runs where nothing of it changed, else from what is cached."""
         old = self._states.get(base.name)
@@ -339,10 +331,9 @@ class Catalog:
         except GatewayError as error:
             log.warning("cached definition not usable", connection=base.name, error=error.message)
             return base
-        self._found[base.name] = light(found)
-        state = replace(base, build=found.build, status=found.build.status)
-        state = replace(state, problems=found.build.problems)
-        return with_tools(state, found.build.tools)
+        got[base.name], build = light(found), found.build
+        state = replace(base, build=build, status=build.status, problems=build.problems)
+        return with_tools(state, build.tools)
 
     def _is_current(
         self, old: ConnectionState, base: ConnectionState, cached: Found | None, settings: Settings

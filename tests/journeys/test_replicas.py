@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -106,3 +107,35 @@ async def test_a_rate_limit_holds_over_both(replicas: tuple[Running, Running]) -
     shared = "postgresql" in one.app.gateway.snapshot.settings.store.url
     assert len(answers) - len(refused) == len(peer.requests) == (6 if shared else 12)
     assert {error["code"] for error in refused} == ({"rate_limited"} if shared else set())
+
+
+async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(
+    tmp_path: Path, store_url: str
+) -> None:
+    """Many connections make reading take long; puts of others make it happen all the time."""
+    text = f'{OPEN}\n[store]\nurl = "{store_url}"\n'
+    async with (
+        gateway_on(tmp_path / "config.toml", text) as one,
+        provider() as peer,
+        provider() as other,
+        Client(one.mcp) as client,
+    ):
+        other.document = items_api(other.url, *(f"items{number}" for number in range(40)))
+        put = {"kind": "openapi", "spec": other.spec}
+        for number in range(30):
+            await own_call(client, "put_connection", name=f"other{number}", **put)
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        over = asyncio.Event()
+
+        async def puts() -> None:
+            while not over.is_set():
+                await own_call(client, "put_connection", name="other0", **put)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(puts())
+            for fruit in ("pears", "plums") * 20:
+                peer.document = items_api(peer.url, fruit)
+                await own_call(client, "refresh_tools", connection="shop")
+                served = {t for t in one.app.gateway.snapshot.tools if t.startswith("shop_")}
+                assert served == {f"shop_get_{fruit}"}
+            over.set()
