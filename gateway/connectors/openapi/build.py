@@ -98,6 +98,8 @@ def build_openapi(raw: bytes, source: Source) -> Build:
     if not work.base_url:
         work.report("error", "servers", "it does not say where the API is: give base_url")
     found = list(operations(document))
+    if not found:
+        work.report("warning", "paths", "it has no operations, so there are no tools")
     work.budget = input_budget(len(found))
     for each in found:
         work.take(each)
@@ -159,22 +161,19 @@ class _Work:
         refused = refusal(self.document, found, self.marks, self.source, base_url)
         if away := elsewhere(self.source, self.home, base_url):
             refused = Refusal(away)
-        if refused is None:
-            plan = self.planned(found, base_url)
-            if isinstance(plan, _Plan):
-                self.plans.append(plan)
-            else:
-                self.skip(found, plan)
-        else:
+        if refused is not None:
             self.skip(found, refused.reason)
             self.hide(found, refused, base_url)
+        elif isinstance(plan := self.planned(found, base_url), _Plan):
+            self.plans.append(plan)
+        else:
+            self.skip(found, plan)
 
     def hide(self, operation: Operation, refused: Refusal, base_url: str) -> None:
         """Keep what look-ups call, though nobody is shown it."""
-        if refused.callable and operation.id in self.marks.looked_up:
-            plan = self.planned(operation, base_url)
-            if isinstance(plan, _Plan):
-                self.hidden.append(plan)
+        wanted = refused.callable and operation.id in self.marks.looked_up
+        if wanted and isinstance(plan := self.planned(operation, base_url), _Plan):
+            self.hidden.append(plan)
 
     def planned(self, operation: Operation, base_url: str) -> _Plan | str:
         """The plan, or the reason why there can't be one."""
@@ -197,7 +196,6 @@ class _Work:
             if operation.id in self.marks.looked_up:
                 self.hidden.append(self.plans[index])
         plans = [plan for index, plan in enumerate(self.plans) if index not in old]
-        info = mapping(self.document.root.get("info"))
         key, hidden = declared_key(self.document), self.named(self.hidden)
         tools = self.named(self.fitted(plans))
         shared = collisions(self.source.prefix, [_nameable(p.operation) for p in plans])
@@ -206,7 +204,7 @@ class _Work:
             self.report("warning", "security", f"asks for {asked}; the connection has no auth")
         return Build(
             format=self.document.format,
-            title=phrase(info.get("title"), 200),
+            title=phrase(mapping(self.document.root.get("info")).get("title"), 200),
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
@@ -224,15 +222,17 @@ class _Work:
     def cut_down(self, plan: _Plan, share: int) -> _Plan:
         self.place = f"{plan.operation.method} {plan.operation.path}"
         self.listed_bytes -= len(plan.schema)
-        return replace(plan, schema=_input_schema(self, plan.slots, share))
+        try:
+            return replace(plan, schema=_input_schema(self, plan.slots, share))
+        except Unusable:  # it costs room then, but not the other operations
+            return plan
 
     def named(self, plans: Sequence[_Plan]) -> tuple[Tool, ...]:
         """The finished tools, under names that are theirs alone."""
         wanted = [_nameable(plan.operation) for plan in plans]
         names = tool_names(self.source.prefix, wanted)
-        return tuple(
-            _tool(plan, name, self.source) for plan, name in zip(plans, names, strict=True)
-        )
+        pairs = zip(plans, names, strict=True)
+        return tuple(_tool(plan, name, self.source) for plan, name in pairs)
 
     def skip(self, operation: Operation, reason: str) -> None:
         self.skipped.append(Skipped(operation.id, operation.method, operation.path, reason))

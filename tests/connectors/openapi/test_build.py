@@ -18,6 +18,7 @@ from gateway.model import (
     HttpOperation,
     Override,
     Parameter,
+    Problem,
     Skipped,
     Source,
     Tool,
@@ -327,3 +328,8 @@ def test_operations_that_share_one_large_body_stay_within_bounds() -> None:
 
     with pytest.raises(DefinitionUnreadable):
         built(openapi(paths, components={"schemas": schemas}), SOURCE)
+
+
+def test_a_definition_without_operations_says_so() -> None:
+    said = Problem("warning", "paths", "it has no operations, so there are no tools")
+    assert said in built(openapi({})).problems
