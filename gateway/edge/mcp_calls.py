@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from gateway.edge.mcp_messages import RequestId, dump
 from gateway.edge.mcp_streams import Reply, event
+from gateway.invoke.background import CANCEL
 
 MAX_ANSWER_SECONDS = 3600.0  # callers have shorter deadlines of their own
 CANCELLED: dict[str, Any] = {"action": "cancel"}
@@ -47,7 +48,7 @@ class Flight:
         """Cancel the call; it is answered, or not, by whoever runs it."""
         if self.reason is None:
             self.reason = reason
-            self.task.cancel()
+            self.task.cancel(CANCEL if reason == "cancelled" else None)
 
     async def run(self, work: Awaitable[_T]) -> _T:
         """Await the work. Raises Stopped when the client stopped it."""

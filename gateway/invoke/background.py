@@ -1,8 +1,9 @@
 """Calls that outlive the request they came in with.
 
 A write runs in a task of its own: once begun it is finished and recorded, whether or not its caller
-is still there. A background call is one whose caller does not wait at all; of those a principal has
-a bounded number at a time. Any of them can be cancelled by its execution's id.
+is still there; a caller who says so stops it. A background call is one whose caller does not wait
+at all; of those a principal has a bounded number at a time. Any of them can be cancelled by its
+execution's id.
 """
 
 from __future__ import annotations
@@ -10,16 +11,29 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.errors import Overloaded
 from gateway.invoke.attempt import Attempt
 
-CANCEL = "cancel"  # the signal, with the execution's id
+CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
 MAX_BACKGROUND = 16  # calls of one principal, in one process
 CANCEL_SECONDS = 2.0
 
 Work = Coroutine[Any, Any, Any]
+_T = TypeVar("_T")
+
+
+async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """What the work gives; a cancellation meanwhile counts afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        result = await task
+        if (waiting := asyncio.current_task()) is not None:
+            waiting.cancel()
+        return result
 
 
 class Running:
@@ -31,8 +45,14 @@ class Running:
         self._more: set[asyncio.Task[Any]] = set()
 
     async def finished(self, attempt: Attempt, work: Work) -> dict[str, Any]:
-        """What the work gives; if the caller leaves before, the work goes on without it."""
-        result: dict[str, Any] = await asyncio.shield(self._start(attempt.id, work))
+        """What the work gives; without a caller who leaves it goes on, unless that one said stop."""
+        task = self._start(attempt.id, work)
+        try:
+            result: dict[str, Any] = await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if error.args == (CANCEL,):
+                task.cancel()
+            raise
         return result
 
     def check_room(self, attempt: Attempt) -> None:

@@ -21,7 +21,7 @@ from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Broken, GatewayError, Refused
 from gateway.invoke.arguments import check_arguments
 from gateway.invoke.attempt import Attempt, Door, execution_of
-from gateway.invoke.background import Running
+from gateway.invoke.background import Running, to_its_end
 from gateway.invoke.caller import Caller
 from gateway.invoke.held import HeldCalls, may_be_held
 from gateway.invoke.idempotency import FirstAnswers, recorded_values, take_token, with_token
@@ -221,7 +221,7 @@ class Invoker:
         return with_token(started, attempt.token)
 
     async def _write(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any]:
-        first = await self._begin(attempt, approval)
+        first = await to_its_end(self._begin(attempt, approval))  # else its row had no end
         return first if first is not None else await self._complete(attempt)
 
     async def _begin(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any] | None:
