@@ -59,7 +59,7 @@ SLOW = _Failure(
 
 _UNANSWERED: dict[type[Unanswered], _Failure] = {
     Closed: _unreachable("The connection was closed before it was answered."),
-    BrokenOff: _unreachable("The answer broke off."),
+    BrokenOff: _unreachable("The answer broke off, or can't be unpacked."),
     NotHttp: _unreachable("The answer is not valid HTTP."),
 }
 

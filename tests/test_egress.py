@@ -425,7 +425,7 @@ async def test_answer_that_can_not_be_unpacked_is_an_error(
             await get(egress, server.url)
     assert (failure.value.code, failure.value.message) == (
         "upstream_unreachable",
-        "The answer broke off.",
+        "The answer broke off, or can't be unpacked.",
     )
 
 
@@ -523,7 +523,7 @@ async def endless_head(connection: Connection) -> None:
     [
         (closing, "The connection was closed before it was answered."),
         (garbage, "The answer is not valid HTTP."),
-        (breaking_off, "The answer broke off."),
+        (breaking_off, "The answer broke off, or can't be unpacked."),
         (bad_chunks, "The answer is not valid HTTP."),
         (endless_head, "The answer is not valid HTTP."),
     ],
