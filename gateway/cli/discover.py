@@ -80,6 +80,7 @@ async def upstreams_over(egress: Egress) -> AsyncIterator[LiveUpstreams]:
 
 async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) -> dict[str, Any]:
     from gateway.catalog.discover import problem_dict, wraps_of
+    from gateway.catalog.sources import source_of
     from gateway.connectors.upstream import drift
 
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
@@ -90,7 +91,8 @@ async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) 
     report["tools"] = [
         {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
     ]
-    problems = drift(listing, wraps_of(settings), settings.tools, settings.exclude_tools)
+    source = source_of(name, settings, location="", max_description_chars=0)
+    problems = drift(listing, source, wraps_of(settings), settings.tools, settings.exclude_tools)
     return report | {"drift": [problem_dict(problem) for problem in problems]}
 
 

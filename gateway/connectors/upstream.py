@@ -76,7 +76,7 @@ def build_upstream(
             tools[made.name] = made
         else:
             skipped.append(made)
-    problems = [*drift(listing, wraps, allow, exclude), *_unknown_overrides(listing, source, wraps)]
+    problems = drift(listing, source, wraps, allow, exclude)
     return Build(
         format="mcp",
         title=source.display_name,
@@ -89,6 +89,7 @@ def build_upstream(
 
 def drift(
     listing: Sequence[Mapping[str, Any]],
+    source: Source,
     wraps: Sequence[Wrap] = (),
     allow: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
@@ -96,13 +97,21 @@ def drift(
     """Where the configuration names what the upstream no longer has."""
     by_name = {str(raw.get("name")): raw for raw in listing}
     problems = [problem for wrap in wraps for problem in _wrap_drift(wrap, by_name)]
-    for key, patterns in (("tools", allow), ("exclude_tools", exclude)):
+    named = {"tools": allow, "exclude_tools": exclude}
+    named |= {"include": source.include, "exclude": source.exclude}
+    for key, patterns in named.items():
         problems += [
             Problem("warning", key, f"{pattern!r} matches no tool of the upstream")
             for pattern in patterns
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in by_name)
         ]
-    return problems
+    parameters = {name for raw in listing for name in _properties(raw.get("inputSchema"))}
+    problems += [
+        Problem("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
+        for name in source.inject
+        if name not in parameters
+    ]
+    return [*problems, *_unknown_overrides(listing, source, wraps)]
 
 
 def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:

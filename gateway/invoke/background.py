@@ -45,7 +45,7 @@ class Running:
         self._more: set[asyncio.Task[Any]] = set()
 
     async def finished(self, attempt: Attempt, work: Work) -> dict[str, Any]:
-        """What the work gives; without a caller who leaves it goes on, unless that one said stop."""
+        """What the work gives; a caller who leaves does not stop it, one who says so does."""
         task = self._start(attempt.id, work)
         try:
             result: dict[str, Any] = await asyncio.shield(task)

@@ -134,13 +134,30 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
                 Problem("warning", "exclude_tools", "'old_*' matches no tool of the upstream"),
             ],
         ),
+        (
+            {
+                "source": source(
+                    include=("*", "gone"),
+                    exclude=("old_*",),
+                    inject=("tenant",),
+                    operations={"lost": Override(access="read")},
+                )
+            },
+            [
+                Problem("warning", "include", "'gone' matches no tool of the upstream"),
+                Problem("warning", "exclude", "'old_*' matches no tool of the upstream"),
+                Problem("warning", "inject.tenant", "no tool of the upstream has such a parameter"),
+                Problem("warning", "operations.lost", "the upstream has no such tool"),
+            ],
+        ),
     ],
 )
 def test_drift_names_what_the_upstream_no_longer_has(
     settings: dict[str, Any], problems: list[Problem]
 ) -> None:
+    settings = {"source": SOURCE, **settings}
     assert drift([BOOK, FIND], **settings) == problems
-    assert list(build_upstream([BOOK, FIND], SOURCE, **settings).problems) == problems
+    assert list(build_upstream([BOOK, FIND], **settings).problems) == problems
 
 
 def test_override_of_a_tool_that_is_gone_is_reported() -> None:
