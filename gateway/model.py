@@ -73,6 +73,7 @@ class Field:
     media_type: str | None = None  # of this part, in multipart; JSON in a form
     style: Style = "form"
     explode: bool = True
+    needed: bool = False  # as soon as anything of the body is given
 
 
 @dataclass(frozen=True, slots=True)

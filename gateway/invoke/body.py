@@ -51,6 +51,8 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
         value = {f.name: arguments[f.argument] for f in body.fields if f.argument in arguments}
         if not value and not body.required:
             value = _ABSENT
+        elif missing := [f.argument for f in body.fields if f.needed and f.name not in value]:
+            raise problem(", ".join(missing), "is required where anything of the body is given")
     if body.constants and (value is _ABSENT or isinstance(value, Mapping)):
         return _merged({} if value is _ABSENT else value, body.constants)
     if value is _ABSENT and body.required:

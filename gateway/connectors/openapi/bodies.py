@@ -7,7 +7,7 @@ with a default become constants that are always sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -222,6 +222,8 @@ def _taken_apart(
             if not needed:
                 continue
         field = _field(around, content, name, raw, names.take(name, "body"), names)
+        if name in shape.required and body.required is False:
+            field = replace(field, needed=True)
         fields.append(field)
         if not is_injected(around.source, name, field.argument):
             slots.extend(_field_slots(around, field, raw, needed))

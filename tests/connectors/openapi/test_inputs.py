@@ -453,6 +453,21 @@ def test_form_fields_of_swagger_are_a_form_and_with_a_file_multipart() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "listed", "needed"),
+    [({}, ["a"], False), ({"required": True}, ["a"], False), ({"required": False}, None, True)],
+)
+def test_a_body_that_may_be_left_out_is_given_whole_or_not_at_all(
+    said: Json, listed: list[str] | None, needed: bool
+) -> None:
+    schema = {"type": "object", "properties": {"a": STRING, "b": STRING}, "required": ["a"]}
+    tool = only_tool(_with_body({"application/json": {"schema": schema}}, **said))
+
+    assert schema_of(tool).get("required") == listed
+    assert tool.http is not None and tool.http.body is not None
+    assert tool.http.body.fields == (Field("a", "a", needed=needed), Field("b", "b"))
+
+
 def test_all_of_an_object_body_is_flattened() -> None:
     base = {"type": "object", "properties": {"id": STRING, "name": STRING}, "required": ["name"]}
     body = {"allOf": [{"$ref": "#/components/schemas/Base"}, {"properties": {"age": STRING}}]}
