@@ -63,7 +63,7 @@ from gateway.edge.shared_sessions import (
     on_wished,
 )
 from gateway.egress import Egress, Request
-from gateway.errors import UpstreamFailed
+from gateway.errors import GatewayError, UpstreamFailed
 from gateway.first_look import first_look
 from gateway.invoke.azure import ask_azure, azure_identity
 from gateway.invoke.call import Senders
@@ -359,14 +359,22 @@ async def _watch(
         pending = await catalog.apply(edited)
         # No await between the swap and this: policy and identity change together.
         app.identity.settings = auth_settings(edited, place.public_url(edited))
-        await catalog.refresh(pending, by="config.toml")
-        if edited.azure != before:
-            await azure.refresh(by="config.toml")
+        looks.create_task(look(pending, edited.azure != before))
+
+    async def look(names: list[str], at_azure: bool) -> None:
+        """Reads what an edit brought; the next edit does not wait for a slow server."""
+        try:
+            await catalog.refresh(names, by="config.toml")
+            if at_azure:
+                await azure.refresh(by="config.toml")
+        except GatewayError as error:  # the store, or a connection that is gone again
+            log.warning("edited connections not read", error=error.message)
 
     def report(problem: str | None) -> None:
         app.health.config_problem = problem
 
-    await watch(place.config, settings, apply, report)
+    async with asyncio.TaskGroup() as looks:
+        await watch(place.config, settings, apply, report)
 
 
 async def _upstream_headers(

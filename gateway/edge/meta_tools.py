@@ -65,6 +65,7 @@ async def list_dynamic_tools(asked: Asked, arguments: Arguments) -> dict[str, An
     return {
         "tools": [tool_row(tools[name], permissions) for name in page],
         "total": len(names),
+        "tokens": sum(tools[name].tokens for name in names),
         "revision": asked.snapshot.revision,
     }
 

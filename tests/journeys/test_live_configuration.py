@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from mcp.client.client import Client
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider, until
+from tests.peers_mcp import scripted_peer
 
 
 def edit(config: Path, text: str) -> None:
@@ -55,6 +59,25 @@ async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(gateway: R
     assert "limits.call_timeout: unknown key" in report["config_problem"]
     edit(gateway.config, OPEN)
     await until(lambda: gateway.app.health.config_problem is None)
+
+
+async def test_an_edit_does_not_wait_for_a_server_that_the_last_one_brought(
+    gateway: Running,
+) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(message: dict[str, Any], request: Request) -> Response:
+        asked.set()
+        await may_answer.wait()
+        return Response(status_code=503)
+
+    async with scripted_peer(slow) as url:
+        table = f'{OPEN}\n[connections.slow]\nkind = "mcp"\nurl = "{url}"\n'
+        edit(gateway.config, table)
+        await asyncio.wait_for(asked.wait(), 10)
+        edit(gateway.config, f"{table}\n[bundles.later]\nconnections = []\n")
+        await until(lambda: "later" in gateway.app.gateway.snapshot.settings.bundles, 10)
+        may_answer.set()
 
 
 async def test_no_edit_opens_a_bundle_to_an_untrusted_connection_that_was_put(
