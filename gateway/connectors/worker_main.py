@@ -32,6 +32,8 @@ MAX_ADVICE_DATA = 96 * 1024 * 1024  # real definitions of four megabytes take 60
 SPARE_DATA = 16 * 1024 * 1024  # beyond what the shape of a document explains
 _PART_BYTES = 900  # for an object or a list of it; one like GitHub's needs 700
 _ITEM_BYTES = 100  # for a comma or a line
+_OPERATION_BYTES = 32 * 1024  # for an operation: its input, whatever schemas that is made of
+_MAX_OPERATIONS = 1_200  # that count so
 MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
 BUILD_CPU_SECONDS = 4
@@ -157,7 +159,8 @@ def _grant_memory(raw: bytes) -> None:
     """As much as a document of this shape needs: one huge text may not take what many parts may."""
     parts = _PART_BYTES * (raw.count(b"{") + raw.count(b"["))
     items = _ITEM_BYTES * (raw.count(b",") + raw.count(b"\n"))
-    wanted = _data_in_use() + SPARE_DATA + len(raw) + parts + items
+    operations = _OPERATION_BYTES * min(raw.count(b"responses"), _MAX_OPERATIONS)
+    wanted = _data_in_use() + SPARE_DATA + len(raw) + parts + items + operations
     _limit(resource.RLIMIT_DATA, min(wanted, MAX_BUILD_DATA))
 
 

@@ -16,7 +16,7 @@ from gateway.connectors.openapi.reading import MAX_OPERATIONS, METHODS
 from gateway.errors import DefinitionUnreadable
 
 MAX_HOPS = 50  # references that lead to references
-MAX_WORK = 100_000  # parameters, properties and the like; one like Stripe's comes to half
+MAX_WORK = 120_000  # parameters, properties and the like; one like Stripe's comes to half
 MAX_ID = 300  # an operation id longer than this is taken for none
 
 _EMPTY: Mapping[str, Any] = {}
