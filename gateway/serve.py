@@ -39,7 +39,8 @@ BACKLOG = 2048
 COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700
 COLLECT_OLDER_AFTER = 20
 OWN_MAPPING_BYTES = 262_144
-M_MMAP_THRESHOLD = -3  # as malloc.h has it
+SPARE_HEAP_BYTES = 16 * 1024 * 1024
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # as malloc.h has them
 KEEP_ALIVE_SECONDS = 75
 # How long new requests are still taken after readiness went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
@@ -122,7 +123,9 @@ def _give_memory_back() -> None:
     ones that live on keep them from ever being returned.
     """
     with suppress(AttributeError, OSError):  # another C library has no such thing to set
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, SPARE_HEAP_BYTES)  # else every call may give some back
 
 
 class Server(uvicorn.Server):

@@ -120,10 +120,9 @@ class Fetcher:
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
-            found = await _definition(location, location.encode(), max_bytes)
-            return _same_or(known, found)
+            return await _definition(location, location.encode(), max_bytes, known)
         if not _URL.match(location):
-            return _same_or(known, await self._read_file(location, max_bytes))
+            return await self._read_file(location, max_bytes, known)
         known = known or self._memory.get(place_of(location))
         with _LargeRoom(self._large) as room:
             definition = await self._download(location, known, max_bytes, seconds, room)
@@ -137,7 +136,9 @@ class Fetcher:
         while len(self._memory) > self._max_entries:
             self._memory.popitem()
 
-    async def _read_file(self, location: str, max_bytes: int) -> Definition:
+    async def _read_file(
+        self, location: str, max_bytes: int, known: Definition | None
+    ) -> Definition:
         path = self._folder / location
         try:
             raw = await asyncio.to_thread(_read, path, max_bytes)
@@ -146,7 +147,7 @@ class Fetcher:
                 f"the file {location} can't be read: {error.strerror or error}",
                 "Relative paths count from the folder of config.toml.",
             ) from error
-        return await _definition(location, raw, max_bytes)
+        return await _definition(location, raw, max_bytes, known)
 
     async def _download(
         self,
@@ -177,8 +178,8 @@ class Fetcher:
             raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
         if answer.truncated:
             raise _too_large(max_bytes)
-        definition = await _definition(location, answer.body, max_bytes)
-        if known is not None and known.sha256 == definition.sha256:
+        definition = await _definition(location, answer.body, max_bytes, known)
+        if definition is known:
             return known
         return replace(
             definition, etag=answer.header("etag"), last_modified=answer.header("last-modified")
@@ -213,10 +214,6 @@ def same_bytes(one: Definition, other: Definition) -> bool:
     return one.sha256 == other.sha256 and one.location == other.location
 
 
-def _same_or(known: Definition | None, found: Definition) -> Definition:
-    return known if known is not None and same_bytes(known, found) else found
-
-
 def _read(path: Path, max_bytes: int) -> bytes:
     if not path.is_file():
         raise OSError(None, "there is no such file")
@@ -224,10 +221,16 @@ def _read(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes + 1)
 
 
-async def _definition(location: str, raw: bytes, max_bytes: int) -> Definition:
+async def _definition(
+    location: str, raw: bytes, max_bytes: int, known: Definition | None
+) -> Definition:
+    """The definition that these bytes are; packing one again would cost more than all the rest."""
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
-    definition = await asyncio.to_thread(Definition.of, place_of(location), raw)
+    place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
+    if known is not None and (known.location, known.sha256) == (place, sha256):
+        return known
+    definition = Definition(place, await asyncio.to_thread(pack, raw), sha256)
     if len(definition.packed) > MAX_PACKED:
         raise DefinitionUnreadable(
             f"the definition takes more than {MAX_PACKED:,} bytes even when packed",
