@@ -294,7 +294,8 @@ class Catalog:
 
     async def _take(self, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
-        seen, stored = dict(self._states), await self._persistence.load()
+        seen, chosen, allowed = dict(self._states), self._choices, self._permissions
+        stored = await self._persistence.load()
         self._synced = max(self._synced, stored.revision)
         states: dict[str, ConnectionState] = {}
         got: dict[str, Found] = {}
@@ -309,9 +310,11 @@ class Catalog:
             self._forget(name)
         self._states = states
         self._found |= {n: found for n, found in got.items() if n in states and n not in newer}
-        self._choices, self._permissions = stored.choices, stored.permissions
+        untouched = self._choices is chosen and self._permissions is allowed
+        if untouched:  # else one was chosen meanwhile, which must not be taken back
+            self._choices, self._permissions = stored.choices, stored.permissions
         self._swap(stored.revision, settings)
-        if newer:
+        if newer or not untouched:
             self._behind.set()  # what others changed of these was passed over
 
     async def _kept_or_cached(
