@@ -131,12 +131,11 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
     try:
         if request.job:
             return Answer(), _function(request.job)(data, *request.arguments)
-        raw = unpack(data)
         if request.source is None:
-            return Answer(), msgspec.msgpack.encode(_advice(raw))
+            return Answer(), msgspec.msgpack.encode(_advice(unpack(data)))
         builder = _function(BUILDERS[request.source.kind])
-        _grant_memory(raw)
-        return Answer(), encode_build(builder(raw, request.source))
+        # Nobody but the builder holds the document's bytes, so that it can let go of them.
+        return Answer(), encode_build(builder(_granted(unpack(data)), request.source))
     except DefinitionUnreadable as error:
         return Answer(error.as_dict()), b""
     except RecursionError:
@@ -155,13 +154,14 @@ def _grant_cpu(seconds: int) -> None:
     _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + seconds)
 
 
-def _grant_memory(raw: bytes) -> None:
-    """As much as a document of this shape needs: one huge text may not take what many parts may."""
+def _granted(raw: bytes) -> bytes:
+    """The document, with as much memory as its shape needs: not for a text what is for parts."""
     parts = _PART_BYTES * (raw.count(b"{") + raw.count(b"["))
     items = _ITEM_BYTES * (raw.count(b",") + raw.count(b"\n"))
     operations = _OPERATION_BYTES * min(raw.count(b"responses"), _MAX_OPERATIONS)
     wanted = _data_in_use() + SPARE_DATA + len(raw) + parts + items + operations
     _limit(resource.RLIMIT_DATA, min(wanted, MAX_BUILD_DATA))
+    return raw
 
 
 def _data_in_use() -> int:

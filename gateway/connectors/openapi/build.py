@@ -53,8 +53,10 @@ from gateway.connectors.openapi.security import (
     required_credentials,
 )
 from gateway.connectors.openapi.selection import (
+    NO_MARKS,
     Marks,
     Refusal,
+    has_marks,
     marks_of,
     override_of,
     refusal,
@@ -91,15 +93,17 @@ _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 
 def build_openapi(raw: bytes, source: Source) -> Build:
     """The tools of one definition. Raises DefinitionUnreadable for what can't be read at all."""
-    document = open_document(read_definition(raw))
+    document, microsoft = open_document(read_definition(raw)), has_marks(raw)
+    del raw  # as large as what was read from it, and not needed beside it
     title = phrase(mapping(document.root.get("info")).get("title"), MAX_DISPLAY_NAME)
     source = replace(source, display_name=source.display_name or title or source.connection)
-    work = _Work(document, source, marks_of(document, raw), base_url_of(document, source))
+    marks = marks_of(document) if microsoft else NO_MARKS
+    work = _Work(document, source, marks, base_url_of(document, source))
     if not work.base_url:
-        work.report("error", "servers", "it does not say where the API is: give base_url")
+        work.reports.add("error", "servers", "it does not say where the API is: give base_url")
     found = list(operations(document))
     if not found:
-        work.report("warning", "paths", "it has no operations, so there are no tools")
+        work.reports.add("warning", "paths", "it has no operations, so there are no tools")
     work.budget = input_budget(len(found))
     for each in found:
         work.take(each)
@@ -121,6 +125,24 @@ class _Plan:
 
 
 @dataclass(slots=True)
+class _Reports:
+    """What there is to say about a definition, each thing once.
+
+    Apart from the work, which hands it out: what is finished is freed at once, without a circle.
+    """
+
+    problems: dict[Problem, None] = field(default_factory=dict)
+    place: str = ""
+
+    def here(self, severity: str, message: str) -> None:
+        self.add(cast(Severity, severity), self.place, message)
+
+    def add(self, severity: Severity, where: str, message: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems[Problem(severity, where, message)] = None
+
+
+@dataclass(slots=True)
 class _Work:
     """One build under way."""
 
@@ -131,8 +153,7 @@ class _Work:
     plans: list[_Plan] = field(default_factory=list)
     hidden: list[_Plan] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    problems: dict[Problem, None] = field(default_factory=dict)
-    place: str = ""
+    reports: _Reports = field(default_factory=_Reports)
     home: str = ""
     budget: int = INPUT_BUDGET
     listed_bytes: int = 0
@@ -143,7 +164,7 @@ class _Work:
     provided: frozenset[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.taken = Schemas(self.document, "input", self.report_here)
+        self.taken = Schemas(self.document, "input", self.reports.here)
         self.given = Schemas(self.document, "output", lambda severity, message: None)
         self.provided = provided_by_auth(self.document, self.source)
         self.home = home_of(self.document, self.source, self.base_url)
@@ -154,7 +175,7 @@ class _Work:
             method, path, reason = found
             self.skipped.append(Skipped(None, method, path, reason))
             return
-        self.place = f"{found.method} {found.path}"
+        self.reports.place = f"{found.method} {found.path}"
         spend(self.document, _OPERATION_COST + _length_of_words(found) // _WORDS_COST)
         base_url = operation_base_url(self.document, found, self.source, self.base_url)
         self.home = self.home or base_url
@@ -201,14 +222,14 @@ class _Work:
         shared = collisions(self.source.prefix, [_nameable(p.operation) for p in plans])
         if self.source.auth_type == "none" and all(tool.security for tool in tools) and tools:
             asked = tools[0].security
-            self.report("warning", "security", f"asks for {asked}; the connection has no auth")
+            self.reports.add("warning", "security", f"asks for {asked}; the connection has no auth")
         return Build(
             format=self.document.format,
             title=phrase(mapping(self.document.root.get("info")).get("title"), 200),
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
-            problems=(*self.problems, *dead_look_ups(tools, hidden), *shared),
+            problems=(*self.reports.problems, *dead_look_ups(tools, hidden), *shared),
             hidden=hidden,
             auth_name=key[0],
             auth_in=key[1],
@@ -220,7 +241,7 @@ class _Work:
         return [plan if len(plan.schema) <= share else self.cut_down(plan, share) for plan in plans]
 
     def cut_down(self, plan: _Plan, share: int) -> _Plan:
-        self.place = f"{plan.operation.method} {plan.operation.path}"
+        self.reports.place = f"{plan.operation.method} {plan.operation.path}"
         self.listed_bytes -= len(plan.schema)
         try:
             return replace(plan, schema=_input_schema(self, plan.slots, share))
@@ -236,13 +257,6 @@ class _Work:
 
     def skip(self, operation: Operation, reason: str) -> None:
         self.skipped.append(Skipped(operation.id, operation.method, operation.path, reason))
-
-    def report_here(self, severity: str, message: str) -> None:
-        self.report(cast(Severity, severity), self.place, message)
-
-    def report(self, severity: Severity, where: str, message: str) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems[Problem(severity, where, message)] = None
 
 
 def _nameable(operation: Operation) -> Nameable:
@@ -312,7 +326,7 @@ def _input_schema(work: _Work, slots: Sequence[Slot], budget: int) -> bytes:
         root["required"] = required
     root["additionalProperties"] = False
     refs = dict.fromkeys(ref for slot in ordered for ref in slot.refs)
-    schema = input_schema(root, refs, work.taken, work.report_here, budget)
+    schema = input_schema(root, refs, work.taken, work.reports.here, budget)
     work.listed_bytes += len(schema)
     if work.listed_bytes > MAX_LISTED:
         raise DefinitionUnreadable(

@@ -59,10 +59,16 @@ class Refusal:
     callable: bool = False
 
 
-def marks_of(document: Document, raw: bytes) -> Marks:
-    """Read the marks; a document without Microsoft's extensions costs one search."""
-    if b"x-ms-" not in raw.replace(b"\0", b""):
-        return Marks(False, False, frozenset(), frozenset())
+NO_MARKS = Marks(False, False, frozenset(), frozenset())
+
+
+def has_marks(raw: bytes) -> bool:
+    """Whether there is any of Microsoft's extensions: for most documents this one search is all."""
+    return b"x-ms-" in raw.replace(b"\0", b"")
+
+
+def marks_of(document: Document) -> Marks:
+    """What Microsoft's extensions say of the whole document."""
     subscribing: set[str] = set()
     looked_up: set[str] = set()
     callbacks = False
