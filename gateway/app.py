@@ -194,7 +194,7 @@ async def running(
         await check_seal(db, seal)
         egress = await stack.enter_async_context(Egress(settings.network.allow))
         own_egress = await stack.enter_async_context(Egress([place.host]))
-        workers = await stack.enter_async_context(Workers())
+        workers = await stack.enter_async_context(Workers(spare=True))
         credentials = Credentials(egress)
         stack.push_async_callback(credentials.close)
         upstreams = LiveUpstreams(egress, partial(_upstream_headers, credentials))

@@ -77,6 +77,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", closefd=True)
     os.dup2(2, 1)
     _confine(role)
+    if role == "build":
+        _function(BUILDERS["openapi"])  # what most jobs need is there before the first one
     gc.disable()  # a job's garbage goes in one piece, after its answer
     while (job := _read(sys.stdin.buffer)) is not None:
         answer, data = _done(*job, role)

@@ -1,7 +1,8 @@
 """Definitions are read in child processes, so that no document can hold up or kill the gateway.
 
 A few children are kept warm and take one job at a time. One that is not done by its deadline, that
-crashes or that grew large is replaced; its document is refused in words. Validation for advice has
+crashes or that grew large is replaced; its document is refused in words. Who wants a spare has one
+child that never leaves, so that no definition waits for one to start. Validation for advice has
 a child of its own, niced, so that it never stands in a build's way; other work on hostile input has
 a queue of its own for the same reason.
 """
@@ -18,10 +19,13 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+import structlog
 
 from gateway.connectors.worker_main import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
 from gateway.model import Build, Problem, Source, decode_build
+
+log = structlog.get_logger(__name__)
 
 BUILD_SECONDS = 30.0
 ADVICE_SECONDS = 90.0
@@ -36,22 +40,29 @@ _STREAM_LIMIT = 1024 * 1024
 _CLOSE_SECONDS = 5.0
 # Nothing else of our environment is a reader's business, secrets least of all.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TMPDIR")
+# What is large is mapped by itself, so that freeing it gives it back to the machine.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "262144"}
 
 
 class Workers:
     """Children that read definitions; open as long as the context it manages."""
 
-    def __init__(self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS, spare: bool = False
+    ) -> None:
         self._builds = _Queue(count, QUEUE_SECONDS)
         self._advice = _Queue(1, QUEUE_SECONDS)
         self._work = _Queue(1, WORK_QUEUE_SECONDS)
         self._idle_seconds = idle_seconds
+        self._spare = spare
         self._closed = False
         self._children: set[_Child] = set()
         self._idle: list[_Child] = []
+        self._started: asyncio.Task[None] | None = None  # the spare that is being started
         self._farewells: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        self._have_spare()
         return self
 
     async def __aexit__(
@@ -61,6 +72,8 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         self._closed = True
+        if self._started is not None:
+            await self._started
         for child in self._idle:
             self._farewell(child)
         self._idle.clear()
@@ -109,6 +122,8 @@ class Workers:
             return None
 
     async def _answered(self, request: Request, data: bytes, deadline: float) -> bytearray:
+        if self._started is not None:
+            await asyncio.shield(self._started)
         child = self._warm() or await self._spawned("build")
         try:
             return await self._asked(child, request, data, deadline)
@@ -182,16 +197,32 @@ class Workers:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
+            env=_ALLOCATOR | {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
             start_new_session=True,  # Ctrl-C is for us to hear; children end with their stdin
             limit=_STREAM_LIMIT,
         )
-        child = _Child(process)
+        child = _Child(process, role)
         self._children.add(child)
         if self._closed:  # meanwhile, and nobody else knows of this child
             await self._end(child)
             raise _closed_error()
         return child
+
+    def _have_spare(self) -> None:
+        """Start a child where there is none that reads or could."""
+        if self._spare and not self._closed and not self._starting():
+            if not any(child.role == "build" for child in self._children):
+                self._started = asyncio.get_running_loop().create_task(self._start_spare())
+
+    def _starting(self) -> bool:
+        return self._started is not None and not self._started.done()
+
+    async def _start_spare(self) -> None:
+        try:
+            self._rest(await self._spawned("build"))
+        except (GatewayError, OSError) as error:  # the next who needs a child tries again
+            if not self._closed:
+                log.warning("no spare reader", error=str(error))
 
     def _warm(self) -> _Child | None:
         while self._idle:
@@ -209,12 +240,13 @@ class Workers:
         self._idle.append(child)
 
     def _retire(self, child: _Child) -> None:
-        if child in self._idle:
+        if child in self._idle and not (self._spare and len(self._idle) == 1):
             self._idle.remove(child)
             self._farewell(child)
 
     def _farewell(self, child: _Child) -> asyncio.Task[None]:
         self._children.discard(child)
+        self._have_spare()
         if child.farewell is None:
             child.farewell = asyncio.get_running_loop().create_task(child.end())
             self._farewells.add(child.farewell)
@@ -252,7 +284,8 @@ class _Crashed(Exception):
 class _Child:
     """One child process, its streams, and when it leaves if nobody needs it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, role: str) -> None:
+        self.role = role
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._stdin = process.stdin

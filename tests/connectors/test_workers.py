@@ -292,3 +292,23 @@ def _peak_memory(pid: int) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+async def test_a_spare_child_is_there_first_stays_and_is_replaced() -> None:
+    async with Workers(idle_seconds=0.01, spare=True) as workers:
+        await _until(lambda: len(_children()) == 1)
+        (spare,) = _children()
+        await workers.build(pack(SMALL), SOURCE)
+        await asyncio.sleep(0.1)  # ten times as long as an idle child stays
+
+        assert _children() == [spare]
+        assert await workers.work(eval, b"__import__('os').abort()") is None
+        await _until(lambda: len(_children()) == 1 and _children() != [spare])
+    assert not _children()
+
+
+async def test_a_spare_child_that_is_still_starting_is_ended_with_the_others() -> None:
+    async with Workers(spare=True):
+        pass
+
+    assert not _children()
