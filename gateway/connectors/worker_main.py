@@ -28,7 +28,7 @@ from gateway.model import Problem, Source, encode_build, unpack
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
 MAX_BUILD_DATA = 256 * 1024 * 1024
-MAX_ADVICE_DATA = 96 * 1024 * 1024  # real definitions of four megabytes take 60
+MAX_ADVICE_DATA = 66 * 1024 * 1024  # real definitions of four megabytes take 54
 SPARE_DATA = 16 * 1024 * 1024  # beyond what the shape of a document explains
 _PART_BYTES = 900  # for an object or a list of it; one like GitHub's needs 700
 _ITEM_BYTES = 100  # for a comma or a line

@@ -210,12 +210,10 @@ class Workers:
 
     def _have_spare(self) -> None:
         """Start a child where there is none that reads or could."""
-        if self._spare and not self._closed and not self._starting():
-            if not any(child.role == "build" for child in self._children):
-                self._started = asyncio.get_running_loop().create_task(self._start_spare())
-
-    def _starting(self) -> bool:
-        return self._started is not None and not self._started.done()
+        starting = self._started is not None and not self._started.done()
+        reading = any(child.role == "build" for child in self._children)
+        if self._spare and not (self._closed or starting or reading):
+            self._started = asyncio.get_running_loop().create_task(self._start_spare())
 
     async def _start_spare(self) -> None:
         try:
