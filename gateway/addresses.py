@@ -86,12 +86,12 @@ class Origin:
     host: str
     port: int
     literal: Address | None
+    authority: str  # host and port as a URL and the Host header say them
 
     @property
-    def authority(self) -> str:
-        """Host and port as a URL and the Host header say them."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+    def key(self) -> tuple[str, str]:
+        """What tells it from others, cheaper to look up by than all of it."""
+        return self.scheme, self.authority
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,10 @@ def _origin(scheme: str, authority: str) -> Origin:
         raise Fixable("connection_invalid", "The URL's host or port can't be read.", _URL_HINT)
     host = found[1]
     literal = _ipv6(host[1:-1]) if host.startswith("[") else _ipv4(host := _name(host))
-    return Origin(scheme, str(literal) if literal else host, port, literal)
+    host = str(literal) if literal else host
+    shown = f"[{host}]" if ":" in host else host
+    shown = shown if port == _PORTS[scheme] else f"{shown}:{port}"
+    return Origin(scheme, host, port, literal, shown)
 
 
 def _ipv6(text: str) -> Address:

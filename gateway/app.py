@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -74,6 +73,7 @@ from gateway.invoke.prepared import auth_of
 from gateway.invoke.rates import SharedRates
 from gateway.invoke.upstream import UpstreamSender
 from gateway.line import Line
+from gateway.logs import begin_request
 from gateway.progress import Loading, silent
 from gateway.reload import watch
 from gateway.store.database import Database
@@ -142,8 +142,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
-        # Whatever is logged on the way, also by tasks that are started, names the request.
-        structlog.contextvars.bind_contextvars(request=secrets.token_hex(6))
+        begin_request()
         if path == "/mcp" or path.startswith("/mcp/"):
             await self.mcp(scope, receive, send)
         elif scope["type"] == "http":

@@ -81,7 +81,7 @@ class Pool:
         self._rules = rules
         self._loop = asyncio.get_running_loop()
         self._open: set[Wire] = set()
-        self._idle: dict[Origin, list[Wire]] = {}
+        self._idle: dict[tuple[str, str], list[Wire]] = {}  # by origin
         self._known: dict[Origin, tuple[float, list[AddressInfo]]] = {}
         self._asking: dict[Origin, asyncio.Task[list[AddressInfo]]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
@@ -91,7 +91,7 @@ class Pool:
 
     def idle(self, origin: Origin) -> Wire | None:
         """A connection that was used before and is still open."""
-        wires = self._idle.get(origin)
+        wires = self._idle.get(origin.key)
         while wires:
             wire = wires.pop()  # the one used last: the rest may go
             if wire.open and self._loop.time() - wire.idle_since < IDLE_SECONDS:
@@ -124,7 +124,7 @@ class Pool:
             wire.close()
             return
         wire.idle_since = self._loop.time()
-        self._idle.setdefault(origin, []).append(wire)
+        self._idle.setdefault(origin.key, []).append(wire)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(SWEEP_SECONDS, self._sweep)
 
@@ -166,16 +166,16 @@ class Pool:
 
     def _let_go(self, since: float) -> None:
         """Close what has been idle since then."""
-        for origin, wires in list(self._idle.items()):
+        for key, wires in list(self._idle.items()):
             kept = [wire for wire in wires if wire.open and wire.idle_since > since]
             for wire in wires:
                 if wire not in kept:
                     wire.close()
                     self._open.discard(wire)
             if kept:
-                self._idle[origin] = kept
+                self._idle[key] = kept
             else:
-                del self._idle[origin]
+                del self._idle[key]
 
     async def _connected(self, origin: Origin, made: socket.socket) -> Wire:
         tls, name = None, None

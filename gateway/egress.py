@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import urljoin
 
-from gateway.addresses import Target, forbidden, locate, networks, permitted
+from gateway.addresses import Address, Origin, Target, forbidden, locate, networks, permitted
 from gateway.dialling import DNS_THREADS, Lookup, Pool, Rules
 from gateway.errors import Broken, Fixable, Refused
 from gateway.no_answer import SLOW, Closed, NoAnswer, Unanswered, unanswered, undialled
@@ -58,7 +58,10 @@ class Answer:
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Egress:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._allowed = networks(allow)
+        self._judged: dict[tuple[str, str], bool] = {}  # addresses that URLs spell out
         self._lookup = lookup
         self._tls = tls
         self._threads: ThreadPoolExecutor | None = None
@@ -110,6 +114,7 @@ class Egress:
     def allow(self, rules: Sequence[str]) -> None:
         """Replace the allowed networks. Exchanges under way finish; no idle connection is kept."""
         self._allowed = networks(rules)
+        self._judged.clear()
         if self._pool:
             self._pool.retire()
             self._retired = {pool for pool in (*self._retired, self._pool) if not pool.unused}
@@ -184,10 +189,18 @@ class Egress:
 
     def _located(self, url: str) -> Target:
         target = locate(url)
-        literal = target.origin.literal
-        if literal and not permitted(literal, self._allowed):
-            raise forbidden(target.origin.host)
+        origin = target.origin
+        if origin.literal and not self._permits(origin, origin.literal):
+            raise forbidden(origin.host)
         return target
+
+    def _permits(self, origin: Origin, literal: Address) -> bool:
+        known = self._judged.get(origin.key)
+        if known is None:
+            if len(self._judged) >= MAX_NAMES:
+                self._judged.clear()
+            known = self._judged[origin.key] = permitted(literal, self._allowed)
+        return known
 
     def _rules(self) -> Rules:
         if self._threads is None:
@@ -326,10 +339,11 @@ def _kind(name: str) -> str:
 
 
 def _received(wire: Wire) -> Pairs:
-    return tuple(
+    lines = [
         (_lowered(name), value.rstrip(b" \t").decode("utf-8", "replace"))
         for name, value in wire.headers
-    )
+    ]
+    return tuple(lines)
 
 
 @lru_cache(maxsize=MAX_NAMES)
@@ -362,8 +376,10 @@ async def _arriving(wire: Wire) -> AsyncIterator[bytes]:
 
 
 def _encoding(headers: Pairs) -> str:
-    encoding = next((value for name, value in headers if name == "content-encoding"), "")
-    return encoding.strip().lower()
+    for name, value in headers:
+        if name == "content-encoding":
+            return value.strip().lower()
+    return ""
 
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))

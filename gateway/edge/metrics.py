@@ -7,12 +7,19 @@ anything a caller can choose.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from gateway import __version__
@@ -22,92 +29,107 @@ from gateway.store.executions import Execution
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
-class Metrics:
-    """Counts calls; everything else is looked up when it is asked for."""
+class Metrics(Collector):
+    """Counts calls; everything else is looked up when it is asked for.
+
+    Plain numbers, made into families when they are asked for: a library's counters would be a
+    fiftieth of a call.
+    """
 
     def __init__(
         self,
         snapshot: Callable[[], Snapshot],
         figures: Callable[[], dict[str, int]],
     ) -> None:
-        self.registry = CollectorRegistry()
         self._snapshot = snapshot
-        self._calls = Counter(
-            "gateway_calls",
-            "Calls by connection, access and how they ended.",
-            ("connection", "access", "status"),
-            registry=self.registry,
-        )
-        self._errors = Counter(
-            "gateway_errors",
-            "Calls that failed or were refused, by code.",
-            ("connection", "code"),
-            registry=self.registry,
-        )
-        self._upstream = Counter(
-            "gateway_upstream_answers",
-            "Answers of upstream APIs by class of status.",
-            ("connection", "status"),
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "gateway_call_seconds",
-            "How long calls took, from the first look at them to their record.",
-            ("connection",),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._upstream_seconds = Histogram(
-            "gateway_upstream_seconds",
-            "How long upstream APIs and servers took to answer.",
-            ("connection",),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        counters = (self._calls, self._errors, self._upstream)
-        self._families = (*counters, self._seconds, self._upstream_seconds)
+        self._calls: dict[tuple[str, str, str], int] = {}  # by connection, access, status
+        self._errors: dict[tuple[str, str], int] = {}  # by connection and code
+        self._answers: dict[tuple[str, int], int] = {}  # by connection and class of status
+        self._times: dict[str, _Times] = {}  # by connection
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
         self.registry.register(_State(snapshot, figures))
-        self._known: dict[tuple[str, str, str, int], _Children] = {}
 
     def finished(self, execution: Execution) -> None:
         """Counts one call."""
         connection, status = execution.connection, execution.upstream_status
-        kind = (execution.access, execution.status, status // 100 if status else 0)
-        known = self._known.get((connection, *kind))
-        if known is None:
+        times = self._times.get(connection)
+        if times is None:
             self._let_go()
-            known = self._known[(connection, *kind)] = self._children(connection, *kind)
-        for counter in known.counters:
-            counter.inc()
+            times = self._times[connection] = _Times(_Spread(), _Spread())
+        kind = (connection, execution.access, execution.status)
+        self._calls[kind] = self._calls.get(kind, 0) + 1
+        if status:
+            answer = (connection, status // 100)
+            self._answers[answer] = self._answers.get(answer, 0) + 1
         if execution.error_code:
-            self._errors.labels(connection, execution.error_code).inc()
+            code = (connection, execution.error_code)
+            self._errors[code] = self._errors.get(code, 0) + 1
         if execution.result:
-            known.seconds.observe(execution.result["duration_ms"] / 1000)
+            times.whole.add(execution.result["duration_ms"] / 1000)
             if (waited := execution.result.get("upstream_ms")) is not None:
-                known.upstream_seconds.observe(waited / 1000)
+                times.upstream.add(waited / 1000)
 
     def _let_go(self) -> None:
         """Forgets connections that are no more: names that come and go must not pile up."""
-        gone = {connection for connection, *_ in self._known} - self._snapshot().connections.keys()
-        for family in self._families:
-            for connection in gone:
-                family.remove_by_labels({"connection": connection})
-        self._known = {key: known for key, known in self._known.items() if key[0] not in gone}
+        known = self._snapshot().connections
+        self._times = {name: times for name, times in self._times.items() if name in known}
+        self._calls = {key: count for key, count in self._calls.items() if key[0] in known}
+        self._errors = {key: count for key, count in self._errors.items() if key[0] in known}
+        self._answers = {key: count for key, count in self._answers.items() if key[0] in known}
 
-    def _children(self, connection: str, access: str, status: str, answer: int) -> _Children:
-        """What a call of this kind is counted in, looked up once: labels are dear."""
-        counters = [self._calls.labels(connection, access, status)]
-        if answer:
-            counters.append(self._upstream.labels(connection, f"{answer}xx"))
-        seconds, upstream = self._seconds, self._upstream_seconds
-        return _Children(tuple(counters), seconds.labels(connection), upstream.labels(connection))
+    def collect(self) -> Iterator[Metric]:
+        words = "Calls by connection, access and how they ended."
+        calls = CounterMetricFamily(
+            "gateway_calls", words, labels=["connection", "access", "status"]
+        )
+        for kind, count in self._calls.items():
+            calls.add_metric(kind, count)
+        words = "Calls that failed or were refused, by code."
+        errors = CounterMetricFamily("gateway_errors", words, labels=["connection", "code"])
+        for code, count in self._errors.items():
+            errors.add_metric(code, count)
+        words = "Answers of upstream APIs by class of status."
+        answers = CounterMetricFamily(
+            "gateway_upstream_answers", words, labels=["connection", "status"]
+        )
+        for (connection, status), count in self._answers.items():
+            answers.add_metric((connection, f"{status}xx"), count)
+        words = "How long calls took, from the first look at them to their record."
+        whole = HistogramMetricFamily("gateway_call_seconds", words, labels=["connection"])
+        words = "How long upstream APIs and servers took to answer."
+        upstream = HistogramMetricFamily("gateway_upstream_seconds", words, labels=["connection"])
+        for connection, times in self._times.items():
+            whole.add_metric((connection,), times.whole.buckets(), times.whole.sum)
+            upstream.add_metric((connection,), times.upstream.buckets(), times.upstream.sum)
+        return iter((calls, errors, answers, whole, upstream))
+
+
+class _Spread:
+    """How many durations were how long."""
+
+    __slots__ = ("_counts", "sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has it: how many were not longer than each."""
+        return list(zip(_BOUNDS, accumulate(self._counts), strict=True))
+
+
+_BOUNDS = (*map(str, SECONDS), "+Inf")
 
 
 @dataclass(frozen=True, slots=True)
-class _Children:
-    counters: tuple[Counter, ...]
-    seconds: Histogram
-    upstream_seconds: Histogram
+class _Times:
+    whole: _Spread
+    upstream: _Spread
 
 
 class _State(Collector):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from gateway.egress import Answer
 from gateway.invoke.media import STEP_BYTES, decoded
@@ -30,6 +31,7 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 MAX_UTF8_BYTES = 16 * 1024 * 1024  # some bytes become three
+MAX_KNOWN_CHARS = 100  # of media types that are remembered
 NOT_TEXT = ("image/", "audio/", "video/", "font/")
 
 
@@ -67,16 +69,27 @@ def _characters(body: bytes, charset: str) -> Iterator[str]:
 
 def charset_of(body: bytes, media_type: str) -> str | None:
     """What a text has to be decoded with; None: it is UTF-8, or no text."""
-    if media_type.lower().lstrip().startswith(NOT_TEXT):
-        return None
-    for mark, charset in MARKS:
-        if body.startswith(mark):
-            return charset
-    named = _named(media_type)
-    return _UNMARKED.get(named, named) if named in CHARSETS else None
+    declared = (_known if len(media_type) <= MAX_KNOWN_CHARS else _declared)(media_type)
+    if declared is not None and body.startswith(_ANY_MARK):
+        return next(charset for mark, charset in MARKS if body.startswith(mark))
+    return declared or None
 
 
 _UNMARKED = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}  # as most write it
+_ANY_MARK = tuple(mark for mark, _ in MARKS)
+
+
+@lru_cache(maxsize=256)
+def _known(media_type: str) -> str | None:
+    return _declared(media_type)
+
+
+def _declared(media_type: str) -> str | None:
+    """The charset it names, "" if that is none to decode; None: it is no text."""
+    if media_type.lower().lstrip().startswith(NOT_TEXT):
+        return None
+    named = _named(media_type)
+    return _UNMARKED.get(named, named) if named in CHARSETS else ""
 
 
 def _named(media_type: str) -> str:

@@ -116,14 +116,18 @@ _TEMPLATE_SAFE = "/%!$&'()*+,;=:@?[]~"
 
 
 def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
+    if "{" not in operation.path:
+        return _literal(operation.path)
     known = {p.name: p for p in operation.parameters if p.place == "path"}
-    return "/".join(_segment(template, known, arguments) for template in operation.path.split("/"))
+    segments = [
+        _segment(template, known, arguments) if "{" in template else _literal(template)
+        for template in operation.path.split("/")
+    ]
+    return "/".join(segments)
 
 
 def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[str, Any]) -> str:
-    """One segment of the path; most have no variable, a few have several."""
-    if "{" not in template:
-        return _literal(template)
+    """One segment of the path that has a variable, or several."""
     texts = _VARIABLE.split(template)
     variables = [known.get(name) or Parameter(name, "path", name) for name in texts[1::2]]
     if not texts[0] and texts[2:] == [""] and (text := _plain_text(variables[0], arguments)):
@@ -185,18 +189,23 @@ def _check_segment(name: str, text: str) -> None:
 
 
 def _query(parameters: Sequence[Parameter], arguments: Mapping[str, Any]) -> list[str]:
-    declared = [p for p in parameters if p.place == "query"]
-    names = {p.name for p in declared}
-    return [
-        f"{parameter_name(name)}={text}"
-        for parameter in declared
-        for name, text in _query_pairs(parameter, _value(parameter, arguments), names)
-    ]
+    names: set[str] = set()
+    texts: list[str] = []
+    for parameter in parameters:
+        if parameter.place != "query" or (value := _value(parameter, arguments)) is None:
+            continue
+        plain = isinstance(value, (str, int, float)) and not parameter.media_type
+        if plain and not parameter.reserved:  # as nearly all are
+            texts.append(f"{parameter_name(parameter.name)}={percent(scalar(value))}")
+            continue
+        names = names or {p.name for p in parameters if p.place == "query"}
+        texts += [
+            f"{parameter_name(name)}={text}" for name, text in _query_pairs(parameter, value, names)
+        ]
+    return texts
 
 
 def _query_pairs(parameter: Parameter, value: Any, names: set[str]) -> Iterator[tuple[str, str]]:
-    if value is None:
-        return
     encode = percent_but_reserved if parameter.reserved else percent
     value = _content(parameter, value)
     style = "form" if parameter.style == "simple" else parameter.style

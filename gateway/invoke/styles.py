@@ -119,10 +119,15 @@ def _present(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def percent(text: str) -> str:
     """Everything but letters, digits and `-._~` percent-encoded."""
-    return text if _UNRESERVED.fullmatch(text) else quote(text, safe="")
+    return text if _UNRESERVED.fullmatch(text) else _OTHERS.sub(_escaped, text)
 
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]*")
+_OTHERS = re.compile(r"[^A-Za-z0-9._~-]+")
+
+
+def _escaped(others: re.Match[str]) -> str:
+    return "".join([f"%{byte:02X}" for byte in others[0].encode()])
 
 
 # `&` would begin another parameter and `#` would end the query: these two are never let through.

@@ -17,7 +17,11 @@ class Contact:
     """The last request of a principal, and what sent it."""
 
     at: float
-    agent: str
+    sent_by: bytes
+
+    @property
+    def agent(self) -> str:
+        return self.sent_by.decode("utf-8", "replace")
 
 
 class Contacts:
@@ -29,10 +33,9 @@ class Contacts:
 
     def note(self, principal: str, agent: bytes) -> None:
         """A client of this principal has spoken."""
-        first = principal not in self._last
-        name = agent[:MAX_AGENT_CHARS].decode("utf-8", "replace")
-        self._last[principal] = Contact(time.time(), name)
-        if first:
+        known = self._last.get(principal)
+        self._last[principal] = Contact(time.time(), agent[:MAX_AGENT_CHARS])
+        if known is None:
             self.on_first()
 
     def of(self, principal: str) -> Contact | None:
