@@ -17,6 +17,7 @@ from functools import lru_cache
 from urllib.parse import quote
 
 import idna
+import msgspec
 
 from gateway.errors import Fixable, Refused
 
@@ -94,8 +95,7 @@ class Origin:
         return self.scheme, self.authority
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """What a URL names: where, and what is asked for there, as it goes on the wire."""
 
     origin: Origin

@@ -16,9 +16,11 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urljoin
+
+import msgspec
 
 from gateway.addresses import Address, Origin, Target, forbidden, locate, networks, permitted
 from gateway.dialling import DNS_THREADS, Lookup, Pool, Rules
@@ -36,8 +38,7 @@ USER_AGENT = "dynamic-mcp-gateway"
 Pairs = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One request, exactly as it goes on the wire: the URL is already encoded."""
 
     method: str
@@ -46,8 +47,7 @@ class Request:
     body: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What came back. Header names are in lower case, the body is unpacked."""
 
     status: int
@@ -400,7 +400,7 @@ def _redirected(request: Request, answer: Answer) -> Request | None:
             f"{here.host} redirects to another host, which is not followed.",
             "Give the address where the document really is.",
         )
-    return replace(request, url=there.url)
+    return msgspec.structs.replace(request, url=there.url)
 
 
 _UPGRADE = ("http", 80, "https", 443)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Protocol
+
+import msgspec
 
 from gateway.no_answer import BrokenOff
 
@@ -29,8 +30,7 @@ class Room(Protocol):
         """Whether it may be held; waits for that, at most until then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """How much of an answer is read, by when, and what it has to ask for."""
 
     bytes: int

@@ -7,9 +7,10 @@ else, and for each other view as it is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from mcp_types import (
     SERVER_INFO_META_KEY,
     DiscoverResult,
@@ -109,8 +110,7 @@ def discovered(core: Core, hello: Hello) -> bytes:
     return dump({**wire, "_meta": {SERVER_INFO_META_KEY: core.server_info}})
 
 
-@dataclass(slots=True)
-class Exchange:
+class Exchange(msgspec.Struct):
     """One HTTP request, past the guard and with its principal."""
 
     principal: Principal
@@ -122,8 +122,7 @@ class Exchange:
     streaming: bool  # the client takes an event stream
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """One JSON-RPC request and what is known of who sent it."""
 
     core: Core
@@ -134,7 +133,7 @@ class Request:
     reply: Reply | None = None  # None: within a batch, where nothing can be said before the answer
     session: str | None = None
     client: str = ""
-    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    capabilities: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def client_name(info: object) -> str:

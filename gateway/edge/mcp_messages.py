@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeGuard
 
+import msgspec
 import orjson
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
@@ -49,8 +49,7 @@ class RpcError(Exception):
         self.data = data
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One JSON-RPC message whose outer form is sound."""
 
     kind: Literal["request", "notification", "response"]

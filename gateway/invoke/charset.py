@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from gateway.egress import Answer
 from gateway.invoke.media import STEP_BYTES, decoded

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode
 
+import msgspec
 import orjson
 
 from gateway.addresses import locate
@@ -73,7 +74,7 @@ def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     if not _below(request.url, base_url) and locate(request.url).origin != locate(base_url).origin:
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
     if grant.query:
-        request = replace(request, url=_with_query(request.url, grant))
+        request = msgspec.structs.replace(request, url=_with_query(request.url, grant))
     return with_headers(request, grant.headers)
 
 

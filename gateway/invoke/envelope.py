@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
+from msgspec.structs import replace
 
 from gateway.egress import Answer, Request
 from gateway.invoke.elsewhere import ELSEWHERE_BYTES, Elsewhere

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.invoke.attempt import Attempt

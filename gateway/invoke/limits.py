@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 
+import msgspec
 from cachetools import LRUCache
 
 from gateway.egress import NoAnswer
@@ -226,8 +227,7 @@ class LargeRoom:
             self._taken.pop().free()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What came of one call, told by the one who made it."""
 
     _state: _Connection

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+
+import msgspec
 
 from gateway.egress import Answer
 from gateway.invoke.charset import in_utf8
@@ -25,8 +26,7 @@ PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Shaped:
+class Shaped(msgspec.Struct, frozen=True):
     """The content of a tool result, and the whole body where it was too large to be in it."""
 
     content: list[dict[str, Any]]

@@ -7,15 +7,15 @@ alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gateway.config.settings import Permissions
 from gateway.model import Tool
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What happens to a call, and why."""
 
     outcome: Literal["allow", "confirm", "block"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import Connection, bindparam, delete, insert, select, text, update
 
 from gateway.errors import Broken
@@ -48,8 +49,7 @@ FINISHED = "finished"  # the signal, with the execution's id, where others may w
 JSON_COLUMNS = ("arguments", "result", "recorded")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """One call, as it is now."""
 
     id: str

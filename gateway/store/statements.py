@@ -11,6 +11,8 @@ from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Connection, Dialect, Executable, Table, literal_column
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -24,7 +26,7 @@ MAX_ROWS_A_STEP = 64  # times the columns of a row: far below SQLite's 32,766 pa
 
 T = TypeVar("T")
 Insert = sqlite.Insert | postgresql.Insert
-Bind = Callable[[Any], Any]
+Bind = Callable[[Any], Any] | None  # None: a value is bound as it is
 
 
 def insert_on(postgres: bool, table: Table) -> Insert:
@@ -48,7 +50,7 @@ def insert_many(tx: Connection, table: Table, rows: Sequence[Mapping[str, Any]])
     For the busiest table: past SQLAlchemy's handling of parameters, which costs more than SQLite.
     """
     statement, binds = _insert_many(tx.dialect, table)
-    bound = [tuple(bind(row[name]) for name, bind in binds) for row in rows]
+    bound = [_bound(row, binds) for row in rows]
     if is_postgres(tx):
         tx.exec_driver_sql(statement, bound)
         return
@@ -66,7 +68,7 @@ def execute_row(tx: Connection, statement: UpdateBase, row: Mapping[str, Any]) -
     As `insert_many`, for what every write call waits for.
     """
     text, binds = _compiled(tx.dialect, statement)
-    return tx.exec_driver_sql(text, tuple(bind(row[name]) for name, bind in binds)).rowcount
+    return tx.exec_driver_sql(text, _bound(row, binds)).rowcount
 
 
 def store_time(tx: Connection) -> ColumnElement[float]:
@@ -78,8 +80,10 @@ def is_postgres(tx: Connection) -> bool:
     return tx.dialect.name == "postgresql"
 
 
-def values(row: DataclassInstance) -> dict[str, Any]:
+def values(row: DataclassInstance | Struct) -> dict[str, Any]:
     """A frozen row as column values: the fields are named as the columns."""
+    if isinstance(row, Struct):
+        return asdict(row)
     return {name: getattr(row, name) for name in _names(type(row))}
 
 
@@ -141,11 +145,11 @@ def _repeated(statement: str, columns: int, rows: int) -> str:
 def _bind(kind: TypeEngine[Any], dialect: Dialect) -> Bind:
     if isinstance(kind, TypeDecorator):
         return partial(kind.process_bind_param, dialect=dialect)
-    return _as_it_is
+    return None
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _bound(row: Mapping[str, Any], binds: Sequence[tuple[str, Bind]]) -> tuple[Any, ...]:
+    return tuple([bind(row[name]) if bind else row[name] for name, bind in binds])
 
 
 @cache

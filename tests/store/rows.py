@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from gateway.store.approvals import Approval
 from gateway.store.changes import Change
 from gateway.store.database import Database
@@ -64,7 +66,7 @@ _CHANGE = Change(
 
 
 def execution(**changed: Any) -> Execution:
-    return replace(_EXECUTION, **changed)
+    return structs.replace(_EXECUTION, **changed)
 
 
 def approval(**changed: Any) -> Approval:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gateway.errors import Refused
 from gateway.store.approvals import (
@@ -64,7 +65,7 @@ async def test_denied_call_ends_its_execution(db: Database) -> None:
     denied = await deny(db)
 
     assert denied == approval(status="denied", decided_by="bob", decided_at=1011.0)
-    assert await get_execution(db, "e1") == replace(
+    assert await get_execution(db, "e1") == structs.replace(
         WAITING, status="denied", error_code="approval_denied", finished_at=1011.0
     )
     with pytest.raises(Refused):
@@ -165,7 +166,7 @@ async def test_undecided_and_unused_approvals_expire_with_their_executions(db: D
 
     assert [each.id for each in expired] == ["a2"]
     assert late == [replace(APPROVED, status="expired")]
-    assert await get_execution(db, "e1") == replace(
+    assert await get_execution(db, "e1") == structs.replace(
         WAITING, status="expired", error_code="approval_expired", finished_at=1300.0
     )
 
@@ -176,7 +177,9 @@ async def test_voided_approval_cannot_be_used(db: Database) -> None:
 
     assert await void_approvals(db, ["a1", "a9"], 1012.0) == [replace(APPROVED, status="void")]
 
-    ended = replace(WAITING, status="denied", error_code="approval_expired", finished_at=1012.0)
+    ended = structs.replace(
+        WAITING, status="denied", error_code="approval_expired", finished_at=1012.0
+    )
     assert await use_approval(db, APPROVED, execution(), 1020.0) == Begun("ended", ended)
     with pytest.raises(Refused):
         await use_approval(db, APPROVED, execution(id="e2"), 1020.0)

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cachetools import LRUCache
-
 MAX_PRINCIPALS = 4096
 MAX_AGENT_CHARS = 80
 
@@ -28,14 +26,16 @@ class Contacts:
     """Remembers the last contact with each principal in this process."""
 
     def __init__(self) -> None:
-        self._last: LRUCache[str, Contact] = LRUCache(MAX_PRINCIPALS)
+        self._last: dict[str, Contact] = {}  # who spoke last stands last
         self.on_first: Callable[[], None] = lambda: None
 
     def note(self, principal: str, agent: bytes) -> None:
         """A client of this principal has spoken."""
-        known = self._last.get(principal)
+        known = self._last.pop(principal, None)
         self._last[principal] = Contact(time.time(), agent[:MAX_AGENT_CHARS])
         if known is None:
+            if len(self._last) > MAX_PRINCIPALS:
+                del self._last[next(iter(self._last))]
             self.on_first()
 
     def of(self, principal: str) -> Contact | None:
