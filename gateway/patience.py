@@ -16,6 +16,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.at_once import AtOnce
+
 MAX_JOINED_BYTES = 65_536
 
 
@@ -56,72 +58,77 @@ class JoiningTransport:
             self._transport.write(head)
 
 
-def patient_protocol(seconds: float) -> type[HttpToolsProtocol]:
-    """A protocol for uvicorn that waits so long for a request's head, and for a slow reader."""
+class PatientProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which waits so long for a request's head, and for a slow reader."""
 
-    class PatientProtocol(HttpToolsProtocol):
-        _request_timer: asyncio.TimerHandle | None = None
-        _read_timer: asyncio.TimerHandle | None = None
+    seconds: float
+    _request_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
+        self._start_request_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_request_timer()
+        self._stop_read_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
+        if self._request_timer is None:
+            self._start_request_timer()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._stop_request_timer()
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.__class__ = AtOnce
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._stop_request_timer()
+        if self.cycle.response_complete:
+            # What came of the body stopped the timer that ends idle connections.
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and self._request_timer is None:
             self._start_request_timer()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_request_timer()
-            self._stop_read_timer()
-            super().connection_lost(exc)
+    def _start_request_timer(self) -> None:
+        self._request_timer = self.loop.call_later(self.seconds, self._give_up)
 
-        def on_message_begin(self) -> None:
-            self._unset_keepalive_if_required()
-            if self._request_timer is None:
-                self._start_request_timer()
-            super().on_message_begin()
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
-        def on_headers_complete(self) -> None:
-            self._stop_request_timer()
-            super().on_headers_complete()
+    def pause_writing(self) -> None:
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(self.seconds, self._give_up)
+        super().pause_writing()
 
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._stop_request_timer()
-            if self.cycle.response_complete:
-                # What came of the body stopped the timer that ends idle connections.
-                self._unset_keepalive_if_required()
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
+    def resume_writing(self) -> None:
+        self._stop_read_timer()
+        super().resume_writing()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.cycle.more_body and self._request_timer is None:
-                self._start_request_timer()
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
-        def _start_request_timer(self) -> None:
-            self._request_timer = self.loop.call_later(seconds, self._give_up)
+    def _give_up(self) -> None:
+        self._request_timer = self._read_timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()
 
-        def _stop_request_timer(self) -> None:
-            if self._request_timer is not None:
-                self._request_timer.cancel()
-                self._request_timer = None
 
-        def pause_writing(self) -> None:
-            if self._read_timer is None:
-                self._read_timer = self.loop.call_later(seconds, self._give_up)
-            super().pause_writing()
-
-        def resume_writing(self) -> None:
-            self._stop_read_timer()
-            super().resume_writing()
-
-        def _stop_read_timer(self) -> None:
-            if self._read_timer is not None:
-                self._read_timer.cancel()
-                self._read_timer = None
-
-        def _give_up(self) -> None:
-            self._request_timer = self._read_timer = None
-            if not self.transport.is_closing():
-                self.transport.abort()
-
-    return PatientProtocol
+def patient_protocol(seconds: float) -> type[PatientProtocol]:
+    """The protocol with its patience."""
+    return type("Patient", (PatientProtocol,), {"seconds": seconds})

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 import orjson
-from cachetools import LRUCache
 from jsonschema_rs import (
     Draft202012Validator,
     FancyRegexOptions,
@@ -33,7 +32,7 @@ MAX_WORDS = 300
 MAX_VALIDATORS = 4096
 MAX_BACKTRACKS = 10_000
 
-_validators: LRUCache[str, Draft202012Validator] = LRUCache(MAX_VALIDATORS)
+_validators: dict[str, Draft202012Validator] = {}  # in the order they were made
 
 
 def check_arguments(schema_key: str, schema: bytes, arguments: Mapping[str, Any]) -> None:
@@ -72,6 +71,8 @@ def _unwritable(said: str) -> str:
 def _validator(key: str, schema: bytes) -> Draft202012Validator:
     validator = _validators.get(key)
     if validator is None:
+        if len(_validators) >= MAX_VALIDATORS:
+            del _validators[next(iter(_validators))]
         validator = _validators[key] = _compiled(orjson.loads(schema))
     return validator
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from msgspec import Struct, field
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError
@@ -30,8 +30,7 @@ UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself
 Find = Callable[[Snapshot, Principal], Tool]
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
+class Door(Struct, frozen=True):
     """How a call came in, for finding its tool again after it has waited for a person."""
 
     find: Find  # raises UnknownTool or Refused where the caller has it no longer
@@ -40,8 +39,7 @@ class Door:
     unattended: bool = False  # nobody waits for the answer
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(Struct):
     """What is known of one call as it goes along."""
 
     snapshot: Snapshot

@@ -51,7 +51,10 @@ def is_text(body: bytes, media_type: str) -> bool:
 
 def as_text(body: bytes, media_type: str) -> str | None:
     """The body as text; None if it is none."""
-    return body.decode("utf-8-sig", "replace") if is_text(body, media_type) else None
+    if not is_text(body, media_type):
+        return None
+    # By hand, without the mark: the codec that knows of it is written in Python.
+    return body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
 
 
 def shown(body: bytes, media_type: str) -> Iterator[str]:
