@@ -23,6 +23,7 @@ from gateway.model import digest, pack, unpack
 from gateway.unpack import Room
 
 FETCH_SECONDS = 4.5
+MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a definition that is given as text; it is held unpacked
 MEMORY_BYTES = 8 * 1024 * 1024
 LARGE_BYTES = 1024 * 1024  # of a definition: up to this size nobody has to wait
 LARGE_AT_ONCE = 2
@@ -120,7 +121,7 @@ class Fetcher:
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
-            return await _definition(location, location.encode(), max_bytes, known)
+            return await _definition(location, _text(location), max_bytes, known)
         if not _URL.match(location):
             return await self._read_file(location, max_bytes, known)
         known = known or self._memory.get(place_of(location))
@@ -237,6 +238,16 @@ async def _definition(
             "Leave out what is not text in it, such as pictures.",
         )
     return definition
+
+
+def _text(location: str) -> bytes:
+    raw = location.encode()
+    if len(raw) > MAX_TEXT_BYTES:
+        raise DefinitionUnreadable(
+            f"a definition that is given as text may have at most {MAX_TEXT_BYTES} bytes",
+            "Give the address of the definition, or its file.",
+        )
+    return raw
 
 
 def _too_large(max_bytes: int) -> DefinitionUnreadable:

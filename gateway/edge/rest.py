@@ -38,7 +38,6 @@ from gateway.policy.view import Scope as ViewScope
 log = structlog.get_logger("gateway.rest")
 
 PREFIX = "/api/v1"
-MAX_REST_BYTES = 36 * 1024 * 1024  # a pasted definition, which only an admin has a use for
 
 STATUS_OF_CODE: Mapping[str, int] = {
     "invalid_arguments": 422,
@@ -112,9 +111,8 @@ class RestApi:
         request = Request({**scope, "path_params": params}, receive)
         body: Any = None
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            limit = MAX_REST_BYTES if principal.admin else MAX_BODY_BYTES
             seconds = self._gateway.snapshot.settings.limits.request_seconds
-            raw = await read_body(fields, receive, limit, seconds)
+            raw = await read_body(fields, receive, MAX_BODY_BYTES, seconds)
             if raw:
                 require_json(fields)
                 body = _parsed(raw)
@@ -220,11 +218,9 @@ def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> 
 
 def _parsed(raw: bytes) -> Any:
     try:
-        value = orjson.loads(raw)
+        orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise Fixable("invalid_arguments", f"the body is not JSON: {error}") from None
-    if len(raw) > MAX_BODY_BYTES:
-        return value  # only a definition is that large, and it has a reader of its own
     try:
         return read_json(raw)  # as strict as MCP is: a call means the same through both doors
     except RpcError as error:

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gateway.catalog.fetch import LARGE_BYTES, MAX_PACKED, Definition, Fetcher
+from gateway.catalog.fetch import LARGE_BYTES, MAX_PACKED, MAX_TEXT_BYTES, Definition, Fetcher
 from gateway.egress import Egress
 from gateway.errors import DefinitionUnreadable
 from tests.peers import Provider, provider
@@ -40,6 +40,14 @@ async def test_what_does_not_pack_is_no_definition() -> None:
         peer.raw = Random(1).randbytes(MAX_PACKED + 1_000)
         with pytest.raises(DefinitionUnreadable, match="even when packed"):
             await Fetcher(egress, Path()).fetch(peer.spec, None, max_bytes=2 * MAX_PACKED)
+
+
+async def test_a_definition_given_as_text_is_bounded() -> None:
+    async with Egress(HERE) as egress:
+        fetcher, text = Fetcher(egress, Path()), "{" + " " * (MAX_TEXT_BYTES - 1)
+        assert (await fetcher.fetch(text, None, max_bytes=2 * MAX_TEXT_BYTES)).raw == text.encode()
+        with pytest.raises(DefinitionUnreadable, match="given as text"):
+            await fetcher.fetch(text + " ", None, max_bytes=2 * MAX_TEXT_BYTES)
 
 
 async def test_many_large_definitions_at_once_are_all_read_in_their_turn() -> None:

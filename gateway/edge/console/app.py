@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.catalog.fetch import MAX_TEXT_BYTES
 from gateway.edge.console import (
     pages_access,
     pages_approvals,
@@ -48,7 +49,7 @@ from gateway.store.secrets import Seal
 
 log = structlog.get_logger("gateway.console")
 
-MAX_FORM_BYTES = 36 * 1024 * 1024  # a pasted definition
+MAX_FORM_BYTES = 3 * MAX_TEXT_BYTES  # a pasted definition, encoded for a form
 MAX_SIGN_IN_BYTES = 64 * 1024
 MAX_FORM_FIELDS = 500
 SLOW_BYTES = 256 * 1024  # parsed in a thread from here on
