@@ -9,9 +9,6 @@ from dataclasses import replace
 
 from gateway.connectors.arm import Facts, unpacked
 from gateway.connectors.openapi import build_openapi
-from gateway.connectors.openapi.document import open_document
-from gateway.connectors.openapi.reading import read_definition
-from gateway.connectors.openapi.servers import base_url_of
 from gateway.model import Build, Problem, Severity, Source
 
 
@@ -33,7 +30,6 @@ def build_arm(raw: bytes, source: Source) -> Build:
         status=facts.status,
         problems=(*_problems(facts), *build.problems),
         envelope=None if direct else facts.id,
-        links_base=_own_base(export, source),
     )
 
 
@@ -46,8 +42,3 @@ def _problems(facts: Facts) -> tuple[Problem, ...]:
         words = "Azure gives no runtime address for this connection; calls go by dynamicInvoke"
         found.append(Problem("info", "connection", words))
     return tuple(found)
-
-
-def _own_base(export: bytes, source: Source) -> str:
-    """Where the definition itself says its API is: next links in answers lead there."""
-    return base_url_of(open_document(read_definition(export)), replace(source, base_url=None))

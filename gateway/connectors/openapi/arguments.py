@@ -118,13 +118,14 @@ def remembered_slot(
     schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any = None
 ) -> Slot:
     """The input for what is written so; shared parameters and bodies are described once."""
-    key = (id(raw), argument, required)
-    if key not in schemas.remembered:
-        fragment = schemas.translate(raw if schema is None else schema)
+    known = schemas.remembered.get(id(raw), {})
+    if (argument, required) not in known:
+        fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
         words = described(fragment.schema, mapping(raw), argument)
         slot = Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
-        schemas.remembered[key] = slot  # holds `raw`, so no other object takes its id
-    found: Slot = schemas.remembered[key]
+        known[argument, required] = slot  # holds `raw`
+        schemas.remembered[id(raw)] = known
+    found: Slot = known[argument, required]
     return found
 
 

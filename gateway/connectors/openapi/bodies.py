@@ -176,8 +176,8 @@ def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
         for part in _extending(document, base):
             for name, raw in mapping(part.get("properties")).items():
                 found[name] = raw if found.get(name, raw) == raw else _ANYTHING
-        document.kinds[id(base)] = found
-    return document.kinds[id(base)]
+        document.kinds[id(base)] = (base, found)
+    return document.kinds[id(base)][1]
 
 
 def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""A definition becomes tools: read, filter, plan each operation, choose revisions, name, finish.
+"""A definition becomes plans of tools: read, filter, plan each operation, choose revisions.
 
 Pure and synchronous: bytes in, a `Build` out, nothing fetched. An operation that can't be used is
 skipped with its reason and never fails the rest.
@@ -6,17 +6,19 @@ skipped with its reason and never fails the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import orjson
 
-from gateway.connectors.naming import Nameable, collisions, local_name, tool_names
+from gateway.connectors.naming import Nameable, local_name
 from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
 from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
 from gateway.connectors.openapi.bundle import (
     INPUT_BUDGET,
+    LISTED_EACH,
     fair_share,
     input_budget,
     input_schema,
@@ -27,6 +29,7 @@ from gateway.connectors.openapi.document import (
     Document,
     Operation,
     Unusable,
+    count_operations,
     mapping,
     open_document,
     operations,
@@ -42,9 +45,11 @@ from gateway.connectors.openapi.inputs import (
     parameters,
     request_body,
 )
-from gateway.connectors.openapi.lookups import dead_look_ups, look_ups, with_hint
+from gateway.connectors.openapi.lookups import look_ups, with_hint
+from gateway.connectors.openapi.parts import PartUnreadable
 from gateway.connectors.openapi.paths import called_path, path_inputs
-from gateway.connectors.openapi.reading import read_definition
+from gateway.connectors.openapi.plans import Findings, Plan, Whole, finished
+from gateway.connectors.openapi.reading import read_definition, read_in_parts
 from gateway.connectors.openapi.schema import Schemas
 from gateway.connectors.openapi.security import (
     declared_key,
@@ -60,11 +65,11 @@ from gateway.connectors.openapi.selection import (
     marks_of,
     override_of,
     refusal,
+    revision_of,
     superseded,
 )
 from gateway.connectors.openapi.servers import base_url_of, elsewhere, home_of, operation_base_url
 from gateway.connectors.openapi.wording import phrase, tool_description, tool_title
-from gateway.connectors.tools import fingerprint, token_cost, tool_annotations
 from gateway.errors import DefinitionUnreadable
 from gateway.model import (
     RISK_OF_ACCESS,
@@ -72,11 +77,10 @@ from gateway.model import (
     Build,
     HttpOperation,
     Problem,
+    Risk,
     Severity,
     Skipped,
     Source,
-    Tool,
-    digest,
 )
 
 MAX_DISPLAY_NAME = 60
@@ -93,35 +97,30 @@ _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 
 def build_openapi(raw: bytes, source: Source) -> Build:
     """The tools of one definition. Raises DefinitionUnreadable for what can't be read at all."""
-    document, microsoft = open_document(read_definition(raw)), has_marks(raw)
-    del raw  # as large as what was read from it, and not needed beside it
+    found = None
+    with suppress(PartUnreadable):
+        found = _findings(read_in_parts(raw), source, has_marks(raw))
+    if found is None:
+        found = _findings(read_definition(raw), source, has_marks(raw))
+    del raw  # tools need the room
+    return finished(found)
+
+
+def _findings(definition: Mapping[str, Any], source: Source, microsoft: bool) -> Findings:
+    document = open_document(definition)
     title = phrase(mapping(document.root.get("info")).get("title"), MAX_DISPLAY_NAME)
     source = replace(source, display_name=source.display_name or title or source.connection)
     marks = marks_of(document) if microsoft else NO_MARKS
     work = _Work(document, source, marks, base_url_of(document, source))
     if not work.base_url:
         work.reports.add("error", "servers", "it does not say where the API is: give base_url")
-    found = list(operations(document))
-    if not found:
+    count = count_operations(document)
+    if not count:
         work.reports.add("warning", "paths", "it has no operations, so there are no tools")
-    work.budget = input_budget(len(found))
-    for each in found:
+    work.budget = input_budget(count)
+    for each in operations(document):
         work.take(each)
-    return work.finish()
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """All there is to a tool but its name."""
-
-    operation: Operation
-    http: HttpOperation
-    slots: tuple[Slot, ...]
-    schema: bytes
-    answer: bytes | None
-    keywords: str
-    lookups: bytes
-    security: str
+    return work.findings()
 
 
 @dataclass(slots=True)
@@ -150,8 +149,8 @@ class _Work:
     source: Source
     marks: Marks
     base_url: str
-    plans: list[_Plan] = field(default_factory=list)
-    hidden: list[_Plan] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    hidden: list[Plan] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     reports: _Reports = field(default_factory=_Reports)
     home: str = ""
@@ -183,20 +182,20 @@ class _Work:
         if away := elsewhere(self.source, self.home, base_url):
             refused = Refusal(away)
         if refused is not None:
-            self.skip(found, refused.reason)
+            self.skip(_nameable(found), refused.reason)
             self.hide(found, refused, base_url)
-        elif isinstance(plan := self.planned(found, base_url), _Plan):
+        elif isinstance(plan := self.planned(found, base_url), Plan):
             self.plans.append(plan)
         else:
-            self.skip(found, plan)
+            self.skip(_nameable(found), plan)
 
     def hide(self, operation: Operation, refused: Refusal, base_url: str) -> None:
         """Keep what look-ups call, though nobody is shown it."""
         wanted = refused.callable and operation.id in self.marks.looked_up
-        if wanted and isinstance(plan := self.planned(operation, base_url), _Plan):
+        if wanted and isinstance(plan := self.planned(operation, base_url), Plan):
             self.hidden.append(plan)
 
-    def planned(self, operation: Operation, base_url: str) -> _Plan | str:
+    def planned(self, operation: Operation, base_url: str) -> Plan | str:
         """The plan, or the reason why there can't be one."""
         try:
             return _plan(self, operation, base_url)
@@ -208,55 +207,50 @@ class _Work:
             # The definition is anyone's writing: what we did not foresee costs one operation.
             return f"not understandable ({type(error).__name__})"
 
-    def finish(self) -> Build:
-        """Choose revisions, give names, and put everything together."""
-        old = superseded([plan.operation for plan in self.plans]) if self.marks.microsoft else {}
+    def findings(self) -> Findings:
+        """Choose revisions, and put everything together that the document is needed for."""
+        old = superseded([plan.revision for plan in self.plans if plan.revision is not None])
         for index, newer in old.items():
             operation = self.plans[index].operation
             self.skip(operation, f"an older revision of {newer}")
-            if operation.id in self.marks.looked_up:
+            if operation.operation in self.marks.looked_up:
                 self.hidden.append(self.plans[index])
-        plans = [plan for index, plan in enumerate(self.plans) if index not in old]
-        key, hidden = declared_key(self.document), self.named(self.hidden)
-        tools = self.named(self.fitted(plans))
-        shared = collisions(self.source.prefix, [_nameable(p.operation) for p in plans])
-        if self.source.auth_type == "none" and all(tool.security for tool in tools) and tools:
-            asked = tools[0].security
+        plans = self.fitted([plan for index, plan in enumerate(self.plans) if index not in old])
+        if self.source.auth_type == "none" and all(plan.security for plan in plans) and plans:
+            asked = plans[0].security
             self.reports.add("warning", "security", f"asks for {asked}; the connection has no auth")
-        return Build(
+        own = replace(self.source, base_url=None)
+        return Findings(
+            source=self.source,
             format=self.document.format,
             title=phrase(mapping(self.document.root.get("info")).get("title"), 200),
             base_url=self.base_url,
-            tools=tools,
+            own_base_url=base_url_of(self.document, own),
+            plans=tuple(plans),
+            hidden=tuple(self.hidden),
             skipped=tuple(self.skipped),
-            problems=(*self.reports.problems, *dead_look_ups(tools, hidden), *shared),
-            hidden=hidden,
-            auth_name=key[0],
-            auth_in=key[1],
+            problems=tuple(self.reports.problems),
+            key=declared_key(self.document),
         )
 
-    def fitted(self, plans: Sequence[_Plan]) -> list[_Plan]:
+    def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
         """The same, with the largest inputs cut down until a whole listing has its size."""
         share = fair_share([len(plan.schema) for plan in plans])
         return [plan if len(plan.schema) <= share else self.cut_down(plan, share) for plan in plans]
 
-    def cut_down(self, plan: _Plan, share: int) -> _Plan:
+    def cut_down(self, plan: Plan, share: int) -> Plan:
+        if plan.whole is None:
+            return plan
         self.reports.place = f"{plan.operation.method} {plan.operation.path}"
         self.listed_bytes -= len(plan.schema)
         try:
-            return replace(plan, schema=_input_schema(self, plan.slots, share))
+            return replace(plan, schema=_input_schema(self, plan.whole, share))
         except Unusable:  # it costs room then, but not the other operations
             return plan
 
-    def named(self, plans: Sequence[_Plan]) -> tuple[Tool, ...]:
-        """The finished tools, under names that are theirs alone."""
-        wanted = [_nameable(plan.operation) for plan in plans]
-        names = tool_names(self.source.prefix, wanted)
-        pairs = zip(plans, names, strict=True)
-        return tuple(_tool(plan, name, self.source) for plan, name in pairs)
-
-    def skip(self, operation: Operation, reason: str) -> None:
-        self.skipped.append(Skipped(operation.id, operation.method, operation.path, reason))
+    def skip(self, operation: Nameable, reason: str) -> None:
+        skipped = Skipped(operation.operation, operation.method, operation.path, reason)
+        self.skipped.append(skipped)
 
 
 def _nameable(operation: Operation) -> Nameable:
@@ -271,7 +265,7 @@ def _length_of_words(operation: Operation) -> int:
 # --- one operation --------------------------------------------------------------------------------
 
 
-def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
+def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
     listed = parameters(document, operation)
     declared = inputs(document, listed)
@@ -300,11 +294,23 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> _Plan:
     lookups = look_ups(document, slots, taken) if work.marks.microsoft else b""
     if lookups:
         slots = [with_hint(document, slot) for slot in slots]
-    return _Plan(
-        operation=operation,
+    whole = _whole_input(slots)
+    schema = _input_schema(work, whole, work.budget)
+    override = override_of(operation, source)
+    access = override.access or _ACCESS.get(operation.method, "write")
+    return Plan(
+        operation=_nameable(operation),
+        revision=revision_of(operation) if work.marks.microsoft else None,
+        title=tool_title(operation.raw, local_name(_nameable(operation))),
+        description=tool_description(
+            source, operation.raw, override.description, f"{operation.method} {operation.path}"
+        ),
+        access=access,
+        risk=override.risk or _risk(operation, access),
+        safe=operation.raw.get("x-ms-safe-operation") is True,
         http=http,
-        slots=tuple(slots),
-        schema=_input_schema(work, slots, work.budget),
+        schema=schema,
+        whole=whole if len(schema) > LISTED_EACH else None,
         answer=_answer(work, contents),
         keywords=_keywords(operation, slots),
         lookups=lookups,
@@ -316,7 +322,12 @@ def _is_provided(work: _Work, given: Input) -> bool:
     return (given.place, folded(given.place, given.name)) in work.provided
 
 
-def _input_schema(work: _Work, slots: Sequence[Slot], budget: int) -> bytes:
+def _risk(operation: Operation, access: Access) -> Risk:
+    not_for_agents = "AgentHidden" in sequence(operation.raw.get("tags"))
+    return "high" if not_for_agents else RISK_OF_ACCESS[access]
+
+
+def _whole_input(slots: Sequence[Slot]) -> Whole:
     ordered = sorted(slots, key=lambda slot: slot.rank)
     root: dict[str, Any] = {
         "type": "object",
@@ -325,8 +336,11 @@ def _input_schema(work: _Work, slots: Sequence[Slot], budget: int) -> bytes:
     if required := [slot.argument for slot in ordered if slot.required]:
         root["required"] = required
     root["additionalProperties"] = False
-    refs = dict.fromkeys(ref for slot in ordered for ref in slot.refs)
-    schema = input_schema(root, refs, work.taken, work.reports.here, budget)
+    return Whole(root, tuple(dict.fromkeys(ref for slot in ordered for ref in slot.refs)))
+
+
+def _input_schema(work: _Work, whole: Whole, budget: int) -> bytes:
+    schema = input_schema(whole.root, whole.refs, work.taken, work.reports.here, budget)
     work.listed_bytes += len(schema)
     if work.listed_bytes > MAX_LISTED:
         raise DefinitionUnreadable(
@@ -359,56 +373,3 @@ def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
 def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:
     tags = [tag[:50] for tag in sequence(operation.raw.get("tags"))[:20] if isinstance(tag, str)]
     return " ".join([*tags, *(slot.argument for slot in slots)])[:MAX_KEYWORDS]
-
-
-def _tool(plan: _Plan, name: str, source: Source) -> Tool:
-    operation, raw = plan.operation, plan.operation.raw
-    override = override_of(operation, source)
-    access = override.access or _ACCESS.get(operation.method, "write")
-    not_for_agents = "AgentHidden" in sequence(raw.get("tags"))
-    words = local_name(_nameable(operation))
-    title = tool_title(raw, words)
-    description = tool_description(
-        source, raw, override.description, f"{operation.method} {operation.path}"
-    )
-    annotations = tool_annotations(title, access, operation.method)
-    if raw.get("x-ms-safe-operation") is True:
-        annotations["readOnlyHint"] = True
-    entry = _entry(name, title, description, plan.schema, annotations)
-    return Tool(
-        name=name,
-        local_name=name.removeprefix(source.prefix),
-        connection=source.connection,
-        operation=operation.id,
-        method=operation.method,
-        path=operation.path,
-        access=access,
-        risk=override.risk or ("high" if not_for_agents else RISK_OF_ACCESS[access]),
-        trust=source.trust,
-        title=title,
-        description=description,
-        input_schema=plan.schema,
-        entry=entry,
-        tokens=token_cost(entry),
-        fingerprint=_fingerprint(plan, source, access, description),
-        http=plan.http,
-        output_schema=plan.answer,
-        keywords=plan.keywords,
-        security=plan.security,
-        lookups=plan.lookups,
-    )
-
-
-def _fingerprint(plan: _Plan, source: Source, access: Access, description: str) -> str:
-    """Another credential is another tool to whoever approved it."""
-    plain = fingerprint(source, plan.http, access, description, plan.schema)
-    return digest(f"{plain} {plan.security}".encode()) if plan.security else plain
-
-
-def _entry(
-    name: str, title: str, description: str, schema: bytes, annotations: dict[str, str | bool]
-) -> bytes:
-    """The tools/list entry; the schema is text already and goes in as it is."""
-    start = orjson.dumps({"name": name, "title": title, "description": description})
-    end = orjson.dumps({"annotations": annotations})
-    return b'%b,"inputSchema":%b,%b' % (start[:-1], schema, end[1:])

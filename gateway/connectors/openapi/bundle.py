@@ -22,7 +22,7 @@ from gateway.connectors.text import cut
 INPUT_BUDGET = 16 * 1024
 _SMALLEST_BUDGET = 1024
 LISTED_BUDGET = 1536 * 1024  # for the inputs of all tools together, where they are few
-_LISTED_EACH = 4 * 1024  # and for each, where they are many
+LISTED_EACH = 4 * 1024  # and for each, where they are many: nothing smaller is ever cut
 _MOST_LISTED = 16 * 1024 * 1024
 MAX_INPUT = 64 * 1024  # what no pruning brings below this is not a tool
 MAX_OUTPUT = 64 * 1024
@@ -62,7 +62,7 @@ def input_budget(operations: int) -> int:
 
 def fair_share(sizes: Sequence[int]) -> int:
     """The room for one input such that all fit together: small ones leave theirs to large ones."""
-    left = max(LISTED_BUDGET, len(sizes) * _LISTED_EACH)
+    left = max(LISTED_BUDGET, len(sizes) * LISTED_EACH)
     for index, size in enumerate(ordered := sorted(sizes)):
         share = left // (len(ordered) - index)
         if size > share:

@@ -7,11 +7,14 @@ and a definition that multiplies itself is refused.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
+from gateway.connectors.openapi.parts import Parts, objects_in, whole
 from gateway.connectors.openapi.reading import MAX_OPERATIONS, METHODS
 from gateway.errors import DefinitionUnreadable
 
@@ -28,14 +31,25 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A definition whose version is known."""
+    """A definition whose version is known.
+
+    Much is remembered by the id of an object. Objects come and go, and their ids are given out
+    again: so what is remembered holds its object, and goes with it.
+    """
 
     root: Mapping[str, Any]
     format: str
     swagger: bool
     found: dict[str, Any] = field(default_factory=dict)  # references resolved so far
-    kinds: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by id of what is extended
+    anchors: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[int, tuple[Any, Mapping[str, Any]]] = field(default_factory=dict)  # extending it
+    credentials: dict[int, tuple[Any, str]] = field(default_factory=dict)  # a list of them, spelled
+    by_others: list[dict[int, Any]] = field(default_factory=list)  # what they remember by id
     work: list[int] = field(default_factory=lambda: [0])  # done so far
+
+    @property
+    def memos(self) -> list[dict[int, Any]]:
+        return [self.kinds, self.credentials, *self.by_others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +84,67 @@ def _version(value: Any) -> str:
     return "2.0" if text == "2" else text
 
 
+def count_operations(document: Document) -> int:
+    """How many there are for `operations` to give; refuses more than are read."""
+    broken = total = 0
+    for _, written in _path_items(document):
+        try:
+            total += sum(method.lower() in METHODS for method in _path_item(document, written))
+        except Unusable:
+            broken += 1
+        if total > MAX_OPERATIONS:
+            raise DefinitionUnreadable(
+                f"The definition has more operations than {MAX_OPERATIONS:,}.",
+                "Split the definition, or serve only the part that is needed.",
+            )
+    return broken + total
+
+
 def operations(document: Document) -> Iterator[Operation | tuple[str, str, str]]:
     """Every operation in document order; (method, path, reason) for what is not one."""
-    total = 0
-    for path, written in mapping(document.root.get("paths")).items():
-        if path.startswith("x-"):
-            continue
+    for path, written in _path_items(document):
         try:
             item = _path_item(document, written)
         except Unusable as error:
             yield "", path, str(error)
             continue
-        for method, raw in item.items():
-            if method.lower() not in METHODS:
-                continue
-            total += 1
-            if total > MAX_OPERATIONS:
-                raise DefinitionUnreadable(
-                    f"The definition has more operations than {MAX_OPERATIONS:,}.",
-                    "Split the definition, or serve only the part that is needed.",
-                )
-            yield _operation(method.upper(), path, raw, item)
+        for method in item:
+            if method.lower() in METHODS:
+                yield _operation(method.upper(), path, item[method], item)
+
+
+def _path_items(document: Document) -> Iterator[tuple[str, Any]]:
+    """What is written at each path; read in passing, it is forgotten before the next."""
+    paths = mapping(document.root.get("paths"))
+    for path in paths:
+        if path.startswith("x-"):
+            continue
+        if not isinstance(paths, Parts) or paths.keeps(path):
+            yield path, paths[path]
+            continue
+        written, known = paths.passing(path), [len(memo) for memo in document.memos]
+        yield path, written
+        if not paths.keeps(path):
+            _forget(document, written, known)
+
+
+def _forget(document: Document, written: Any, known: Sequence[int]) -> None:
+    """Let go of what was remembered of a path item, if anything, since so much was known.
+
+    The rest of what is new was reached by references, and stays. Level by level, since little that
+    lies deep is remembered: large examples are not gone through.
+    """
+    counts = zip(document.memos, known, strict=True)
+    new = {key for memo, old in counts for key in islice(reversed(memo), len(memo) - old)}
+    waiting = deque(written.read_so_far() if isinstance(written, Parts) else ())
+    while waiting and new:
+        part = waiting.popleft()
+        if isinstance(part, (dict, list)):
+            waiting.extend(part.values() if isinstance(part, dict) else part)
+            if id(part) in new:
+                new.remove(id(part))
+                for memo in document.memos:
+                    memo.pop(id(part), None)
 
 
 def _operation(
@@ -144,39 +198,36 @@ def resolved(document: Document, value: Any) -> Mapping[str, Any]:
 
 def target_of(document: Document, reference: str) -> Any:
     """What a local reference points at."""
-    if reference in document.found:
-        return document.found[reference]
-    if not reference.startswith("#"):
-        raise Unusable(f"reference to another document is not followed: {reference[:200]}")
-    if not reference.startswith("#/"):
-        return _anchored(document, reference)
+    if reference not in document.found:
+        if not reference.startswith("#"):
+            raise Unusable(f"reference to another document is not followed: {reference[:200]}")
+        pointer = reference.startswith("#/")
+        value = _pointed(document, reference) if pointer else _anchored(document, reference)
+        document.found[reference] = whole(value)
+    return document.found[reference]
+
+
+def _pointed(document: Document, reference: str) -> Any:
     value: Any = document.root
     for segment in reference[2:].split("/"):
         value = _step(value, segment, reference)
-    document.found[reference] = value
     return value
 
 
 def _anchored(document: Document, reference: str) -> Any:
     """The schema that an `$anchor` of 3.1 names; `#` alone is the document."""
-    if "#" not in document.found:
-        document.found.update(_anchors(document.root))
-        document.found["#"] = document.root
-    if reference not in document.found:
+    if not document.anchors:
+        document.anchors.update(_anchors(document.root))
+        document.anchors["#"] = document.root
+    if reference not in document.anchors:
         raise Unusable(f"reference leads nowhere: {reference[:200]}")
-    return document.found[reference]
+    return document.anchors[reference]
 
 
 def _anchors(root: Any) -> Iterator[tuple[str, Any]]:
-    waiting = [root]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            if isinstance(name := part.get("$anchor"), str):
-                yield f"#{name}", part
-            waiting.extend(part.values())
-        elif isinstance(part, list):
-            waiting.extend(part)
+    for part in objects_in(root):
+        if isinstance(name := part.get("$anchor"), str):
+            yield f"#{name}", part
 
 
 def _step(value: Any, segment: str, reference: str) -> Any:

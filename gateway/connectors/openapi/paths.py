@@ -9,6 +9,8 @@ in front, where Microsoft's connectors have it and their gateway fills it in.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from gateway.connectors.openapi.document import Operation, Unusable, is_internal
@@ -17,6 +19,9 @@ from gateway.model import Parameter
 
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _CONNECTION = "{connectionId}"
+# The same for all, so that what is remembered of them is as well.
+_TEXT = {"type": "string"}
+_SAYS_NOTHING: Mapping[str, Any] = {}
 
 
 def called_path(
@@ -43,7 +48,7 @@ def path_inputs(path: str, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
     variables = dict.fromkeys(_VARIABLE.findall(path))
     declared = {each.name for each in inputs if each.place == "path"}
     missing = tuple(
-        Input(name, "path", True, {"type": "string"}, {}, "simple", False)
+        Input(name, "path", True, _TEXT, _SAYS_NOTHING, "simple", False)
         for name in variables
         if name not in declared
     )

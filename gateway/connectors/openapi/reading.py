@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.connectors.openapi.parts import Parts, PartUnreadable, divided
 from gateway.connectors.openapi.yaml12 import read_yaml
 from gateway.errors import DefinitionUnreadable
 
@@ -28,6 +29,7 @@ MAX_ITEMS = 300_000  # commas, prose included; GitHub's have about 180,000
 MAX_YAML_LINES = 250_000  # Stripe's 3.7 MB have 92,000
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+_START = 1024  # bytes that tell JSON from YAML
 _CHUNK = 1024 * 1024
 _LARGEST = 2**63
 _WRITTEN = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
@@ -40,6 +42,29 @@ _TAB_AFTER_BREAK = re.compile(r"(?m)^[ ]*\t[\t ]*")
 def read_definition(raw: bytes) -> dict[str, Any]:
     """The definition itself, out of its encoding, its syntax and its wrapper."""
     refuse_out_of_bounds(raw)
+    return _read_whole(raw)
+
+
+def read_in_parts(raw: bytes) -> dict[str, Any]:
+    """The same, but what is a definition in JSON is read part by part, as its parts are reached.
+
+    Whoever reaches one may get PartUnreadable: then `read_definition` knows what is to be said.
+    """
+    refuse_out_of_bounds(raw)
+    parts = _divided(_in_utf8(raw))
+    return _read_whole(raw) if parts is None or "paths" not in parts else parts
+
+
+def _divided(data: bytes | memoryview) -> Parts | None:
+    if bytes(data[:_START]).lstrip()[:1] != b"{":
+        return None
+    try:
+        return divided(data, _narrowed_part if _has_large_number(data) else msgspec.json.decode)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, PartUnreadable):
+        return None
+
+
+def _read_whole(raw: bytes) -> dict[str, Any]:
     value = _parse(raw)
     if not isinstance(value, dict):
         raise DefinitionUnreadable(
@@ -136,6 +161,10 @@ def _has_large_number(data: bytes | memoryview) -> bool:
     step = _CHUNK + len(_LARGE_NUMBER)
     pieces = (bytes(data[at : at + step]) for at in range(0, len(data), _CHUNK))
     return any(_LARGE_NUMBER in piece.translate(_DIGITS) for piece in pieces)
+
+
+def _narrowed_part(raw: msgspec.Raw) -> Any:
+    return _narrowed(msgspec.json.decode(raw))
 
 
 def _narrowed(root: Any) -> Any:

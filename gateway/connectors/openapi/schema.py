@@ -104,19 +104,23 @@ class Schemas:
         self._weights: dict[str, int] = {}
         self._checked: set[str] = set()
         self._patterns: set[str] = set()
-        self.remembered: dict[tuple[int, str, bool], Any] = {}  # for whoever describes inputs
+        # For whoever describes inputs: by id, then by what is called so and whether it is needed.
+        self.remembered: dict[int, dict[tuple[str, bool], Any]] = {}
+        document.by_others.extend((self._fragments, self.remembered))
 
     def translate(self, raw: Any) -> Fragment:
         """The schema in 2020-12. The same object is translated once; nobody may change it."""
         known = self._fragments.get(id(raw))
-        if known is not None:
-            return known[1]
+        if known is None:
+            known = self._fragments[id(raw)] = (raw, self.translated(raw))
+        return known[1]
+
+    def translated(self, raw: Any) -> Fragment:
+        """The same, for whoever remembers it by something else."""
         trace = _Trace()
         schema = self._schema(raw, trace, in_place=True)
         self.spend(trace.nodes // _NODES)
-        fragment = Fragment(schema, tuple(trace.refs))
-        self._fragments[id(raw)] = (raw, fragment)  # held, so that no other object has its id
-        return fragment
+        return Fragment(schema, tuple(trace.refs))
 
     def definition(self, name: str) -> Definition:
         """The definition that `#/$defs/NAME` stands for, safe to validate with."""

@@ -51,13 +51,11 @@ def required_credentials(document: Document, operation: Operation) -> str:
     """The credentials an operation asks for, always spelled the same: a change is a risk."""
     own = operation.raw.get("security")
     listed = own if isinstance(own, list) else document.root.get("security")
-    known = document.found.get(f"security {id(listed)}")
-    if known is None:
+    if id(listed) not in document.credentials:
         alternatives = sequence(listed)[:MAX_ALTERNATIVES]
         spelled = sorted({_spelled(document, mapping(each)) for each in alternatives})
-        known = cut(" or ".join(spelled), MAX_SECURITY)
-        document.found[f"security {id(listed)}"] = known
-    return str(known)
+        document.credentials[id(listed)] = (listed, cut(" or ".join(spelled), MAX_SECURITY))
+    return document.credentials[id(listed)][1]
 
 
 def _spelled(document: Document, requirement: Mapping[str, Any]) -> str:

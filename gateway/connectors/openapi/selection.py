@@ -26,6 +26,7 @@ from gateway.connectors.openapi.document import (
     text_of,
 )
 from gateway.connectors.openapi.inputs import parameters, request_body
+from gateway.connectors.openapi.parts import Parts, objects_in
 from gateway.model import Override, Source
 
 MAX_LEVELS = 6  # how deep a body is searched for a callback address
@@ -59,6 +60,16 @@ class Refusal:
     callable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """An operation as one of the revisions of its family."""
+
+    operation: str
+    family: str
+    number: int
+    annotated: bool  # it says so itself
+
+
 NO_MARKS = Marks(False, False, frozenset(), frozenset())
 
 
@@ -83,17 +94,11 @@ def marks_of(document: Document) -> Marks:
 
 
 def _keys(root: Any) -> Iterator[tuple[str, Any]]:
-    waiting, seen = [root], set[int]()
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if id(value) in seen:
-                continue  # YAML aliases share objects
-            seen.add(id(value))
-            yield from value.items()
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
+    for part in objects_in(root):
+        if isinstance(part, Parts):
+            yield from ((key, part.passing(key)) for key in part)
+        else:
+            yield from part.items()
 
 
 def _operation_ids(value: Any) -> Iterator[str]:
@@ -202,26 +207,27 @@ def _has_callback(document: Document, schema: Any) -> bool:
     return False
 
 
-def superseded(operations: Sequence[Operation]) -> dict[int, str]:
-    """By place in the list: the operations of which a newer revision is there, and its id."""
-    annotated = {_family(each)[0] for each in operations if "x-ms-api-annotation" in each.raw}
-    newest: dict[str, tuple[int, int]] = {}
-    members = [(index, *_family(each)) for index, each in enumerate(operations)]
-    for index, family, revision in members:
-        if family not in newest or revision > newest[family][0]:
-            newest[family] = (revision, index)
-    return {
-        index: operations[newest[family][1]].id or ""
-        for index, family, _ in members
-        if family in annotated and family and newest[family][1] != index
-    }
-
-
-def _family(operation: Operation) -> tuple[str, int]:
-    """No family means the operation id, no revision means 1."""
+def revision_of(operation: Operation) -> Revision:
+    """What an operation says of its revision: no family means its id, no number means 1."""
     annotation = mapping(operation.raw.get("x-ms-api-annotation"))
     family = text_of(annotation.get("family")) or operation.id or ""
-    revision = annotation.get("revision", 1)
-    if isinstance(revision, str) and revision.strip().isascii() and revision.strip().isdigit():
-        return family, int(revision.strip()[:9])
-    return family, revision if isinstance(revision, int) and not isinstance(revision, bool) else 1
+    number = annotation.get("revision", 1)
+    if isinstance(number, str) and number.strip().isascii() and number.strip().isdigit():
+        number = int(number.strip()[:9])
+    if not isinstance(number, int) or isinstance(number, bool):
+        number = 1
+    return Revision(operation.id or "", family, number, "x-ms-api-annotation" in operation.raw)
+
+
+def superseded(revisions: Sequence[Revision]) -> dict[int, str]:
+    """By place in the list: those of which a newer one is there, and its operation's id."""
+    annotated = {each.family for each in revisions if each.annotated}
+    newest: dict[str, Revision] = {}
+    for each in revisions:
+        if each.family not in newest or each.number > newest[each.family].number:
+            newest[each.family] = each
+    return {
+        index: newest[each.family].operation
+        for index, each in enumerate(revisions)
+        if each.family in annotated and each.family and newest[each.family] is not each
+    }
