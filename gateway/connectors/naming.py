@@ -22,6 +22,7 @@ MAX_TOLD = 50
 _CUT = 55  # leaves room for "_" and eight hex digits
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_GAP = re.compile(r"__+")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
@@ -63,9 +64,12 @@ def local_name(operation: Nameable) -> str:
 
 def snake_case(text: str) -> str:
     """`SendEmailV2` → `send_email_v2`, `users/list-repos` → `users_list_repos`."""
-    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
-    words = _NOT_WORD.sub("_", ascii_text)
-    return re.sub(r"__+", "_", _WORD_STARTS.sub("_", words)).strip("_").lower()
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
+    words = _WORD_STARTS.sub("_", _NOT_WORD.sub("_", text))
+    if "__" in words:
+        words = _GAP.sub("_", words)
+    return words.strip("_").lower()
 
 
 def _words_of_path(operation: Nameable) -> str:

@@ -12,9 +12,9 @@ On the wire, both ways: the lengths of head and data, the head as MessagePack, t
 from __future__ import annotations
 
 import gc
-import math
 import os
 import resource
+import signal
 import struct
 import sys
 from importlib import import_module
@@ -27,19 +27,20 @@ from gateway.model import Problem, Source, encode_build, unpack
 
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
-MAX_BUILD_DATA = 256 * 1024 * 1024
+MAX_BUILD_DATA = 98 * 1024 * 1024  # 13 of it the reader's own; one like GitHub's needs 65
+MAX_WORK_DATA = 256 * 1024 * 1024
 MAX_ADVICE_DATA = 66 * 1024 * 1024  # real definitions of four megabytes take 54
-SPARE_DATA = 16 * 1024 * 1024  # beyond what the shape of a document explains
-_PART_BYTES = 900  # for an object or a list of it; one like GitHub's needs 700
-_ITEM_BYTES = 100  # for a comma or a line
-_OPERATION_BYTES = 32 * 1024  # for an operation: its input, whatever schemas that is made of
-_MAX_OPERATIONS = 1_200  # that count so
 MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
-BUILD_CPU_SECONDS = 4
-ADVICE_CPU_SECONDS = 20
-WORK_CPU_SECONDS = 5
+BUILD_CPU_SECONDS = 4.5
+ADVICE_CPU_SECONDS = 20.0
+WORK_CPU_SECONDS = 5.0
 MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
+_BUDGETS = {
+    "build": (BUILD_CPU_SECONDS, MAX_BUILD_DATA),
+    "advise": (ADVICE_CPU_SECONDS, MAX_ADVICE_DATA),
+    "work": (WORK_CPU_SECONDS, MAX_WORK_DATA),
+}
 _RECURSION = 2_000
 _NICENESS = 5
 
@@ -90,17 +91,17 @@ def main() -> None:
         if answer.retires:
             return
         del job, answer, data
+        _grant_cpu(0)
         gc.collect()
-        _limit(resource.RLIMIT_DATA, MAX_BUILD_DATA)
 
 
 def _confine(role: str) -> None:
     _limit(resource.RLIMIT_AS, MAX_ADDRESS_SPACE)
     _limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     sys.setrecursionlimit(_RECURSION)
     if role == "advise":
         os.nice(_NICENESS)
-    _limit(resource.RLIMIT_DATA, MAX_ADVICE_DATA if role == "advise" else MAX_BUILD_DATA)
     sys.addaudithook(_refuse_network)
 
 
@@ -128,8 +129,9 @@ def _read(stream: BinaryIO) -> tuple[Request, bytes] | None:
 
 
 def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
-    budget = BUILD_CPU_SECONDS if role == "build" else ADVICE_CPU_SECONDS
-    _grant_cpu(WORK_CPU_SECONDS if request.job else budget)
+    seconds, most = _BUDGETS["work" if request.job else role]
+    _grant_cpu(seconds)
+    _limit(resource.RLIMIT_DATA, most)
     try:
         if request.job:
             return Answer(), _function(request.job)(data, *request.arguments)
@@ -137,7 +139,7 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
             return Answer(), msgspec.msgpack.encode(_advice(unpack(data)))
         builder = _function(BUILDERS[request.source.kind])
         # Nobody but the builder holds the document's bytes, so that it can let go of them.
-        return Answer(), encode_build(builder(_granted(unpack(data)), request.source))
+        return Answer(), encode_build(builder(unpack(data), request.source))
     except DefinitionUnreadable as error:
         return Answer(error.as_dict()), b""
     except RecursionError:
@@ -151,27 +153,9 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes]:
         return _refused(f"The definition could not be read ({type(error).__name__}).")
 
 
-def _grant_cpu(seconds: int) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + seconds)
-
-
-def _granted(raw: bytes) -> bytes:
-    """The document, with as much memory as its shape needs: not for a text what is for parts."""
-    parts = _PART_BYTES * (raw.count(b"{") + raw.count(b"["))
-    items = _ITEM_BYTES * (raw.count(b",") + raw.count(b"\n"))
-    operations = _OPERATION_BYTES * min(raw.count(b"responses"), _MAX_OPERATIONS)
-    wanted = _data_in_use() + SPARE_DATA + len(raw) + parts + items + operations
-    _limit(resource.RLIMIT_DATA, min(wanted, MAX_BUILD_DATA))
-    return raw
-
-
-def _data_in_use() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as sizes:
-            return int(sizes.read().split()[5]) * resource.getpagesize()
-    except OSError:
-        return MAX_BUILD_DATA
+def _grant_cpu(seconds: float) -> None:
+    """As much from now on; a signal that nobody hears ends who takes more. 0: without end."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _refused(message: str, *, retires: bool = False) -> tuple[Answer, bytes]:

@@ -38,6 +38,7 @@ MAX_ANSWER = 512 * 1024 * 1024
 _CHUNK = 256 * 1024
 _STREAM_LIMIT = 1024 * 1024
 _CLOSE_SECONDS = 5.0
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # how others end a child
 # Nothing else of our environment is a reader's business, secrets least of all.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TMPDIR")
 # What is large is mapped by itself, so that freeing it gives it back to the machine.
@@ -99,7 +100,7 @@ class Workers:
             except TimeoutError:
                 return _not_advised(f"took longer than {deadline:g} s")
             except (OSError, EOFError):
-                return _not_advised(f"took more than {ADVICE_CPU_SECONDS} s or too much memory")
+                return _not_advised(f"took more than {ADVICE_CPU_SECONDS:g} s or too much memory")
             finally:
                 await self._end(child)
         if answer.error is not None:
@@ -130,10 +131,9 @@ class Workers:
         except _Crashed as crash:
             if self._closed:
                 raise _closed_error() from crash
-            if not child.was_warm or crash.status == -signal.SIGXCPU:
+            if not child.was_warm or crash.status not in _FROM_OUTSIDE:
                 raise _crash_error(crash) from crash
-        # A warm child may have been ended from outside while it was idle: that says nothing
-        # about this document.
+        # It may have been ended while it was idle: that says nothing about this document.
         child = await self._spawned("build")
         try:
             return await self._asked(child, request, data, deadline)
@@ -244,12 +244,15 @@ class Workers:
 
     def _farewell(self, child: _Child) -> asyncio.Task[None]:
         self._children.discard(child)
-        self._have_spare()
         if child.farewell is None:
-            child.farewell = asyncio.get_running_loop().create_task(child.end())
+            child.farewell = asyncio.get_running_loop().create_task(self._parted(child))
             self._farewells.add(child.farewell)
             child.farewell.add_done_callback(self._farewells.discard)
         return child.farewell
+
+    async def _parted(self, child: _Child) -> None:
+        await child.end()
+        self._have_spare()  # not before: two would take the memory of both
 
     async def _end(self, child: _Child) -> None:
         """End the child, also when whoever waits for this is being cancelled."""
@@ -356,7 +359,7 @@ def _closed_error() -> Broken:
 
 
 def _crash_error(crash: _Crashed) -> DefinitionUnreadable:
-    if crash.status == -signal.SIGXCPU:
+    if crash.status == -signal.SIGPROF:
         what = "needs more processor time than a reader may have"
     elif crash.status is not None and crash.status < 0:
         what = "made its reader run out of memory or crash"

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.connectors.openapi.reading import MAX_CONTAINERS, MAX_ITEMS
 from tests.slow import multiplied
 from tests.slow.multiplied import HEAD, ONE_PATH, plus
 
@@ -60,10 +61,10 @@ def _yaml_merge_lists() -> bytes:
     )
 
 
-def _mixed(seed: int = 1) -> bytes:
+def _mixed(last: bytes = b"z") -> bytes:
     """As many containers, items and texts as may be: what no real definition has at once."""
-    text = b'{"a":[1],"b":"%b"}' % (b"z" * 320)
-    count = 79_000
+    count = MAX_CONTAINERS // 2 - 1_000
+    text = b'{"a":[1],"b":"%b"}' % (b"z" * (MAX // count - 50) + last)
     return plus(
         b'"components":{"schemas":{%b}}'
         % b",".join(b'"s%06d":%b' % (n, text) for n in range(count))
@@ -102,14 +103,15 @@ FAMILY: dict[str, Hostile] = {
     "keys-1e6": Hostile(
         lambda: plus(b'"x":{%b}' % b",".join(b'"k%d":1' % n for n in range(1_000_000)))
     ),
-    "keys-290k": Hostile(
-        lambda: plus(b'"x":{%b}' % b",".join(b'"k%d":1' % n for n in range(290_000)))
+    "keys-most": Hostile(
+        lambda: plus(b'"x":{%b}' % b",".join(b'"k%d":1' % n for n in range(MAX_ITEMS - 10)))
     ),
-    "keys-290k-long": Hostile(
-        lambda: plus(b'"x":{%b}' % b",".join(b'"k%070d":""' % n for n in range(290_000)))
+    "keys-most-long": Hostile(
+        lambda: plus(b'"x":{%b}' % b",".join(b'"k%070d":""' % n for n in range(MAX_ITEMS - 10)))
     ),
-    "keys-twice": Hostile(lambda: plus(b'"x":{%b}' % b",".join([b'"k":1'] * 290_000))),
+    "keys-twice": Hostile(lambda: plus(b'"x":{%b}' % b",".join([b'"k":1'] * (MAX_ITEMS - 10)))),
     "mixed": Hostile(_mixed),
+    "mixed-emoji": Hostile(lambda: _mixed("😀".encode())),
     "deep-lists": Hostile(lambda: plus(b'"x":' + b"[" * 150_000 + b"]" * 150_000)),
     "deep-objects": Hostile(lambda: plus(b'"x":' + b'{"a":' * 150_000 + b"1" + b"}" * 150_000)),
     "deep-1000": Hostile(lambda: plus(b'"x":' + b'{"a":' * 1_000 + b"1" + b"}" * 1_000)),
@@ -155,7 +157,7 @@ FAMILY: dict[str, Hostile] = {
         lambda: YAML + b"".join(b"k%d: %b\n" % (n, b"v" * 30) for n in range(199_000))
     ),
     "yaml-lines-3e6": Hostile(lambda: YAML + b"x:\n" + b"- a\n" * 3_000_000),
-    "yaml-flow": Hostile(lambda: YAML + b"x: [" + b"a, " * 290_000 + b"a]"),
+    "yaml-flow": Hostile(lambda: YAML + b"x: [" + b"a, " * (MAX_ITEMS - 10) + b"a]"),
     "yaml-deep-flow": Hostile(lambda: YAML + b"x: " + b"[" * 150_000 + b"]" * 150_000),
     "yaml-deep-block": Hostile(lambda: YAML + b"".join(b" " * n + b"a:\n" for n in range(7_000))),
     "yaml-dashes": Hostile(lambda: YAML + b"x:\n" + b"- " * 15_000_000),
@@ -215,7 +217,7 @@ FAMILY: dict[str, Hostile] = {
     "long-ref": Hostile(lambda: multiplied.long("ref")),
     "long-media": Hostile(lambda: multiplied.long("media")),
     "enum-1e6": Hostile(lambda: multiplied.enum(1_000_000)),
-    "enum-290k": Hostile(lambda: multiplied.enum(290_000)),
+    "enum-most": Hostile(lambda: multiplied.enum(MAX_ITEMS - 10)),
     "patterns": Hostile(lambda: multiplied.patterns(20_000, "(a{1,900}){1,900}%d")),
     "patterns-classes": Hostile(lambda: multiplied.patterns(20_000, r"(\w{50}\p{L}){40}%d")),
     "patterns-redos": Hostile(lambda: multiplied.patterns(2_000, "^(a+)+(b|b)*%d$")),

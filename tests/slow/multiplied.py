@@ -71,12 +71,12 @@ def crossed(schemas: int, operations: int, *, keyword: str = "properties", words
 
 def crossed_swagger() -> bytes:
     """The same in Swagger 2.0."""
-    pick = random.Random(1)
+    pick, refs = random.Random(1), MAX_CONTAINERS // 1_600 - 12
     shared = {
         f"S{n}": {
             "type": "object",
             "properties": {
-                f"p{i}": {"$ref": f"#/definitions/S{pick.randrange(1_600)}"} for i in range(85)
+                f"p{i}": {"$ref": f"#/definitions/S{pick.randrange(1_600)}"} for i in range(refs)
             },
         }
         for n in range(1_600)
@@ -96,13 +96,13 @@ def crossed_swagger() -> bytes:
 def large_defs() -> bytes:
     """25 MB of `$defs` inside one schema that refer to each other."""
     pick = random.Random(1)
-    count = 3_000
+    count, refs = 3_000, MAX_CONTAINERS // 3_000 - 10
     inner = {
         f"D{n}": {
             "description": "d" * 6_000,
             "allOf": [
                 {"$ref": f"#/components/schemas/A/$defs/D{pick.randrange(count)}"}
-                for _ in range(45)
+                for _ in range(refs)
             ],
         }
         for n in range(count)

@@ -124,12 +124,12 @@ def _path_items(document: Document) -> Iterator[tuple[str, Any]]:
             continue
         written, known = paths.passing(path), [len(memo) for memo in document.memos]
         yield path, written
-        if not paths.keeps(path):
+        if not paths.keeps(path) and [len(memo) for memo in document.memos] != known:
             _forget(document, written, known)
 
 
 def _forget(document: Document, written: Any, known: Sequence[int]) -> None:
-    """Let go of what was remembered of a path item, if anything, since so much was known.
+    """Let go of what was remembered of a path item since so much was known.
 
     The rest of what is new was reached by references, and stays. Level by level, since little that
     lies deep is remembered: large examples are not gone through.

@@ -24,8 +24,8 @@ MAX_OPERATIONS = 10_000
 MAX_BYTES = 64 * 1024 * 1024
 MAX_REWRITTEN = 12 * 1024 * 1024  # bytes of YAML, or in an encoding other than UTF-8
 MAX_TEXT = 1024 * 1024  # bytes of one text; Stripe's longest has 60 KB
-MAX_CONTAINERS = 160_000  # GitHub's 13 MB have about 100,000
-MAX_ITEMS = 300_000  # commas, prose included; GitHub's have about 180,000
+MAX_CONTAINERS = 300_000  # GitHub's 13 MB have about 100,000
+MAX_ITEMS = 600_000  # commas, prose included; GitHub's have about 180,000
 MAX_YAML_LINES = 250_000  # Stripe's 3.7 MB have 92,000
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
