@@ -35,7 +35,6 @@ RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced afte
 BUILD_CPU_SECONDS = 4.5
 ADVICE_CPU_SECONDS = 20.0
 WORK_CPU_SECONDS = 5.0
-MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
 _BUDGETS = {
     "build": (BUILD_CPU_SECONDS, MAX_BUILD_DATA),
     "advise": (ADVICE_CPU_SECONDS, MAX_ADVICE_DATA),
@@ -169,8 +168,6 @@ def _function(name: str) -> Any:
 
 
 def _advice(raw: bytes) -> tuple[Problem, ...]:
-    if len(raw) > MAX_ADVISED_BYTES:
-        raise DefinitionUnreadable(f"larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB")
     from gateway.connectors.openapi.advice import advise  # half a second of imports
 
     return advise(raw)

@@ -23,7 +23,7 @@ import structlog
 
 from gateway.connectors.worker_main import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
-from gateway.model import Build, Problem, Source, decode_build
+from gateway.model import Build, Problem, Source, decode_build, is_larger
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +34,7 @@ IDLE_SECONDS = 60.0
 QUEUE_SECONDS = 120.0
 WORK_QUEUE_SECONDS = 20.0  # a call waits for it
 MAX_WAITING = 512
+MAX_ADVISED_BYTES = 4 * 1024 * 1024  # seconds of CPU a megabyte
 MAX_ANSWER = 512 * 1024 * 1024
 _CHUNK = 256 * 1024
 _STREAM_LIMIT = 1024 * 1024
@@ -92,6 +93,8 @@ class Workers:
 
     async def advise(self, packed: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
         """What a validator says of the definition; a note where it can't be asked."""
+        if await asyncio.to_thread(is_larger, packed, MAX_ADVISED_BYTES):
+            return _not_advised(f"larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB")
         async with self._place(self._advice):
             child = await self._spawned("advise")
             try:

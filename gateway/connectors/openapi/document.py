@@ -7,7 +7,6 @@ and a definition that multiplies itself is refused.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +19,7 @@ from gateway.errors import DefinitionUnreadable
 
 MAX_HOPS = 50  # references that lead to references
 MAX_WORK = 120_000  # parameters, properties and the like; one like Stripe's comes to half
+MAX_LEVELS = 8  # of a path item, down to the fields of a form
 MAX_ID = 300  # an operation id longer than this is taken for none
 
 _EMPTY: Mapping[str, Any] = {}
@@ -131,20 +131,20 @@ def _path_items(document: Document) -> Iterator[tuple[str, Any]]:
 def _forget(document: Document, written: Any, known: Sequence[int]) -> None:
     """Let go of what was remembered of a path item since so much was known.
 
-    The rest of what is new was reached by references, and stays. Level by level, since little that
-    lies deep is remembered: large examples are not gone through.
+    The rest of what is new was reached by references, and stays, as does what lies deeper than
+    inputs do: going through large examples would cost more than to hold on to it.
     """
     counts = zip(document.memos, known, strict=True)
     new = {key for memo, old in counts for key in islice(reversed(memo), len(memo) - old)}
-    waiting = deque(written.read_so_far() if isinstance(written, Parts) else ())
-    while waiting and new:
-        part = waiting.popleft()
-        if isinstance(part, (dict, list)):
-            waiting.extend(part.values() if isinstance(part, dict) else part)
-            if id(part) in new:
-                new.remove(id(part))
-                for memo in document.memos:
-                    memo.pop(id(part), None)
+    level = written.read_so_far() if isinstance(written, Parts) else []
+    for _ in range(MAX_LEVELS):
+        parts = [part for part in level if isinstance(part, (dict, list))]
+        for key in new.intersection(map(id, parts)):
+            for memo in document.memos:
+                memo.pop(key, None)
+        level = [
+            inner for part in parts for inner in (part.values() if isinstance(part, dict) else part)
+        ]
 
 
 def _operation(
