@@ -1,0 +1,68 @@
+"""What is chosen while the store is being read again is newer than what was read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+from gateway.catalog.discover import Discoverer
+from gateway.catalog.persistence import Stored, StoredCatalog
+from gateway.catalog.refresh import Catalog
+from gateway.config.settings import Permissions, Settings
+from gateway.store.database import Database
+from gateway.store.secrets import Seal
+
+NOBODY = cast(Discoverer, None)  # there is no connection to be discovered
+
+
+class Slow(StoredCatalog):
+    """A store whose reading takes until somebody lets it end."""
+
+    def __init__(self, db: Database, seal: Seal) -> None:
+        super().__init__(db, seal)
+        self.has_read, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def load(self) -> Stored:
+        stored = await super().load()
+        self.has_read.set()
+        await self.may_end.wait()
+        return stored
+
+
+async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/store.db") as db:
+        store = Slow(db, Seal(["a key of this test"]))
+        catalog = Catalog(Settings(), NOBODY, store)
+        taking = asyncio.create_task(catalog.apply(Settings()))
+        await store.has_read.wait()
+        await catalog.choose("ann", "shop", "read-only")
+        await catalog.put_permissions(Permissions(level="read_only"), by="ann")
+        store.may_end.set()
+        await taking
+
+        assert catalog.current.choices == {("ann", "shop"): "read-only"}
+        assert catalog.current.permissions.level == "read_only"
+
+
+async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path}/store.db") as db:
+        store = Slow(db, Seal(["a key of this test"]))
+        catalog = Catalog(Settings(), NOBODY, store)
+        taking = asyncio.create_task(catalog.apply(Settings()))
+        await store.has_read.wait()
+        await catalog.choose("ann", "shop", "read-only")
+        await store.choose("bob", "shop", "disabled")  # as another process would
+        store.may_end.set()
+        await taking
+        changed = asyncio.Event()
+        catalog.on_change(changed.set)
+        following = asyncio.create_task(catalog.follow())
+        async with asyncio.timeout(5.0):
+            await changed.wait()
+        following.cancel()
+
+        assert catalog.current.choices == {
+            ("ann", "shop"): "read-only",
+            ("bob", "shop"): "disabled",
+        }
