@@ -193,7 +193,7 @@ async def running(
         await check_seal(db, seal)
         egress = await stack.enter_async_context(Egress(settings.network.allow))
         own_egress = await stack.enter_async_context(Egress([place.host]))
-        workers = await stack.enter_async_context(Workers(spare=True))
+        workers = await stack.enter_async_context(Workers())
         credentials = Credentials(egress)
         stack.push_async_callback(credentials.close)
         upstreams = LiveUpstreams(egress, partial(_upstream_headers, credentials))
@@ -255,6 +255,7 @@ async def running(
         loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
         for work in (*loops, restoring):
             stack.push_async_callback(_ended, asyncio.create_task(work))
+        workers.keep_spare()  # last: who starts has other things to load
         yield app
 
 

@@ -49,14 +49,12 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "262144"}
 class Workers:
     """Children that read definitions; open as long as the context it manages."""
 
-    def __init__(
-        self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS, spare: bool = False
-    ) -> None:
+    def __init__(self, count: int = 2, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._builds = _Queue(count, QUEUE_SECONDS)
         self._advice = _Queue(1, QUEUE_SECONDS)
         self._work = _Queue(1, WORK_QUEUE_SECONDS)
         self._idle_seconds = idle_seconds
-        self._spare = spare
+        self._spare = False
         self._closed = False
         self._children: set[_Child] = set()
         self._idle: list[_Child] = []
@@ -64,7 +62,6 @@ class Workers:
         self._farewells: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._have_spare()
         return self
 
     async def __aexit__(
@@ -84,6 +81,11 @@ class Workers:
         for queue in (self._builds, self._advice, self._work):
             await queue.emptied()
         await asyncio.gather(*self._farewells)
+
+    def keep_spare(self) -> None:
+        """Have one child at least from now on, also when there is nothing to read."""
+        self._spare = True
+        self._have_spare()
 
     async def build(self, packed: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""

@@ -295,7 +295,8 @@ def _peak_memory(pid: int) -> int:
 
 
 async def test_a_spare_child_is_there_first_stays_and_is_replaced() -> None:
-    async with Workers(idle_seconds=0.01, spare=True) as workers:
+    async with Workers(idle_seconds=0.01) as workers:
+        workers.keep_spare()
         await _until(lambda: len(_children()) == 1)
         (spare,) = _children()
         await workers.build(pack(SMALL), SOURCE)
@@ -308,7 +309,7 @@ async def test_a_spare_child_is_there_first_stays_and_is_replaced() -> None:
 
 
 async def test_a_spare_child_that_is_still_starting_is_ended_with_the_others() -> None:
-    async with Workers(spare=True):
-        pass
+    async with Workers() as workers:
+        workers.keep_spare()
 
     assert not _children()
