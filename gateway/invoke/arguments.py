@@ -3,7 +3,8 @@
 The check itself is one call of a compiled validator, kept by the tool's fingerprint. Only arguments
 that fail it are looked at again, for the words: each problem with its place, the value shortened,
 an unknown name with the nearest known one. References are never fetched, formats are not asserted
-and patterns run in linear time, since schemas are somebody else's text.
+and patterns run in linear time, since schemas are somebody else's text; those that multiply with
+every level are counted before (see `intricacy`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from jsonschema_rs import (
 )
 
 from gateway.errors import Fixable
+from gateway.invoke.intricacy import is_too_much, multiplies
 from gateway.invoke.redact import names_a_secret
 
 MAX_PROBLEMS = 20
@@ -32,14 +34,18 @@ MAX_WORDS = 300
 MAX_VALIDATORS = 4096
 MAX_BACKTRACKS = 10_000
 
-_validators: dict[str, Draft202012Validator] = {}  # in the order they were made
+# By the schema's key, in the order they were made, with whether the work must be counted first.
+_validators: dict[str, tuple[Draft202012Validator, bool]] = {}
 
 
 def check_arguments(schema_key: str, schema: bytes, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that do not fit the schema; another schema has another `schema_key`."""
     given = arguments if isinstance(arguments, dict) else dict(arguments)
     _check_is_json(given)
-    if not _validator(schema_key, schema).is_valid(given):
+    validator, counted = _validator(schema_key, schema)
+    if counted and is_too_much(orjson.loads(schema), given):
+        raise _refusal([{"path": "", "message": "is nested too deeply to be checked"}])
+    if not validator.is_valid(given):
         raise _refusal(list(islice(_problems(orjson.loads(schema), given), MAX_PROBLEMS + 1)))
 
 
@@ -68,13 +74,14 @@ def _unwritable(said: str) -> str:
     return "holds a number of more than 64 bits" if "64-bit" in said else "is not JSON"
 
 
-def _validator(key: str, schema: bytes) -> Draft202012Validator:
-    validator = _validators.get(key)
-    if validator is None:
+def _validator(key: str, schema: bytes) -> tuple[Draft202012Validator, bool]:
+    known = _validators.get(key)
+    if known is None:
         if len(_validators) >= MAX_VALIDATORS:
             del _validators[next(iter(_validators))]
-        validator = _validators[key] = _compiled(orjson.loads(schema))
-    return validator
+        parsed = orjson.loads(schema)
+        known = _validators[key] = (_compiled(parsed), multiplies(parsed))
+    return known
 
 
 def _compiled(schema: Any, mask: str | None = None) -> Draft202012Validator:
