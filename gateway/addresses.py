@@ -24,6 +24,7 @@ from gateway.errors import Fixable, Refused
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+MAX_LITERALS = 1024
 # Own lists, since what `ipaddress` calls global differs between Python's patch releases.
 _SPECIAL_V4 = tuple(
     map(
@@ -93,6 +94,24 @@ class Origin:
     def key(self) -> tuple[str, str]:
         """What tells it from others, cheaper to look up by than all of it."""
         return self.scheme, self.authority
+
+
+class Literals:
+    """Which of the addresses that URLs spell out may be dialled: each is judged once."""
+
+    def __init__(self, allowed: Sequence[Network]) -> None:
+        self._allowed = allowed
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def permits(self, origin: Origin) -> bool:
+        """Whether it may; what is spelled as a name is judged when it is looked up."""
+        if origin.literal is None:
+            return True
+        if origin.key not in self._known:
+            if len(self._known) >= MAX_LITERALS:
+                self._known.clear()
+            self._known[origin.key] = permitted(origin.literal, self._allowed)
+        return self._known[origin.key]
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urljoin
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
-from gateway.addresses import Address, Origin, Target, forbidden, locate, networks, permitted
+from gateway.addresses import Literals, Target, forbidden, locate, networks
 from gateway.dialling import DNS_THREADS, Lookup, Pool, Rules
 from gateway.errors import Broken, Fixable, Refused
 from gateway.no_answer import SLOW, Closed, NoAnswer, Unanswered, unanswered, undialled
@@ -38,7 +39,7 @@ USER_AGENT = "dynamic-mcp-gateway"
 Pairs = tuple[tuple[str, str], ...]
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(Struct, frozen=True):
     """One request, exactly as it goes on the wire: the URL is already encoded."""
 
     method: str
@@ -47,7 +48,7 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(Struct, frozen=True):
     """What came back. Header names are in lower case, the body is unpacked."""
 
     status: int
@@ -84,7 +85,7 @@ class Egress:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._allowed = networks(allow)
-        self._judged: dict[tuple[str, str], bool] = {}  # addresses that URLs spell out
+        self._literals = Literals(self._allowed)
         self._lookup = lookup
         self._tls = tls
         self._threads: ThreadPoolExecutor | None = None
@@ -114,7 +115,7 @@ class Egress:
     def allow(self, rules: Sequence[str]) -> None:
         """Replace the allowed networks. Exchanges under way finish; no idle connection is kept."""
         self._allowed = networks(rules)
-        self._judged.clear()
+        self._literals = Literals(self._allowed)
         if self._pool:
             self._pool.retire()
             self._retired = {pool for pool in (*self._retired, self._pool) if not pool.unused}
@@ -189,18 +190,9 @@ class Egress:
 
     def _located(self, url: str) -> Target:
         target = locate(url)
-        origin = target.origin
-        if origin.literal and not self._permits(origin, origin.literal):
-            raise forbidden(origin.host)
+        if not self._literals.permits(target.origin):
+            raise forbidden(target.origin.host)
         return target
-
-    def _permits(self, origin: Origin, literal: Address) -> bool:
-        known = self._judged.get(origin.key)
-        if known is None:
-            if len(self._judged) >= MAX_NAMES:
-                self._judged.clear()
-            known = self._judged[origin.key] = permitted(literal, self._allowed)
-        return known
 
     def _rules(self) -> Rules:
         if self._threads is None:
@@ -339,11 +331,8 @@ def _kind(name: str) -> str:
 
 
 def _received(wire: Wire) -> Pairs:
-    lines = [
-        (_lowered(name), value.rstrip(b" \t").decode("utf-8", "replace"))
-        for name, value in wire.headers
-    ]
-    return tuple(lines)
+    pairs = [(_lowered(n), v.rstrip(b" \t").decode("utf-8", "replace")) for n, v in wire.headers]
+    return tuple(pairs)
 
 
 @lru_cache(maxsize=MAX_NAMES)
@@ -400,7 +389,7 @@ def _redirected(request: Request, answer: Answer) -> Request | None:
             f"{here.host} redirects to another host, which is not followed.",
             "Give the address where the document really is.",
         )
-    return msgspec.structs.replace(request, url=there.url)
+    return replace(request, url=there.url)
 
 
 _UPGRADE = ("http", 80, "https", 443)

@@ -41,8 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "line": LOW | {"invoke", "policy", "catalog", "edge"},
     "app": LOW
     | {"invoke", "policy", "catalog", "edge", "line", "demo", "reload"}
-    | {"first_look", "progress", "tracing"},
-    "patience": set(),
+    | {"first_look", "logs", "progress", "tracing"},
+    "at_once": set(),
+    "patience": {"at_once"},
     "progress": set(),
     "first_look": {"catalog", "progress"},
     "serve": CONFIG | {"app", "patience", "progress"},

@@ -25,7 +25,7 @@ from tests.conftest import OPEN, gateway_process
 from tests.peers import Provider, provider, until
 
 MEBIBYTE = 1024 * 1024
-REQUEST_SECONDS = 2  # for a client to complete its request, or to go on reading
+REQUEST_SECONDS = 4  # for a client to complete its request, or to go on reading
 HEALTHY_SECONDS = 10.0  # a few milliseconds, where the machine has nothing else to do
 LARGE_CHARS = 100_000
 
