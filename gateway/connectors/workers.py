@@ -60,6 +60,7 @@ class Workers:
         self._idle: list[_Child] = []
         self._started: asyncio.Task[None] | None = None  # the spare that is being started
         self._farewells: set[asyncio.Task[None]] = set()
+        self._watches: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,7 +81,7 @@ class Workers:
             child.kill()  # whoever waits for its answer hears of it, and ends it
         for queue in (self._builds, self._advice, self._work):
             await queue.emptied()
-        await asyncio.gather(*self._farewells)
+        await asyncio.gather(*self._farewells, *self._watches)
 
     def keep_spare(self) -> None:
         """Have one child at least from now on, also when there is nothing to read."""
@@ -136,9 +137,9 @@ class Workers:
         except _Crashed as crash:
             if self._closed:
                 raise _closed_error() from crash
-            if not child.was_warm or crash.status not in _FROM_OUTSIDE:
+            if crash.status not in _FROM_OUTSIDE:
                 raise _crash_error(crash) from crash
-        # It may have been ended while it was idle: that says nothing about this document.
+        # Who ends a child from outside says nothing about this document.
         child = await self._spawned("build")
         try:
             return await self._asked(child, request, data, deadline)
@@ -208,10 +209,20 @@ class Workers:
         )
         child = _Child(process, role)
         self._children.add(child)
+        watch = asyncio.get_running_loop().create_task(self._watch(child))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
         if self._closed:  # meanwhile, and nobody else knows of this child
             await self._end(child)
             raise _closed_error()
         return child
+
+    async def _watch(self, child: _Child) -> None:
+        """Notice that an idle child was ended by others: the next one should find another."""
+        await child.ended()
+        if child in self._idle:
+            self._idle.remove(child)
+            self._farewell(child)
 
     def _have_spare(self) -> None:
         """Start a child where there is none that reads or could."""
@@ -238,7 +249,6 @@ class Workers:
 
     def _rest(self, child: _Child) -> None:
         loop = asyncio.get_running_loop()
-        child.was_warm = True
         child.leaves = loop.call_later(self._idle_seconds, self._retire, child)
         self._idle.append(child)
 
@@ -296,12 +306,22 @@ class _Child:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
-        self.was_warm = False
         self.leaves: asyncio.TimerHandle | None = None
         self.farewell: asyncio.Task[None] | None = None
 
     async def ask(self, request: Request, packed: bytes) -> tuple[Answer, bytearray]:
         """One job. In chunks: a whole document at once would be copied into a buffer."""
+        try:
+            await self._tell(request, packed)
+        except RuntimeError as error:  # uvloop's word for a pipe that is closed already
+            raise BrokenPipeError(str(error)) from error
+        head_size, size = LENGTHS.unpack(await self._stdout.readexactly(LENGTHS.size))
+        if size > MAX_ANSWER:
+            raise EOFError("answer out of bounds")
+        answer = msgspec.msgpack.decode(await self._stdout.readexactly(head_size), type=Answer)
+        return answer, await self._read(size)
+
+    async def _tell(self, request: Request, packed: bytes) -> None:
         head = msgspec.msgpack.encode(request)
         self._stdin.write(LENGTHS.pack(len(head), len(packed)) + head)
         view = memoryview(packed)
@@ -309,11 +329,6 @@ class _Child:
             self._stdin.write(view[start : start + _CHUNK])
             await self._stdin.drain()
         await self._stdin.drain()
-        head_size, size = LENGTHS.unpack(await self._stdout.readexactly(LENGTHS.size))
-        if size > MAX_ANSWER:
-            raise EOFError("answer out of bounds")
-        answer = msgspec.msgpack.decode(await self._stdout.readexactly(head_size), type=Answer)
-        return answer, await self._read(size)
 
     async def _read(self, size: int) -> bytearray:
         """As `readexactly`, which would have a large answer twice."""
@@ -328,6 +343,10 @@ class _Child:
 
     def is_alive(self) -> bool:
         return self._process.returncode is None and not self._stdout.at_eof()
+
+    async def ended(self) -> None:
+        """Returns when the process is gone."""
+        await self._process.wait()
 
     def kill(self) -> None:
         if self._process.returncode is None:

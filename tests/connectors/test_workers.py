@@ -86,6 +86,25 @@ async def test_a_child_ended_from_outside_while_idle_is_replaced(workers: Worker
     assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
 
 
+async def test_an_idle_spare_that_was_ended_from_outside_is_replaced_unasked() -> None:
+    async with Workers() as workers:
+        workers.keep_spare()
+        await _until(lambda: len(_children()) == 1)
+        (spare,) = _children()
+        spare.kill()
+        await _until(lambda: len(_children()) == 1 and _children() != [spare])
+
+
+async def test_a_child_ended_from_outside_at_its_start_costs_no_document() -> None:
+    async with Workers() as workers:
+        for _ in range(5):
+            building = asyncio.ensure_future(workers.build(pack(SMALL), SOURCE))
+            await _until(lambda: bool(_children()))
+            _children()[0].kill()
+
+            assert len((await building).tools) == 1
+
+
 async def test_a_crash_over_a_document_is_a_clear_error(workers: Workers) -> None:
     building = asyncio.ensure_future(workers.build(pack(like_github()), SOURCE))
     await _until(lambda: bool(_children()))

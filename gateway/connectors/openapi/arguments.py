@@ -16,6 +16,7 @@ import orjson
 
 from gateway.connectors.openapi.document import (
     Document,
+    Made,
     Unusable,
     is_internal,
     mapping,
@@ -118,15 +119,20 @@ def remembered_slot(
     schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any = None
 ) -> Slot:
     """The input for what is written so; shared parameters and bodies are described once."""
+    if isinstance(raw, Made):
+        return _slot(schemas, raw, argument, required, schema)
     known = schemas.remembered.get(id(raw), {})
     if (argument, required) not in known:
-        fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
-        words = described(fragment.schema, mapping(raw), argument)
-        slot = Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
-        known[argument, required] = slot  # holds `raw`
+        known[argument, required] = _slot(schemas, raw, argument, required, schema)  # holds `raw`
         schemas.remembered[id(raw)] = known
     found: Slot = known[argument, required]
     return found
+
+
+def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any) -> Slot:
+    fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
+    words = described(fragment.schema, mapping(raw), argument)
+    return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
 
 
 def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:

@@ -63,6 +63,10 @@ class Operation:
     item: Mapping[str, Any]
 
 
+class Made(dict[str, Any]):
+    """An object of our own making: nobody comes across it again, so nothing is remembered of it."""
+
+
 def open_document(definition: Mapping[str, Any]) -> Document:
     """The definition with its version made out."""
     swagger, openapi = (_version(definition.get(key)) for key in ("swagger", "openapi"))

@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.connectors.openapi.document import (
     Document,
+    Made,
     Operation,
     Unusable,
     mapping,
@@ -147,7 +148,7 @@ def _parameter_schema(raw: Mapping[str, Any]) -> tuple[str | None, Any]:
 def _own_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
     own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
-    return {**mapping(raw.get("schema")), **own} if "schema" in raw else own
+    return Made({**mapping(raw.get("schema")), **own} if "schema" in raw else own)
 
 
 def _collection_style(raw: Mapping[str, Any], place: str) -> tuple[Style, bool]:
@@ -209,11 +210,8 @@ def _form(fields: Sequence[Mapping[str, Any]], consumes: Sequence[str]) -> Reque
     has_file = any(raw.get("type") == "file" for raw in fields)
     multipart = has_file or "multipart/form-data" in consumes[:1]
     required = [raw["name"] for raw in fields if raw.get("required") is True]
-    schema = {
-        "type": "object",
-        "properties": {raw["name"]: _own_schema(raw) for raw in fields},
-        "required": required,
-    }
+    properties = {raw["name"]: _own_schema(raw) for raw in fields}
+    schema = Made(type="object", properties=properties, required=required)
     styles = {raw["name"]: _collection_style(raw, "formData") for raw in fields}
     encoding = {name: {"style": s, "explode": e} for name, (s, e) in styles.items()}
     media_type = "multipart/form-data" if multipart else "application/x-www-form-urlencoded"

@@ -51,7 +51,8 @@ def read_in_parts(raw: bytes) -> dict[str, Any]:
     Whoever reaches one may get PartUnreadable: then `read_definition` knows what is to be said.
     """
     refuse_out_of_bounds(raw)
-    parts = _divided(_in_utf8(raw))
+    # An anchor is looked for everywhere, and must be the very object that a pointer leads to.
+    parts = _divided(_in_utf8(raw)) if b"$anchor" not in raw else None
     return _read_whole(raw) if parts is None or "paths" not in parts else parts
 
 

@@ -20,6 +20,7 @@ from gateway.connectors.openapi.checks import compiles, is_linear_pattern, joine
 from gateway.connectors.openapi.document import (
     MAX_HOPS,
     Document,
+    Made,
     Unusable,
     is_internal,
     mapping,
@@ -110,6 +111,8 @@ class Schemas:
 
     def translate(self, raw: Any) -> Fragment:
         """The schema in 2020-12. The same object is translated once; nobody may change it."""
+        if isinstance(raw, Made):
+            return self.translated(raw)
         known = self._fragments.get(id(raw))
         if known is None:
             known = self._fragments[id(raw)] = (raw, self.translated(raw))

@@ -9,7 +9,10 @@ import orjson
 import pytest
 
 from gateway.connectors.openapi import build_openapi
-from gateway.connectors.openapi.document import Document, open_document, operations
+from gateway.connectors.openapi.arguments import ArgumentNames
+from gateway.connectors.openapi.bodies import Surroundings, body_slots
+from gateway.connectors.openapi.document import Document, Operation, open_document, operations
+from gateway.connectors.openapi.inputs import parameters, request_body
 from gateway.connectors.openapi.parts import Parts, PartUnreadable
 from gateway.connectors.openapi.reading import read_in_parts
 from gateway.connectors.openapi.schema import Schemas
@@ -18,7 +21,6 @@ from tests.definitions import SOURCE, Json, built, openapi, operation, schema_of
 
 MANY = 300  # so many that ids of what was let go are given out again
 CHOICE = {"name": "kind", "in": "query", "schema": {"type": "string", "enum": ["a", "b"]}}
-ANCHORED = {"$anchor": "size", "type": "object", "properties": {"width": {"type": "integer"}}}
 ANIMAL = {"discriminator": {"propertyName": "kind"}, "properties": {"kind": {"type": "string"}}}
 CAT = {"purrs": {"type": "boolean"}}
 INTO_A = "#/paths/~1a/put/requestBody/content/application~1json/schema"
@@ -54,13 +56,6 @@ def opened(definition: Json) -> tuple[Document, Parts]:
         openapi({"/b": {"$ref": "#/paths/~1a", "put": operation()}, "/a": {"get": operation()}}),
         openapi(
             {
-                "/a": {"put": operation(requestBody=body(ANCHORED))},
-                "/b": {"put": operation(requestBody=body({"$ref": "#size"}))},
-            },
-            version="3.1.0",
-        ),
-        openapi(
-            {
                 "/a": {"put": operation(requestBody=body({"$ref": "#/components/schemas"}))},
                 "/b": {"put": operation(requestBody=body({"properties": {"x": {"$ref": "#"}}}))},
                 "/c": {"put": operation(requestBody=body({"default": {"$ref": "#/paths"}}))},
@@ -83,7 +78,6 @@ def opened(definition: Json) -> tuple[Document, Parts]:
         "into paths",
         "a path item",
         "a path item with more",
-        "anchors",
         "far up",
         "kinds",
     ]
@@ -221,3 +215,33 @@ def test_what_is_remembered_of_a_path_item_goes_with_it_and_the_rest_stays() -> 
         schemas.translate(kept)
 
     assert [set(memo) for memo in document.memos if memo] == [{id(kept)}]
+
+
+@pytest.mark.parametrize("reference", ["#animal", "#/components/schemas/Animal"])
+def test_an_anchor_leads_to_the_same_schema_as_a_pointer(reference: str) -> None:
+    dog = {"allOf": [{"$ref": "#/components/schemas/Animal"}], "properties": CAT}
+    shared = {"First": {}, "Animal": {"$anchor": "animal", **ANIMAL}, "Dog": dog}
+    definition = openapi(
+        {"/a": {"put": operation(requestBody=body({"$ref": reference}))}},
+        version="3.1.0",
+        components={"schemas": shared},
+    )
+    (tool,) = build_openapi(orjson.dumps(definition), SOURCE).tools
+
+    assert list(orjson.loads(tool.input_schema)["properties"]) == ["kind", "purrs"]
+
+
+def test_nothing_is_remembered_of_fields_that_are_put_together_for_a_form() -> None:
+    fields = [{"name": f"f{n}", "in": "formData", "type": "string"} for n in range(3)]
+    paths = {f"/{n}": {"post": operation(parameters=fields)} for n in range(5)}
+    document = open_document(read_in_parts(orjson.dumps(swagger(paths))))
+    schemas = Schemas(document, "input", lambda severity, message: None)
+    for each in operations(document):
+        assert isinstance(each, Operation)
+        written = request_body(document, each, parameters(document, each))
+        assert written is not None
+        around = Surroundings(document, schemas, SOURCE, each.method)
+        _, slots = body_slots(around, written, ArgumentNames())
+        assert [slot.argument for slot in slots] == ["f0", "f1", "f2"]
+
+    assert [len(memo) for memo in document.memos] == [0, 0, 0, 0]
