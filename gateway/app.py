@@ -355,11 +355,14 @@ async def _watch(
         limits.resize(edited.limits.max_concurrent_calls)
         if edited.cache != catalog.current.settings.cache:
             fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
-        before = catalog.current.settings.azure
+        before = catalog.current.settings
         pending = await catalog.apply(edited)
+        if edited.network.allow != before.network.allow:  # what was refused may be allowed now
+            states = catalog.current.connections.values()
+            pending += [state.name for state in states if state.status == "failing"]
         # No await between the swap and this: policy and identity change together.
         app.identity.settings = auth_settings(edited, place.public_url(edited))
-        looks.create_task(look(pending, edited.azure != before))
+        looks.create_task(look(pending, edited.azure != before.azure))
 
     async def look(names: list[str], at_azure: bool) -> None:
         """Reads what an edit brought; the next edit does not wait for a slow server."""
