@@ -8,9 +8,10 @@ so their fields are plain types only.
 from __future__ import annotations
 
 import hashlib
+import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any, Literal
 
@@ -247,6 +248,10 @@ class Principal:
 BUILD_CODEC_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Build)
+_raw_tools = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_tool = msgspec.msgpack.Decoder(Tool)
+_LENGTH = struct.Struct("!I")
+_TOOLS_A_STEP = 250
 _STEP = 1024 * 1024
 
 
@@ -255,9 +260,29 @@ def encode_build(build: Build) -> bytes:
     return _encoder.encode(build)
 
 
-def decode_build(data: bytes | bytearray) -> Build:
+def decode_build(data: bytes | memoryview) -> Build:
     """The build that `encode_build` wrote."""
     return _decoder.decode(data)
+
+
+def encode_in_steps(build: Build) -> bytearray:
+    """A build for `decoded_in_steps`: all but its tools, then these one by one."""
+    plain = encode_build(replace(build, tools=()))
+    written = bytearray(_LENGTH.pack(len(plain)) + plain)
+    _encoder.encode_into(build.tools, written, len(written))
+    return written
+
+
+def decoded_in_steps(data: bytearray) -> Iterator[Build | None]:
+    """The build, at last: after each step, which takes milliseconds, others may have their turn."""
+    view = memoryview(data)
+    (size,) = _LENGTH.unpack_from(data)
+    build = decode_build(view[_LENGTH.size : _LENGTH.size + size])
+    written, tools = _raw_tools.decode(view[_LENGTH.size + size :]), list[Tool]()
+    for at in range(0, len(written), _TOOLS_A_STEP):
+        tools += map(_tool.decode, written[at : at + _TOOLS_A_STEP])
+        yield None
+    yield replace(build, tools=tuple(tools))
 
 
 def pack(raw: bytes) -> bytes:

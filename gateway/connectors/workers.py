@@ -23,7 +23,7 @@ import structlog
 
 from gateway.connectors.worker_main import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
-from gateway.model import Build, Problem, Source, decode_build, is_larger
+from gateway.model import Build, Problem, Source, decoded_in_steps, is_larger
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +92,11 @@ class Workers:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
         async with self._place(self._builds):
             answer = await self._answered(Request(source), packed, deadline)
-        return decode_build(answer)
+        for build in decoded_in_steps(answer):
+            if build is not None:
+                return build
+            await asyncio.sleep(0)
+        raise AssertionError("the last step is the build")
 
     async def advise(self, packed: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
         """What a validator says of the definition; a note where it can't be asked."""
