@@ -251,18 +251,21 @@ _decoder = msgspec.msgpack.Decoder(Build)
 _raw_tools = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _tool = msgspec.msgpack.Decoder(Tool)
 _LENGTH = struct.Struct("!I")
+_GIANT = 16 * 1024 * 1024  # bytes; a store holds what it writes several times over
+_PACKED = b"x"  # how zlib begins, and a build does not
 _TOOLS_A_STEP = 250
 _STEP = 1024 * 1024
 
 
 def encode_build(build: Build) -> bytes:
-    """A build as bytes, for the way between processes and for the store."""
-    return _encoder.encode(build)
+    """A build as bytes, for the way between processes and for the store; a giant is packed."""
+    written = _encoder.encode(build)
+    return pack(written) if len(written) > _GIANT else written
 
 
 def decode_build(data: bytes | memoryview) -> Build:
     """The build that `encode_build` wrote."""
-    return _decoder.decode(data)
+    return _decoder.decode(unpack(data) if data[:1] == _PACKED else data)
 
 
 def encode_in_steps(build: Build) -> bytearray:
@@ -297,7 +300,7 @@ def pack(raw: bytes) -> bytes:
     return packed.getvalue()
 
 
-def unpack(packed: bytes) -> bytes:
+def unpack(packed: bytes | memoryview) -> bytes:
     """What was packed."""
     unpacker, raw = zlib.decompressobj(), BytesIO()
     while packed:
