@@ -23,9 +23,8 @@ from typing import Any
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.at_once import AtOnce
+from gateway.at_once import JOINED_BYTES, AtOnce
 
-MAX_JOINED_BYTES = 65_536
 CLOSING_SECONDS = 2.0  # for who reads slowly while the gateway ends
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 
@@ -51,7 +50,7 @@ class JoiningTransport:
             return
         if head:
             self._head = b""
-            if len(data) <= MAX_JOINED_BYTES:
+            if len(data) <= JOINED_BYTES:
                 data = head + data
             else:
                 self._transport.write(head)
@@ -125,8 +124,7 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_request_timer()
         super().on_headers_complete()
-        if self.cycle is not None:
-            self.cycle.__class__ = AtOnce
+        self.cycle.__class__ = AtOnce
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -6,8 +6,9 @@ from typing import cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from gateway.at_once import JOINED_BYTES
 from gateway.edge.http_guard import fold, read_body, respond
-from gateway.patience import MAX_JOINED_BYTES, JoiningTransport, patient_protocol
+from gateway.patience import JoiningTransport, patient_protocol
 from tests.test_at_once import request, served, told
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
@@ -33,7 +34,7 @@ def joining() -> tuple[JoiningTransport, Written]:
     return JoiningTransport(cast(asyncio.Transport, written), loop), written
 
 
-LARGE = bytes(MAX_JOINED_BYTES + 1)
+LARGE = bytes(JOINED_BYTES + 1)
 
 
 @pytest.mark.parametrize(

@@ -218,10 +218,11 @@ def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> 
 
 def _parsed(raw: bytes) -> Any:
     try:
-        orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise Fixable("invalid_arguments", f"the body is not JSON: {error}") from None
-    try:
         return read_json(raw)  # as strict as MCP is: a call means the same through both doors
-    except RpcError as error:
-        raise Fixable("invalid_arguments", f"the body is JSON that is not taken: {error}") from None
+    except RpcError as refused:
+        words = f"the body is JSON that is not taken: {refused}"
+    try:
+        orjson.loads(raw)  # once more, for the place where it is none
+    except orjson.JSONDecodeError as error:
+        words = f"the body is not JSON: {error}"
+    raise Fixable("invalid_arguments", words)

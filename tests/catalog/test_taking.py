@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -30,12 +32,19 @@ class Slow(StoredCatalog):
         return stored
 
 
-async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/store.db") as db:
+@asynccontextmanager
+async def reading(folder: Path) -> AsyncIterator[tuple[Slow, Catalog, asyncio.Task[list[str]]]]:
+    """A catalog that has read its store, and has not yet taken over what it read."""
+    async with Database(f"sqlite:///{folder}/store.db") as db:
         store = Slow(db, Seal(["a key of this test"]))
         catalog = Catalog(Settings(), NOBODY, store)
         taking = asyncio.create_task(catalog.apply(Settings()))
         await store.has_read.wait()
+        yield store, catalog, taking
+
+
+async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
+    async with reading(tmp_path) as (store, catalog, taking):
         await catalog.choose("ann", "shop", "read-only")
         await catalog.put_permissions(Permissions(level="read_only"), by="ann")
         store.may_end.set()
@@ -46,11 +55,7 @@ async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None
 
 
 async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/store.db") as db:
-        store = Slow(db, Seal(["a key of this test"]))
-        catalog = Catalog(Settings(), NOBODY, store)
-        taking = asyncio.create_task(catalog.apply(Settings()))
-        await store.has_read.wait()
+    async with reading(tmp_path) as (store, catalog, taking):
         await catalog.choose("ann", "shop", "read-only")
         await store.choose("bob", "shop", "disabled")  # as another process would
         store.may_end.set()
