@@ -69,7 +69,7 @@ from gateway.invoke.call import Senders
 from gateway.invoke.credentials import Credentials
 from gateway.invoke.http import HttpSender
 from gateway.invoke.limits import Limits
-from gateway.invoke.prepared import auth_of
+from gateway.invoke.prepared import auth_of, prove
 from gateway.invoke.rates import SharedRates
 from gateway.invoke.upstream import UpstreamSender
 from gateway.line import Line
@@ -211,6 +211,7 @@ async def running(
                 partial(return_address, seal, place.public_url(settings)),
                 partial(azure_identity, credentials),
             ),
+            partial(prove, credentials),
         )
         persistence = StoredCatalog(db, seal)
         catalog = Catalog(

@@ -66,6 +66,7 @@ async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> lis
             _nowhere,
             egress.check,
             AzureDirectory(_nowhere, lambda: settings.azure),
+            lambda *_: (None, _nowhere),
         )
         catalog = Catalog(
             settings,

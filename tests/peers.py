@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Guard = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 
 @dataclass
@@ -27,6 +28,8 @@ class Provider:
     requests: list[tuple[str, str, bytes]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     definition_status: list[int] = field(default_factory=list)  # what each fetch was answered
+    fetches: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path and headers
+    guard: Guard | None = None  # asked first whenever the definition is fetched
 
     @property
     def url(self) -> str:
@@ -37,6 +40,9 @@ class Provider:
         return f"{self.url}/openapi.json"
 
     async def definition(self, request: web.Request) -> web.StreamResponse:
+        self.fetches.append((request.raw_path, dict(request.headers)))
+        if self.guard is not None and (answer := await self.guard(request)) is not None:
+            return answer
         raw = orjson.dumps(self.document) if self.raw is None else self.raw
         etag = f'"{hashlib.sha256(raw).hexdigest()[:12]}"'
         fresh = self.etags and request.headers.get("If-None-Match") == etag

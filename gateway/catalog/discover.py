@@ -14,8 +14,17 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from gateway.addresses import locate
 from gateway.catalog.azure import AzureDirectory
-from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher, same_bytes
+from gateway.catalog.fetch import (
+    FETCH_SECONDS,
+    Asker,
+    Definition,
+    Exchange,
+    Fetcher,
+    is_url,
+    same_bytes,
+)
 from gateway.catalog.names import Owner
 from gateway.catalog.snapshot import without_clashes
 from gateway.catalog.sources import build_key, location_of, source_of
@@ -31,6 +40,7 @@ from gateway.config.connection import (
 from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.upstream import Wrap, build_upstream
+from gateway.egress import Answer, Request
 from gateway.errors import Fixable, GatewayError
 from gateway.model import Build, Problem, Source, digest
 
@@ -49,6 +59,20 @@ class Found:
     at: float = 0.0  # when it was stored: tells a newer one that another process found
 
 
+# What a connection proves itself with, and the way to send a request of its own with that.
+Prove = Callable[
+    [str, Connection, Build | None],
+    tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]],
+]
+PREVIEWED = "[preview]"  # whose tokens those of a preview are: no connection can have this name
+LED_ON = Problem(
+    "warning",
+    "definition",
+    "the definition's address redirects, so it was fetched without the connection's credentials; "
+    "give the address it leads to",
+)
+
+
 class Builder(Protocol):
     """The worker processes, as far as discovery needs them."""
 
@@ -64,6 +88,7 @@ class Discoverer:
     list_upstream: Callable[[str, McpConnection], Awaitable[Sequence[dict[str, Any]]]]
     check_address: Callable[[str], Awaitable[None]]
     azure: AzureDirectory
+    prove: Prove
 
     async def discover(
         self,
@@ -80,9 +105,26 @@ class Discoverer:
         With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
         who waits for it.
         """
-        definition = await self._read(name, settings, limits, known, planned)
         seconds = SOON_SECONDS if soon else BUILD_SECONDS
-        return await self.rebuild(name, settings, limits, definition, known, seconds)
+        asker = self._asker(PREVIEWED if planned else name, settings, known)
+        definition = await self._read(name, settings, limits, known, planned, asker)
+        found = await self.rebuild(name, settings, limits, definition, known, seconds)
+        better = self._asker(PREVIEWED if planned else name, settings, found)
+        if asker and better and better.proof != asker.proof:
+            # Only now the definition has said where it wants its key.
+            definition = await self._read(name, settings, limits, found, planned, better)
+            found = await self.rebuild(name, settings, limits, definition, found, seconds)
+        return _noted(found, led_on=asker is not None and definition.asked_with is None)
+
+    def _asker(self, name: str, settings: Connection, known: Found | None) -> Asker | None:
+        """Who asks for the definition: the connection itself where it lies on the API's host."""
+        if not isinstance(settings, OpenApiConnection) or not is_url(settings.spec):
+            return None
+        if settings.auth.type == "none" and not settings.headers:
+            return None
+        if settings.base_url and locate(settings.base_url).origin != locate(settings.spec).origin:
+            return None
+        return Asker(*self.prove(name, settings, known.build if known else None))
 
     async def rebuild(
         self,
@@ -133,6 +175,7 @@ class Discoverer:
         limits: Limits,
         known: Found | None,
         planned: bool,
+        asker: Asker | None,
     ) -> Definition:
         held = known.definition if known else None
         if isinstance(settings, McpConnection):
@@ -147,6 +190,7 @@ class Discoverer:
                 held if held and held.location == location_of(settings) else None,
                 max_bytes=limits.max_spec_bytes,
                 seconds=settings.timeout_seconds or FETCH_SECONDS,
+                asker=asker,
             )
         assert isinstance(settings, ArmConnection)
         definition = await self.azure.definition(
@@ -162,6 +206,15 @@ class Discoverer:
             return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
         raw = load_builtin(location)
         return Definition.of(location, raw)
+
+
+def _noted(found: Found, *, led_on: bool) -> Found:
+    """With a warning where the definition may be what strangers are shown, else without."""
+    build = found.build
+    if (LED_ON in build.problems) == led_on:
+        return found
+    others = tuple(problem for problem in build.problems if problem != LED_ON)
+    return replace(found, build=replace(build, problems=(LED_ON, *others) if led_on else others))
 
 
 def previewed(

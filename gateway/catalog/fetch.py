@@ -4,13 +4,19 @@ A URL is asked with the validators of the copy we have, so that an unchanged def
 small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
 once), bounded in bytes and in number; the store keeps the copy that survives a restart. Who asks
 again may have let go of the bytes: such a copy is never what another connection is given.
+
+A connection asks with its own headers and credentials. They are for the address it names and end at
+a redirect; and since a server may show each caller another definition under one validator, a copy
+counts as known only to the credentials it was fetched with.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -31,6 +37,8 @@ MAX_PACKED = 8 * 1024 * 1024  # GitHub's 13 MB take one
 MEMORY_ENTRIES = 512
 MEMORY_SECONDS = 300.0
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
+MAX_REDIRECTS = 5
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -43,6 +51,7 @@ class Definition:
     sha256: str
     etag: str | None = None
     last_modified: str | None = None
+    asked_with: object = field(default=None, repr=False)  # the asker's proof; never stored
 
     @property
     def raw(self) -> bytes:
@@ -53,6 +62,17 @@ class Definition:
     def of(cls, location: str, raw: bytes) -> Definition:
         """The definition that these bytes are; large ones take a while."""
         return cls(location, pack(raw), digest(raw))
+
+
+Exchange = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A connection that asks for its definition with its own headers and credentials."""
+
+    proof: object = field(repr=False)  # what it proves itself with
+    send: Callable[[Request, Exchange], Awaitable[Answer]]
 
 
 class Sender(Protocol):
@@ -118,15 +138,17 @@ class Fetcher:
         *,
         max_bytes: int,
         seconds: float = FETCH_SECONDS,
+        asker: Asker | None = None,
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
             return await _definition(location, _text(location), max_bytes, known)
-        if not _URL.match(location):
+        if not is_url(location):
             return await self._read_file(location, max_bytes, known)
         known = known or self._memory.get(place_of(location))
         with _LargeRoom(self._large) as room:
-            definition = await self._download(location, known, max_bytes, seconds, room)
+            send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, room=room)
+            definition = await _download(location, known, asker, send, max_bytes, room)
         self._remember(definition)
         return definition
 
@@ -150,48 +172,77 @@ class Fetcher:
             ) from error
         return await _definition(location, raw, max_bytes, known)
 
-    async def _download(
-        self,
-        location: str,
-        known: Definition | None,
-        max_bytes: int,
-        seconds: float,
-        room: _LargeRoom,
-    ) -> Definition:
-        headers = [("Accept", ACCEPT), *_validators(known)]
-        request = Request("GET", location, tuple(headers), None)
-        try:
-            answer = await self._egress.send(
-                request, deadline=seconds, max_bytes=max_bytes, room=room, same_host_redirects=5
-            )
-        except GatewayError as error:
-            raise DefinitionUnreadable(
-                f"the definition can't be fetched: {error.message}", error.hint
-            ) from error
-        if answer.status == 304 and known is not None:
-            return known
-        if answer.status != 200:
-            raise DefinitionUnreadable(
-                f"the definition can't be fetched: the server answered {answer.status}",
-                "Open the address in a browser: it must answer 200 with the definition itself.",
-            )
-        if room.denied:
-            raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
-        if answer.truncated:
-            raise _too_large(max_bytes)
-        definition = await _definition(location, answer.body, max_bytes, known)
-        if definition is known:
-            return known
-        return replace(
-            definition, etag=answer.header("etag"), last_modified=answer.header("last-modified")
+
+async def _download(
+    location: str,
+    known: Definition | None,
+    asker: Asker | None,
+    send: Callable[..., Awaitable[Answer]],
+    max_bytes: int,
+    room: _LargeRoom,
+) -> Definition:
+    try:
+        answer, proof = await _ask(location, known, asker, send)
+    except GatewayError as error:
+        raise DefinitionUnreadable(
+            f"the definition can't be fetched: {error.message}", error.hint
+        ) from error
+    if answer.status == 304 and known is not None:
+        return known
+    if answer.status != 200:
+        raise DefinitionUnreadable(
+            f"the definition can't be fetched: the server answered {answer.status}",
+            _hint(answer.status, asker, proof),
         )
+    if room.denied:
+        raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
+    if answer.truncated:
+        raise _too_large(max_bytes)
+    definition = await _definition(location, answer.body, max_bytes, known)
+    etag, last_modified = answer.header("etag"), answer.header("last-modified")
+    return replace(definition, etag=etag, last_modified=last_modified, asked_with=proof)
+
+
+async def _ask(
+    location: str,
+    known: Definition | None,
+    asker: Asker | None,
+    send: Callable[..., Awaitable[Answer]],
+) -> tuple[Answer, object]:
+    """The answer, and the proof it was given to: none after a redirect, which nobody is led by."""
+    if asker is not None:
+        answer = await asker.send(_request(location, known, asker.proof), send)
+        if answer.status not in REDIRECTS:
+            return answer, asker.proof
+    # From the start: a redirect's address may hold what was sent.
+    request = _request(location, known, None)
+    return await send(request, same_host_redirects=MAX_REDIRECTS), None
+
+
+def _request(location: str, known: Definition | None, proof: object) -> Request:
+    """The question for a definition, with the validators of a copy that has the same proof."""
+    headers = [("Accept", ACCEPT)]
+    if known is not None and known.asked_with == proof:
+        pairs = [("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified)]
+        headers += [(name, value) for name, value in pairs if value]
+    return Request("GET", location, tuple(headers))
+
+
+def _hint(status: int, asker: Asker | None, proof: object) -> str:
+    if status not in (401, 403):
+        return "Open the address in a browser: it must answer 200 with the definition itself."
+    if asker is None:
+        return "Give the connection auth; it is sent there unless base_url is on another host."
+    if proof is None:
+        return "Credentials are not sent across a redirect: give the address it leads to."
+    return "The server does not accept the connection's auth and headers."
 
 
 def place_of(location: str) -> str:
     """What a location is known by and stored as: a query or a user may be a secret."""
     if is_inline(location):
         return f"inline:{digest(location.encode())}"
-    parts = urlsplit(location) if _URL.match(location) else None
+    parts = urlsplit(location) if is_url(location) else None
     if parts is None or not (parts.query or "@" in parts.netloc):
         return location
     host = parts.netloc.rpartition("@")[2]
@@ -203,11 +254,9 @@ def is_inline(location: str) -> bool:
     return "\n" in location or location.lstrip()[:1] == "{"
 
 
-def _validators(known: Definition | None) -> list[tuple[str, str]]:
-    if known is None:
-        return []
-    pairs = [("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified)]
-    return [(name, value) for name, value in pairs if value]
+def is_url(location: str) -> bool:
+    """Whether this is an address rather than a path."""
+    return _URL.match(location) is not None
 
 
 def same_bytes(one: Definition, other: Definition) -> bool:

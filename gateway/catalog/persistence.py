@@ -274,8 +274,10 @@ def _row(name: str, new: Adoption) -> definitions.Definition:
         build_key=new.found.build_key,
         build=encode_build(new.found.build),
         fetched_at=new.at,
-        etag=definition.etag,
-        last_modified=definition.last_modified,
+        # Validators of a copy that was fetched with credentials count for these alone, and which
+        # they were is not stored.
+        etag=definition.etag if definition.asked_with is None else None,
+        last_modified=definition.last_modified if definition.asked_with is None else None,
     )
 
 

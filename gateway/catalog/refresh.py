@@ -107,12 +107,13 @@ class Catalog:
 
     async def apply(self, settings: Settings) -> list[str]:
         """New settings, live; gives the connections that must now be discovered."""
+        before = {name: state.settings for name, state in self._states.items()}
         async with self._taking:
             await self._take(settings)
         return [
             name
             for name, state in self._states.items()
-            if state.status == "pending"
+            if (state.status == "pending" or before.get(name) != state.settings)
             and is_active(state.settings)
             and not is_lazy(state.settings)
         ]
@@ -273,6 +274,7 @@ class Catalog:
     def _as_before(self, state: ConnectionState, found: Found) -> Report:
         """Nothing to compare or keep: what is served, and what is held, stays as it is."""
         self.refreshed_at[state.name] = time.time()
+        self._found[state.name] = light(found)  # with the validators of the last answer
         status, problems = found.build.status, found.build.problems
         if state.status != status and self._states.get(state.name) is state:
             self._states[state.name] = replace(state, status=status, problems=problems)

@@ -132,6 +132,7 @@ async def _preview(
     from gateway.egress import Egress
     from gateway.invoke.azure import ask_azure
     from gateway.invoke.credentials import Credentials
+    from gateway.invoke.prepared import prove
 
     connection = _configured(what, settings)
     in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
@@ -147,11 +148,14 @@ async def _preview(
         Workers(count=1) as workers,
         upstreams_over(egress) as upstreams,
     ):
-        azure = AzureDirectory(
-            partial(ask_azure, egress, Credentials(egress)), lambda: settings.azure
-        )
+        credentials = Credentials(egress)
         discoverer = Discoverer(
-            Fetcher(egress, folder), workers, upstreams.list_tools, egress.check, azure
+            Fetcher(egress, folder),
+            workers,
+            upstreams.list_tools,
+            egress.check,
+            AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure),
+            partial(prove, credentials),
         )
         found = await discoverer.discover(name, connection, settings.limits, None)
         advice: tuple[Problem, ...] = ()

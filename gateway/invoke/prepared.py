@@ -6,7 +6,7 @@ forbidden, and which texts are secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,8 +18,10 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAuth2Auth
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
-from gateway.invoke.credentials import Auth, Grant, renewable
+from gateway.egress import Answer, Request
+from gateway.invoke.credentials import Auth, Credentials, Grant, renewable, send_granted
 from gateway.invoke.redact import SECRET_NAME, Redactor, redactor_of
+from gateway.invoke.request import with_headers
 from gateway.model import Build, RateLimit
 
 # Names no connection can have: Azure's tokens are one for all connections behind it.
@@ -28,6 +30,8 @@ AZURE_RUNTIME = "[azure runtime]"
 # Azure's connectors don't take a token that was made for managing Azure, nor should they see one.
 RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
+
+Exchange = Callable[[Request], Awaitable[Answer]]
 
 MAX_ADDRESS = 4096
 DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
@@ -109,13 +113,29 @@ def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
     values = {name: _plain(value) for name, value in settings if value is not None}
     if build is not None and build.auth_scheme:
         values["scheme"] = build.auth_scheme
-    if settings.type == "api-key" and build is not None:
-        declared = {
-            "name": build.auth_name or DEFAULT_KEY_HEADER,
-            "place": build.auth_in or "header",
-        }
+    if settings.type == "api-key":
+        name, place = (build.auth_name, build.auth_in) if build else (None, None)
+        declared = {"name": name or DEFAULT_KEY_HEADER, "place": place or "header"}
         values = declared | values
     return Auth(**values)
+
+
+def prove(
+    credentials: Credentials, name: str, settings: Connection, build: Build | None
+) -> tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]:
+    """What a connection proves itself with, and the way to send a request of its own with that.
+
+    A token that the host no longer accepts is replaced once. The request's own host is the only
+    one that sees any of it.
+    """
+    auth, headers = auth_of(settings.auth, build), tuple(settings.headers.items())
+
+    async def send(request: Request, exchange: Exchange) -> Answer:
+        request = with_headers(request, headers)
+        answer, _ = await send_granted(credentials, name, auth, request, request.url, exchange)
+        return answer
+
+    return (auth, headers), send
 
 
 def secrets_of(settings: Connection) -> set[str]:
