@@ -222,10 +222,12 @@ async def running(
             portable=portable_tools,
             demo={"demo": demo_connection(place.own_url)},
         )
+        stack.push_async_callback(catalog.close)
         catalog.on_change(lambda: upstreams.follow(catalog.current))
         schedule = Schedule(catalog, persistence, workers.advise)
         upstreams.sessions.on_tools_changed(schedule.wake)
         azure = AzureWatch(discoverer.azure, catalog, persistence)
+        stack.push_async_callback(azure.close)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
         http = HttpSender(egress, own_egress, credentials, limits, db, workers.work)
@@ -358,12 +360,14 @@ async def _watch(
             fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
         before = catalog.current.settings
         pending = await catalog.apply(edited)
-        if edited.network.allow != before.network.allow:  # what was refused may be allowed now
+        allowed = edited.network.allow != before.network.allow
+        if allowed:  # what was refused may be allowed now
             states = catalog.current.connections.values()
             pending += [state.name for state in states if state.status == "failing"]
+        at_azure = edited.azure != before.azure or (allowed and azure.problem is not None)
         # No await between the swap and this: policy and identity change together.
         app.identity.settings = auth_settings(edited, place.public_url(edited))
-        looks.create_task(look(pending, edited.azure != before.azure))
+        looks.create_task(look(pending, at_azure))
 
     async def look(names: list[str], at_azure: bool) -> None:
         """Reads what an edit brought; the next edit does not wait for a slow server."""

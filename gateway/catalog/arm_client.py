@@ -11,10 +11,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
+from gateway.addresses import locate
 from gateway.config.settings import Azure
 from gateway.egress import Answer, Request
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
@@ -113,8 +113,7 @@ def _url(azure: Azure, path: str) -> str:
 
 
 def _on_same_host(azure: Azure, link: str) -> str:
-    here, there = urlsplit(azure.endpoint), urlsplit(link)
-    if (here.scheme, here.netloc.lower()) != (there.scheme, there.netloc.lower()):
+    if locate(azure.endpoint).origin != locate(link).origin:
         raise Refused(
             "access_denied",
             "Azure's list goes on at another host, which is not followed.",

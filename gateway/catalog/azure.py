@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
 MAX_CONNECTIONS = 1000
 LISTED_SECONDS = 60.0
-EXPORT_SECONDS = 10.0  # for connections of one API that are read at the same time
+EXPORT_SECONDS = 10.0  # for connections of one API that are read together
 MAX_EXPORTS = 16
 CONSENT_SECONDS = 300.0
 CATALOGUE_SECONDS = 600.0
@@ -49,37 +50,47 @@ class AzureDirectory:
         self._settings = settings
         self._return_address = return_address  # for who signed in for a resource
         self._identity = identity  # objectId and tenantId of those we are to Azure
-        # Each is used once, by the reading that follows the listing.
-        self._listed: TTLCache[str, Resource] = TTLCache(MAX_CONNECTIONS, LISTED_SECONDS)
-        self._exports: TTLCache[str, bytes] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
+        # Each with the time at which it was asked for: nobody is given what is older than wanted.
+        self._listed: TTLCache[str, tuple[float, Resource]]
+        self._listed = TTLCache(MAX_CONNECTIONS, LISTED_SECONDS)
+        self._exports: TTLCache[str, tuple[float, bytes]] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
         self._exporting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._consents: TTLCache[str, str] = TTLCache(MAX_CONNECTIONS, CONSENT_SECONDS)
         self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, CATALOGUE_SECONDS)
 
     async def listing(self) -> Definition:
         """The connections of the group, as one definition."""
-        azure = self._configured()
+        azure, asked_at = self._configured(), time.monotonic()
         found: dict[str, Resource] = {}
         async for entry in self._client.pages(azure, connections_path(azure)):
             if (resource := read_resource(entry)) is not None:
                 found[resource.id.lower()] = resource
             if len(found) > MAX_CONNECTIONS:
                 raise DefinitionUnreadable(f"the group has over {MAX_CONNECTIONS} connections")
-        self._listed.update(found)
+        self._listed.update({key: (asked_at, resource) for key, resource in found.items()})
         raw = orjson.dumps([_kept(found[key]) for key in sorted(found)])
         return Definition.of(listing_location(azure), raw)
 
     async def definition(
-        self, name: str, settings: ArmConnection, *, max_bytes: int, planned: bool = False
+        self,
+        name: str,
+        settings: ArmConnection,
+        *,
+        max_bytes: int,
+        planned: bool = False,
+        since: float | None = None,
     ) -> Definition:
         """The facts and the API of a connection; `planned`: also of one that is still to be made.
 
+        What was fetched for others counts where that was `since` then; without it, nothing does.
         Its location is its resource, whatever else changes.
         """
-        azure = self._configured()
+        azure, since = self._configured(), time.monotonic() if since is None else since
         id_ = resource_id(azure, name, settings)
         try:
-            resource = self._listed.pop(id_.lower(), None) or await self._resource(azure, id_)
+            asked_at, resource = self._listed.get(id_.lower(), (0.0, None))
+            if resource is None or asked_at < since:
+                resource = await self._resource(azure, id_)
             if resource is None and planned and settings.api:
                 api = api_id(azure, settings.api)
                 resource = Resource(id_, name, "", api, settings.api, "unauthenticated")
@@ -88,7 +99,7 @@ class AzureDirectory:
                     f"there is no connection {id_.rpartition('/')[2]!r} in the resource group",
                     "put_connection with kind arm and api makes one.",
                 )
-            export = await self._export(azure, resource.api_id, max_bytes)
+            export = await self._export(azure, resource.api_id, max_bytes, since)
         except DefinitionUnreadable:
             raise
         except GatewayError as error:
@@ -243,14 +254,16 @@ class AzureDirectory:
             raise
         return value if isinstance(value, dict) else {}
 
-    async def _export(self, azure: Azure, api: str, max_bytes: int) -> bytes:
+    async def _export(self, azure: Azure, api: str, max_bytes: int, since: float) -> bytes:
         key = api.lower()
         async with self._exporting[key]:
-            if (known := self._exports.get(key)) is None:
-                known = await self._client.get(azure, f"{api}?export=true", max_bytes=max_bytes)
-                self._exports[key] = known
+            asked_at, export = self._exports.get(key, (0.0, b""))
+            if asked_at < since:
+                asked_at = time.monotonic()
+                export = await self._client.get(azure, f"{api}?export=true", max_bytes=max_bytes)
+                self._exports[key] = asked_at, export
         self._exporting.pop(key, None)
-        return known
+        return export
 
     async def _sign_ins(self, azure: Azure, resource: Resource) -> list[str]:
         """The connector's parameters that a person signs in for."""

@@ -1,7 +1,8 @@
 """Keeps the catalog's connections those of Azure's resource group.
 
-The group is listed at start, when everything is refreshed, and as often as `[azure]` asks. What was
-listed is in the store, so that the next start and the other replicas know it without asking Azure.
+The group is listed at start, when everything is refreshed, as often as `[azure]` asks, and after a
+failure with growing pauses. What was listed is in the store, so that the next start and the other
+replicas know it without asking Azure.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import time
 import structlog
 
 from gateway.catalog.adopt import Report
-from gateway.catalog.azure import AzureDirectory
+from gateway.catalog.azure import LISTING, AzureDirectory
+from gateway.catalog.looks import TOGETHER_SECONDS, Looks, Pauses
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.refresh import Catalog
+from gateway.config.settings import Azure
 from gateway.errors import GatewayError
 
 log = structlog.get_logger("gateway.azure")
@@ -33,31 +36,50 @@ class AzureWatch:
         self._catalog = catalog
         self._persistence = persistence
         self._listed_at = 0.0
-        self._listing = asyncio.Lock()
+        self._looks: Looks[float] = Looks()
+        self._pauses = Pauses()
 
-    async def look(self) -> None:
-        """Lists the group; a listing that fails leaves what was found before."""
+    async def look(self, *, asked: bool = False) -> float:
+        """Lists the group, once for all who ask together; gives since when what is known counts.
+
+        A listing that fails leaves what was found before.
+        """
+        wait = TOGETHER_SECONDS if asked else 0.0
+        return await self._looks.share(LISTING, self._list, wait=wait)
+
+    async def close(self) -> None:
+        """Ends a listing."""
+        await self._looks.close()
+
+    async def _list(self, since: float) -> float:
         catalog = self._catalog
         if catalog.current.settings.azure is None:
-            self.problem = None
-            return
-        async with self._listing:
-            self._listed_at = time.time()
-            try:
-                listing = await self.directory.listing()
-            except GatewayError as error:
-                log.warning("azure not listed", code=error.code, error=error.message)
-                self.problem = error.message
-                return
-            self.problem = None
+            self._tell(None)
+            return since
+        self._listed_at = time.time()
+        try:
+            listing = await self.directory.listing()
             await self._persistence.keep_listing(listing, time.time())
             # Also where nothing is new: a connection that was put over Azure's may be gone.
             await catalog.apply(catalog.current.settings)
+        except GatewayError as error:
+            self._tell(error)
+        else:
+            self._tell(None)
+        return since
+
+    def _tell(self, error: GatewayError | None) -> None:
+        """Shows what is wrong, once, or that it is no longer."""
+        said = None if error is None else f"the resource group can't be listed: {error.sentence}"
+        if error is not None and said != self.problem:
+            log.warning("azure not listed", code=error.code, error=error.message)
+        self.problem = said
+        self._catalog.tell("azure", said)
 
     async def refresh(self, *, by: str) -> list[Report]:
         """Lists the group and looks at everything that is in it."""
-        await self.look()
-        reports = await self._catalog.refresh(self.connections(), by=by)
+        since = await self.look()
+        reports = await self._catalog.refresh(self.connections(), by=by, since=since)
         if reports:
             failing = [report.name for report in reports if report.status == "failing"]
             log.info("azure read", connections=len(reports), failing=failing)
@@ -69,15 +91,22 @@ class AzureWatch:
         return [state.name for state in states if state.origin == "azure"]
 
     async def poll(self) -> None:
-        """Refreshes the group as often as it is configured, for ever."""
+        """Refreshes the group as often as it is configured, and lists it until it can, for ever."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             azure = self._catalog.current.settings.azure
-            if azure is None or not azure.refresh_seconds:
-                continue
-            if time.time() - self._listed_at < azure.refresh_seconds:
+            if azure is None or not self._is_due(azure):
                 continue
             try:
-                await self.refresh(by="schedule")
+                since = await self.look()
+                if self.problem is None:  # else its connections are tried again one by one
+                    await self._catalog.refresh(self.connections(), by="schedule", since=since)
             except GatewayError as error:  # the store's, or of a connection that went meanwhile
                 log.warning("azure not refreshed", code=error.code, error=error.message)
+
+    def _is_due(self, azure: Azure) -> bool:
+        now = time.time()
+        if self.problem is not None:
+            return self._pauses.is_over(LISTING, now)
+        self._pauses.end(LISTING)
+        return bool(azure.refresh_seconds) and now - self._listed_at >= azure.refresh_seconds

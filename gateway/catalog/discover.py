@@ -99,32 +99,57 @@ class Discoverer:
         planned: bool = False,
         *,
         soon: bool = False,
+        since: float | None = None,
     ) -> Found:
         """What this connection offers now; the very object `known` where nothing changed.
 
         With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
-        who waits for it.
+        who waits for it; `since`, how old may be what was fetched for several connections.
         """
         seconds = SOON_SECONDS if soon else BUILD_SECONDS
-        asker = self._asker(PREVIEWED if planned else name, settings, known)
-        definition = await self._read(name, settings, limits, known, planned, asker)
-        found = await self.rebuild(name, settings, limits, definition, known, seconds)
-        better = self._asker(PREVIEWED if planned else name, settings, found)
-        if asker and better and better.proof != asker.proof:
-            # Only now the definition has said where it wants its key.
-            definition = await self._read(name, settings, limits, found, planned, better)
-            found = await self.rebuild(name, settings, limits, definition, found, seconds)
-        return _noted(found, led_on=asker is not None and definition.asked_with is None)
+        if isinstance(settings, OpenApiConnection):
+            who = PREVIEWED if planned else name
+            return await self._discover_openapi(name, settings, limits, known, who, seconds)
+        definition = await self._read(name, settings, limits, known, planned, since)
+        return await self.rebuild(name, settings, limits, definition, known, seconds)
 
-    def _asker(self, name: str, settings: Connection, known: Found | None) -> Asker | None:
-        """Who asks for the definition: the connection itself where it lies on the API's host."""
-        if not isinstance(settings, OpenApiConnection) or not is_url(settings.spec):
-            return None
-        if settings.auth.type == "none" and not settings.headers:
+    async def _discover_openapi(
+        self,
+        name: str,
+        settings: OpenApiConnection,
+        limits: Limits,
+        known: Found | None,
+        who: str,
+        seconds: float,
+    ) -> Found:
+        """What a definition says to the connection; `who`: under which name its tokens are kept."""
+
+        async def read(asker: Asker | None, known: Found | None) -> Found:
+            held = known.definition if known else None
+            definition = await self.fetcher.fetch(
+                settings.spec,
+                held if held and held.location == location_of(settings) else None,
+                max_bytes=limits.max_spec_bytes,
+                seconds=settings.timeout_seconds or FETCH_SECONDS,
+                asker=asker,
+            )
+            found = await self.rebuild(name, settings, limits, definition, known, seconds)
+            return _noted(found, led_on=asker is not None and definition.asked_with is None)
+
+        asker = self._asker(who, settings, known)
+        found = await read(asker, known)
+        better = self._asker(who, settings, found)
+        if asker is None or better is None or better.proof == asker.proof:
+            return found
+        return await read(better, found)  # only now the definition has said where it wants a key
+
+    def _asker(self, who: str, settings: OpenApiConnection, known: Found | None) -> Asker | None:
+        """The connection itself, where the definition lies on the API's own host; else nobody."""
+        if not is_url(settings.spec) or (settings.auth.type == "none" and not settings.headers):
             return None
         if settings.base_url and locate(settings.base_url).origin != locate(settings.spec).origin:
             return None
-        return Asker(*self.prove(name, settings, known.build if known else None))
+        return Asker(*self.prove(who, settings, known.build if known else None))
 
     async def rebuild(
         self,
@@ -175,7 +200,7 @@ class Discoverer:
         limits: Limits,
         known: Found | None,
         planned: bool,
-        asker: Asker | None,
+        since: float | None,
     ) -> Definition:
         held = known.definition if known else None
         if isinstance(settings, McpConnection):
@@ -184,17 +209,9 @@ class Discoverer:
             )
         if isinstance(settings, ManifestConnection):
             return await self._read_manifest(settings, limits, held)
-        if isinstance(settings, OpenApiConnection):
-            return await self.fetcher.fetch(
-                settings.spec,
-                held if held and held.location == location_of(settings) else None,
-                max_bytes=limits.max_spec_bytes,
-                seconds=settings.timeout_seconds or FETCH_SECONDS,
-                asker=asker,
-            )
         assert isinstance(settings, ArmConnection)
         definition = await self.azure.definition(
-            name, settings, max_bytes=limits.max_spec_bytes, planned=planned
+            name, settings, max_bytes=limits.max_spec_bytes, planned=planned, since=since
         )
         return held if held and same_bytes(held, definition) else definition
 

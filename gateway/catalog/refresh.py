@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -32,6 +32,7 @@ from gateway.catalog.azure_group import present_in_azure, remove_from_azure, to_
 from gateway.catalog.changes import served
 from gateway.catalog.decisions import accepted
 from gateway.catalog.discover import Discoverer, Found, previewed
+from gateway.catalog.looks import TOGETHER_SECONDS, Looks
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.snapshot import (
     ConnectionState,
@@ -77,7 +78,8 @@ class Catalog:
         self._demo = demo or {}
         self._states: dict[str, ConnectionState] = {}
         self._found: dict[str, Found] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._looks: Looks[Report] = Looks()
+        self._locks = self._looks.locks
         self._choices: Mapping[tuple[str, str], Level] = {}
         self._permissions: Permissions | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -85,6 +87,7 @@ class Catalog:
         self._behind = asyncio.Event()
         self._taking = asyncio.Lock()
         self._advice: dict[str, tuple[Problem, ...]] = {}
+        self._problems: dict[str, Problem] = {}
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
 
@@ -220,19 +223,34 @@ class Catalog:
         return previewed(name, kind_of(settings), found, owner=owner)
 
     async def refresh(
-        self, names: Collection[str] | None = None, *, by: str, told: Told = lambda name: None
+        self,
+        names: Collection[str],
+        *,
+        by: str,
+        told: Told = lambda name: None,
+        asked: bool = False,
+        since: float | None = None,
     ) -> list[Report]:
-        """Looks again at these connections, or at all; each one's outcome, in order of names."""
-        chosen = sorted(self._states if names is None else names)
-        gate = asyncio.Semaphore(PARALLEL_REFRESHES)
+        """Looks again at these connections; each one's outcome, in order of names.
+
+        `asked`: by somebody, who may be one of many that ask just now; they share one look. What
+        was fetched for several connections counts if it was `since` then, or since now.
+        """
+        since = time.monotonic() if since is None else since
+        gate, wait = asyncio.Semaphore(PARALLEL_REFRESHES), TOGETHER_SECONDS if asked else 0.0
 
         async def one(name: str) -> Report:
             async with gate:
-                report = await self._refresh_one(name, by)
+                look = partial(self._refresh_one, name, by)
+                report = await self._looks.share(name, look, since=since, wait=wait)
             told(name)
             return report
 
-        return list(await asyncio.gather(*(one(name) for name in chosen)))
+        return list(await asyncio.gather(*(one(name) for name in sorted(set(names)))))
+
+    async def close(self) -> None:
+        """Ends every refresh."""
+        await self._looks.close()
 
     def found(self, name: str) -> Found | None:
         """What was last found for a connection, without the definition's bytes."""
@@ -244,32 +262,40 @@ class Catalog:
             self._advice[sha256] = problems
             self._swap()
 
-    async def _refresh_one(self, name: str, by: str) -> Report:
-        async with self._locks[name]:
-            state = self._states.get(name)
-            if state is None:
-                raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            if not is_active(state.settings):
-                return Report(name, "disabled")
-            known = self._found.get(name)
-            limits = self.current.settings.limits
-            try:
-                found = await self._discoverer.discover(name, state.settings, limits, known)
-                if known is not None and found.build is known.build:
-                    return self._as_before(state, found)
-                if state.origin != "demo":  # which this process serves to itself
-                    await self._discoverer.check_addresses(state.settings, found.build)
-                new = await asyncio.to_thread(adopt, state, found, time.time())
-            except GatewayError as error:
-                return self._failing(name, state, error)
-            self.refreshed_at[name] = time.time()
-            revision = await self._persistence.save(name, new, by)
-            now_served = self._states.get(name)
-            if now_served is None or now_served.settings != state.settings:
-                return Report(name, "superseded")
-            self._install(replace(new.state, revision=now_served.revision), new)
-            self._swap(revision)
-            return report_of(new, self.current.revision)
+    def tell(self, where: str, message: str | None) -> None:
+        """Shows a problem that is no connection's own; None: it is over."""
+        self._problems.pop(where, None)
+        if message is not None:
+            self._problems[where] = Problem("error", where, message)
+        self._swap()
+
+    async def _refresh_one(self, name: str, by: str, since: float) -> Report:
+        state = self._states.get(name)
+        if state is None:
+            raise NotFound("connection_invalid", f"there is no connection {name!r}")
+        if not is_active(state.settings):
+            return Report(name, "disabled")
+        known = self._found.get(name)
+        limits = self.current.settings.limits
+        try:
+            found = await self._discoverer.discover(
+                name, state.settings, limits, known, since=since
+            )
+            if known is not None and found.build is known.build:
+                return self._as_before(state, found)
+            if state.origin != "demo":  # which this process serves to itself
+                await self._discoverer.check_addresses(state.settings, found.build)
+            new = await asyncio.to_thread(adopt, state, found, time.time())
+        except GatewayError as error:
+            return self._failing(name, state, error)
+        self.refreshed_at[name] = time.time()
+        revision = await self._persistence.save(name, new, by)
+        now_served = self._states.get(name)
+        if now_served is None or now_served.settings != state.settings:
+            return Report(name, "superseded")
+        self._install(replace(new.state, revision=now_served.revision), new)
+        self._swap(revision)
+        return report_of(new, self.current.revision)
 
     def _as_before(self, state: ConnectionState, found: Found) -> Report:
         """Nothing to compare or keep: what is served, and what is held, stays as it is."""
@@ -282,9 +308,11 @@ class Catalog:
         return Report(state.name, status, revision=self.current.revision)
 
     def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:
-        log.warning("refresh failed", connection=name, code=error.code, error=error.message)
+        now = failed(state, error)
+        if (now.status, now.problems) != (state.status, state.problems):  # the same is told once
+            log.warning("refresh failed", connection=name, code=error.code, error=error.message)
         if self._states.get(name) is state:
-            self._states[name] = failed(state, error)
+            self._states[name] = now
             self._swap()
         return Report(name, "failing", error=error.message)
 
@@ -389,6 +417,7 @@ class Catalog:
             choices=self._choices,
             stored_permissions=self._permissions,
             portable=self._portable,
+            problems=tuple(self._problems.values()),
         )
         if not same_content(snapshot, self.current):
             self.current = snapshot

@@ -9,13 +9,13 @@ also gets advice from a validator, in its own time: it never holds anything up.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
 
+from gateway.catalog.looks import Pauses
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.refresh import Catalog
 from gateway.catalog.snapshot import ConnectionState
@@ -26,8 +26,6 @@ from gateway.model import Problem
 log = structlog.get_logger("gateway.catalog")
 
 LOOK_SECONDS = 1.0
-FIRST_PAUSE = 5.0
-LONGEST_PAUSE = 300.0
 ADVISED_KINDS = ("openapi", "arm")
 
 Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
@@ -43,7 +41,7 @@ class Schedule:
         self._woken: set[str] = set()
         self._looking: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
-        self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
+        self._pauses = Pauses()
         self._advised: set[str] = set()
 
     def wake(self, name: str) -> None:
@@ -93,18 +91,10 @@ class Schedule:
         if not is_active(state.settings):
             return False
         if state.status == "failing":
-            return self._retry_is_due(state.name, now)
-        self._pauses.pop(state.name, None)
+            return self._pauses.is_over(state.name, now)
+        self._pauses.end(state.name)
         every = state.settings.refresh_seconds
         return bool(every) and now - self._catalog.refreshed_at.get(state.name, 0) >= every
-
-    def _retry_is_due(self, name: str, now: float) -> bool:
-        pause, until = self._pauses.get(name, (FIRST_PAUSE / 2, 0.0))
-        if now < until:
-            return False
-        pause = min(pause * 2, LONGEST_PAUSE)
-        self._pauses[name] = (pause, now + pause * random.uniform(0.8, 1.2))
-        return until > 0  # the failure itself was the first try
 
     async def _advise_on(self, name: str) -> None:
         found = self._catalog.found(name)

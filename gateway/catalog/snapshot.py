@@ -57,6 +57,7 @@ class Snapshot:
     tools: Mapping[str, Tool] = field(default_factory=dict)
     choices: Mapping[tuple[str, str], Level] = field(default_factory=dict)
     stored_permissions: Permissions | None = None
+    problems: tuple[Problem, ...] = ()  # those that are no connection's own
 
     @property
     def permissions(self) -> Permissions:
@@ -84,6 +85,7 @@ def assemble(
     choices: Mapping[tuple[str, str], Level] | None = None,
     stored_permissions: Permissions | None = None,
     portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
+    problems: tuple[Problem, ...] = (),
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
     ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
@@ -102,6 +104,7 @@ def assemble(
         taken,
         choices or {},
         stored_permissions,
+        problems,
     )
 
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
+from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.edge.gateway import Gateway
 from gateway.edge.http_guard import fold, respond
@@ -96,7 +97,8 @@ class Health:
         snapshot = self._gateway.snapshot
         states = [s for s in snapshot.connections.values() if who and may_know(who, s)]
         store = await self._store()
-        problem = self.config_problem if who is not None and who.admin else None
+        admin = who is not None and who.admin
+        problems = [problem_dict(each) for each in snapshot.problems] if admin else []
         return {
             "status": self._status(snapshot, store),
             "version": __version__,
@@ -108,7 +110,8 @@ class Health:
             "store": store,
             "draining": self.draining,
             "config": "ok" if self.config_problem is None else "problem",
-            "config_problem": problem,
+            "config_problem": self.config_problem if admin else None,
+            "problems": problems,
             **self._figures(),
         }
 
@@ -116,7 +119,8 @@ class Health:
         if store != "ok":
             return "failing"
         failing = any(state.status == "failing" for state in snapshot.connections.values())
-        return "degraded" if failing or self.config_problem is not None else "ok"
+        wrong = failing or bool(snapshot.problems) or self.config_problem is not None
+        return "degraded" if wrong else "ok"
 
     def _row(self, state: ConnectionState) -> dict[str, Any]:
         return {

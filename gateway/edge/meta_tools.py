@@ -14,6 +14,7 @@ import orjson
 
 from gateway.catalog.adopt import Report
 from gateway.catalog.azure import LISTING
+from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.edge.azure_tools import (
     consent_link,
@@ -71,7 +72,14 @@ async def list_dynamic_tools(asked: Asked, arguments: Arguments) -> dict[str, An
 
 
 async def list_connections(asked: Asked, arguments: Arguments) -> dict[str, Any]:
-    return {"connections": connection_rows(asked)}
+    return shown_connections(asked)
+
+
+def shown_connections(asked: Asked) -> dict[str, Any]:
+    """Every connection that exists for the caller; for admins, what is wrong beside them."""
+    problems = asked.snapshot.problems if asked.context.principal.admin else ()
+    shown = [problem_dict(problem) for problem in problems]
+    return {"connections": connection_rows(asked), "problems": shown}
 
 
 def connection_rows(asked: Asked) -> list[dict[str, Any]]:
@@ -111,14 +119,14 @@ def known_connection(asked: Asked, name: str) -> ConnectionState:
 
 async def refresh_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     _need_admin(asked)
-    name, principal = arguments.get("connection"), asked.context.principal
+    name, principal, since = arguments.get("connection"), asked.context.principal, None
     if name:
         names = [known_connection(asked, name).name]
     else:
-        await asked.gateway.azure.look()
+        since = await asked.gateway.azure.look(asked=True)
         states = asked.gateway.snapshot.connections.values()
         names = [state.name for state in states if may_know(principal, state)]
-    reports = await asked.gateway.catalog.refresh(names, by=principal.name)
+    reports = await asked.gateway.catalog.refresh(names, by=principal.name, asked=True, since=since)
     if not name and (problem := asked.gateway.azure.problem):
         reports.append(Report(LISTING, "failing", error=problem))
     return {

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from gateway.catalog.sources import kind_of
 from gateway.edge.meta_tools import (
     Asked,
-    connection_rows,
     known_connection,
     shown_connection,
+    shown_connections,
     shown_put,
 )
 from gateway.edge.rest import Answered, Handler, need_admin, object_body, whole_number
@@ -65,7 +65,7 @@ async def choose_access(asked: Asked, request: Request, body: Any) -> dict[str, 
 
 
 async def list_connections(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
-    return {"connections": connection_rows(asked)}
+    return shown_connections(asked)
 
 
 async def get_connection(asked: Asked, request: Request, body: Any) -> Answered:
@@ -104,7 +104,8 @@ async def delete_connection(asked: Asked, request: Request, body: Any) -> dict[s
 async def refresh_connection(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
     need_admin(asked)
     name = known_connection(asked, request.path_params["name"]).name
-    reports = await asked.gateway.catalog.refresh([name], by=asked.context.principal.name)
+    by = asked.context.principal.name
+    reports = await asked.gateway.catalog.refresh([name], by=by, asked=True)
     return reports[0].as_dict() | {"revision": asked.gateway.snapshot.revision}
 
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from aiohttp import web
 from mcp.client.client import Client
@@ -92,6 +93,33 @@ async def test_a_refresh_of_an_unchanged_definition_transfers_and_changes_nothin
         await own_call(client, "refresh_tools")
         assert gateway.app.gateway.snapshot is before
         assert peer.definition_status == [200, 304]
+
+
+async def test_refreshes_that_are_asked_for_together_share_one_fetch(gateway: Running) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request) -> None:
+        arrived.set()
+        await go_on.wait()
+
+    async with provider() as peer, Client(gateway.mcp) as client, httpx2.AsyncClient() as http:
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        peer.fetches.clear()
+        peer.document, peer.guard = items_api(peer.url, "items", "more"), slow
+        address = f"{gateway.url}/api/v1/connections/shop/refresh"
+        asked = [asyncio.create_task(http.post(address)) for _ in range(12)]
+        asked_too = asyncio.create_task(own_call(client, "refresh_tools", connection="shop"))
+        async with asyncio.timeout(5):
+            await arrived.wait()
+            # Who asks now may know of something that this fetch can't have seen.
+            peer.document = items_api(peer.url, "items", "more", "newest")
+            later = asyncio.create_task(http.post(address))
+            go_on.set()
+            added = [(await each).json()["added"] for each in asked]
+            assert added == [["shop_get_more", "shop_get_newest"]] * 12
+            assert (await asked_too)["connections"][0]["added"] == added[0]
+            assert (await later).json()["added"] == []
+        assert len(peer.fetches) == 2
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,8 @@ async def put(visit: Visit) -> Response:
 async def refresh(visit: Visit) -> Response:
     visit.need_admin()
     name = known_connection(visit.asked, visit.request.path_params["name"]).name
-    [report] = await visit.asked.gateway.catalog.refresh([name], by=visit.principal.name)
+    by = visit.principal.name
+    [report] = await visit.asked.gateway.catalog.refresh([name], by=by, asked=True)
     if report.error:
         return toast(visit, f"{name} could not be refreshed: {clip(report.error, 200)}", good=False)
     counts = [

@@ -118,6 +118,11 @@ async def _worries(visit: Visit, beside: Around) -> list[Worry]:
                 "",
             )
         )
+    if admin:
+        worries += [
+            Worry("bad", f"{problem.where} can't be read", problem.message, "", "")
+            for problem in visit.asked.snapshot.problems
+        ]
     for row in beside.connections:
         worries += _of_connection(row)
     if admin:
