@@ -34,6 +34,7 @@ class Azure:
     failing: dict[str, int] = field(default_factory=dict)  # path suffix: status
     tokens: list[dict[str, str]] = field(default_factory=list)
     token: str = "token-of-azure"
+    secret: str = "secret-of-azure"  # what it takes for a token
     requests: list[tuple[str, str]] = field(default_factory=list)
     invoked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     put: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -169,7 +170,10 @@ auth = {{ type = "oauth2", token_url = "{self.url}/token", client_id = "me", cli
         return web.Response(body=orjson.dumps(wrapped), content_type="application/json")
 
     async def give_token(self, request: web.Request) -> web.StreamResponse:
-        self.tokens.append({key: str(value) for key, value in (await request.post()).items()})
+        form = {key: str(value) for key, value in (await request.post()).items()}
+        self.tokens.append(form)
+        if form.get("client_secret") != self.secret:
+            return web.json_response({"error": "invalid_client"}, status=401)
         return web.json_response({"access_token": self.token, "expires_in": 3600})
 
     async def run(self, request: web.Request) -> web.StreamResponse:

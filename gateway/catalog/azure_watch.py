@@ -94,18 +94,21 @@ class AzureWatch:
         """Refreshes the group as often as it is configured, and lists it until it can, for ever."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            azure = self._catalog.current.settings.azure
-            if azure is None or not self._is_due(azure):
-                continue
             try:
-                since = await self.look()
-                if self.problem is None:  # else its connections are tried again one by one
-                    await self._catalog.refresh(self.connections(), by="schedule", since=since)
+                await self.look_if_due(time.time())
             except GatewayError as error:  # the store's, or of a connection that went meanwhile
                 log.warning("azure not refreshed", code=error.code, error=error.message)
 
-    def _is_due(self, azure: Azure) -> bool:
-        now = time.time()
+    async def look_if_due(self, now: float) -> None:
+        """Refreshes the group where that is due at this time, or a listing that failed."""
+        azure = self._catalog.current.settings.azure
+        if azure is None or not self._is_due(azure, now):
+            return
+        since = await self.look()
+        if self.problem is None:  # else its connections are tried again one by one
+            await self._catalog.refresh(self.connections(), by="schedule", since=since)
+
+    def _is_due(self, azure: Azure, now: float) -> bool:
         if self.problem is not None:
             return self._pauses.is_over(LISTING, now)
         self._pauses.end(LISTING)

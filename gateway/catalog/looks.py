@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
-TOGETHER_SECONDS = 0.05  # for requests that were sent at the same time to arrive
+TOGETHER_SECONDS = 0.1  # for requests that were sent at the same time to arrive
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
 
