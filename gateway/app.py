@@ -230,7 +230,8 @@ async def running(
         stack.push_async_callback(azure.close)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
-        http = HttpSender(egress, own_egress, credentials, limits, db, workers.work)
+        link = discoverer.azure.sign_in_link
+        http = HttpSender(egress, own_egress, credentials, limits, db, workers.work, link)
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db, workers.work))
         line = Line(db, seal, senders, lambda: catalog.current)
         gateway = Gateway(catalog, line.invoker, line.approvals, db, azure)

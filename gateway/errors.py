@@ -10,7 +10,8 @@
     │   └── NotFound             what was named does not exist, or not for this caller
     ├── Overloaded               try later: rate_limited, busy, circuit_open
     ├── UpstreamFailed           the other side: upstream_error, upstream_timeout,
-    │   │                        upstream_unreachable, outcome_unknown
+    │   │                        upstream_unreachable, outcome_unknown, sign_in_required (with
+    │   │                        sign_in_url: where a person signs the connection in)
     │   └── UpstreamRefused      an MCP server's own JSON-RPC error, for who passes it on
     └── Broken                   ours: store_unavailable, internal
     UnknownTool                  the one error that is a JSON-RPC error and not a result
@@ -30,7 +31,7 @@ CODES = frozenset(
     """invalid_arguments read_only access_denied blocked_path not_connected unsupported_provider
     approval_denied approval_expired rate_limited busy circuit_open upstream_error upstream_timeout
     upstream_unreachable idempotency_conflict outcome_unknown connection_invalid store_unavailable
-    internal precondition""".split()
+    internal precondition sign_in_required""".split()
 )
 
 

@@ -42,6 +42,7 @@ class Azure:
     invoke: Invoke = lambda request: {"statusCode": "OK", "body": {"request": request}}
     tamper: Tamper | None = None
     runtime: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, token
+    run_status: int = 200
 
     @property
     def url(self) -> str:
@@ -179,7 +180,7 @@ auth = {{ type = "oauth2", token_url = "{self.url}/token", client_id = "me", cli
     async def run(self, request: web.Request) -> web.StreamResponse:
         token = request.headers.get("Authorization", "")
         self.runtime.append((request.method, request.raw_path, token))
-        return web.json_response({"direct": True})
+        return web.json_response({"direct": True}, status=self.run_status)
 
 
 def fixture(name: str) -> Any:

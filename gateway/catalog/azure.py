@@ -10,21 +10,24 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import orjson
+import structlog
 from cachetools import TTLCache
 
 from gateway.catalog.arm_client import ArmClient, Send, is_missing
 from gateway.catalog.fetch import Definition
-from gateway.config.connection import ArmConnection
+from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.connectors.arm import Facts, Resource, is_id, packed, read_resource
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
+
+log = structlog.get_logger("gateway.azure")
 
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
 MAX_CONNECTIONS = 1000
@@ -32,6 +35,7 @@ LISTED_SECONDS = 60.0
 EXPORT_SECONDS = 10.0  # for connections of one API that are read together
 MAX_EXPORTS = 16
 CONSENT_SECONDS = 300.0
+CONSENT_WAIT_SECONDS = 5.0
 CATALOGUE_SECONDS = 600.0
 PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
 
@@ -54,7 +58,7 @@ class AzureDirectory:
         self._listed: TTLCache[str, tuple[float, Resource]]
         self._listed = TTLCache(MAX_CONNECTIONS, LISTED_SECONDS)
         self._exports: TTLCache[str, tuple[float, bytes]] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
-        self._exporting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._consents: TTLCache[str, str] = TTLCache(MAX_CONNECTIONS, CONSENT_SECONDS)
         self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, CATALOGUE_SECONDS)
 
@@ -146,26 +150,43 @@ class AzureDirectory:
 
     def known_consent_link(self, id_: str) -> str | None:
         """Where a person signs the connection in, if that was asked lately."""
-        return self._consents.get(id_.lower())
+        return self._consents.get(id_.lower()) or None
 
-    async def consent_link(self, id_: str) -> str | None:
-        """Where a person signs the connection in; None where Azure has nothing to sign."""
-        if (known := self.known_consent_link(id_)) is not None:
-            return known
+    async def sign_in_link(self, name: str, settings: Connection) -> str | None:
+        """Where a person signs the connection in; None where Azure has nothing to sign, or no link.
+
+        However many calls fail for want of a sign-in, Azure is asked once.
+        """
+        if not isinstance(settings, ArmConnection):
+            return None
+        try:
+            id_ = resource_id(self._configured(), name, settings)
+            async with asyncio.timeout(CONSENT_WAIT_SECONDS), self._one_at_a_time(id_):
+                link = self._consents.get(id_.lower())
+                if link is None and (link := await self._consent_link(id_)) is not None:
+                    self._consents[id_.lower()] = link
+                return link or None
+        except (GatewayError, TimeoutError) as error:
+            log.warning("no consent link", connection=name, error=str(error))
+            return None
+
+    def _one_at_a_time(self, id_: str) -> asyncio.Lock:
+        """Whoever asks about this resource; it is there for as long as someone does."""
+        return self._asking.setdefault(id_.lower(), asyncio.Lock())
+
+    async def _consent_link(self, id_: str) -> str | None:
+        """The link that Azure gives; "" where there is nothing to sign."""
         azure = self._configured()
         resource = await self._resource(azure, id_)
         names = await self._sign_ins(azure, resource) if resource else []
         if not names:
-            return None
+            return ""
         whose, back = await self._who(azure), self._return_address(id_)
         parameters = [{"parameterName": name, "redirectUrl": back, **whose} for name in names]
         answer = await self._client.ask(
             azure, "POST", f"{id_}/listConsentLinks", {"parameters": parameters}
         )
-        link = _first_link(answer)
-        if link is not None:
-            self._consents[id_.lower()] = link
-        return link
+        return _first_link(answer)
 
     async def confirm(self, id_: str, code: str) -> None:
         """Hands Azure the code that a person brought back from signing in."""
@@ -256,13 +277,12 @@ class AzureDirectory:
 
     async def _export(self, azure: Azure, api: str, max_bytes: int, since: float) -> bytes:
         key = api.lower()
-        async with self._exporting[key]:
+        async with self._one_at_a_time(key):
             asked_at, export = self._exports.get(key, (0.0, b""))
             if asked_at < since:
                 asked_at = time.monotonic()
                 export = await self._client.get(azure, f"{api}?export=true", max_bytes=max_bytes)
                 self._exports[key] = asked_at, export
-        self._exporting.pop(key, None)
         return export
 
     async def _sign_ins(self, azure: Azure, resource: Resource) -> list[str]:

@@ -6,22 +6,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import ArmConnection
 from gateway.connectors.text import cut, visible
-from gateway.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.edge.gateway import Gateway
     from gateway.edge.meta_tools import Asked
 
-log = structlog.get_logger("gateway.azure")
-
 DEFAULT_LIMIT = 50
 MAX_DESCRIPTION = 300
-CONSENT_SECONDS = 5.0
 
 
 async def list_managed_apis(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,15 +44,9 @@ async def get_managed_api(asked: Asked, arguments: Mapping[str, Any]) -> dict[st
 
 async def consent_link(gateway: Gateway, state: ConnectionState) -> str | None:
     """Where a person signs this connection in; None where there is nothing to sign, or no link."""
-    id_ = azure_resource(state)
-    if id_ is None or state.status != "unauthenticated":
+    if state.status != "unauthenticated":
         return None
-    try:
-        async with asyncio.timeout(CONSENT_SECONDS):
-            return await gateway.azure.directory.consent_link(id_)
-    except (GatewayError, TimeoutError) as error:
-        log.warning("no consent link", connection=state.name, error=str(error))
-        return None
+    return await gateway.azure.directory.sign_in_link(state.name, state.settings)
 
 
 def known_consent_link(gateway: Gateway, state: ConnectionState) -> str | None:

@@ -158,7 +158,7 @@ def _connection(snapshot: Snapshot, principal: Principal, name: str) -> Connecti
         )
     if level(snapshot, principal, state) == "disabled":
         raise Refused("access_denied", f"you have no access to {state.display_name}")
-    if state.status not in ("connected", "failing") or state.build is None:
+    if state.status in ("pending", "disabled") or state.build is None:
         raise Refused("not_connected", f"{state.display_name} is not connected")
     return state
 

@@ -48,6 +48,7 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "access_denied": 403,
     "blocked_path": 403,
     "not_connected": 409,
+    "sign_in_required": 409,
     "unsupported_provider": 404,
     "approval_denied": 403,
     "approval_expired": 403,

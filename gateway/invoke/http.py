@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec.structs import replace
 
+from gateway.config.connection import Connection
 from gateway.egress import Answer, Egress, NoAnswer, Request
+from gateway.errors import UpstreamFailed
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.charset import in_utf8
 from gateway.invoke.credentials import Credentials, send_granted
@@ -24,6 +27,8 @@ from gateway.store.database import Database
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
+SignInLink = Callable[[str, Connection], Awaitable[str | None]]
+
 
 class HttpSender:
     """Carries out calls whose target is an HTTP operation."""
@@ -36,6 +41,7 @@ class HttpSender:
         limits: Limits,
         db: Database,
         elsewhere: Elsewhere,
+        sign_in_link: SignInLink,
     ) -> None:
         self._egress = egress
         self._own_egress = own_egress
@@ -43,6 +49,7 @@ class HttpSender:
         self._limits = limits
         self._db = db
         self._elsewhere = elsewhere
+        self._sign_in_link = sign_in_link
 
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
         operation = attempt.tool.http
@@ -84,7 +91,24 @@ class HttpSender:
             outcome.answered(answer.status, answer.header("retry-after"))
         attempt.redactor = redactor_with(prepared, grant)
         attempt.upstream_status = answer.status
+        if answer.status >= 400:
+            await self._refuse_signed_out(attempt, answer.status)
         return answer
+
+    async def _refuse_signed_out(self, attempt: Attempt, status: int) -> None:
+        """Raises where a person can mend the failure by signing the connection in."""
+        state = attempt.state
+        if status != 401 and state.status != "unauthenticated":
+            return
+        link = await self._sign_in_link(state.name, state.settings)
+        if link is not None:
+            raise UpstreamFailed(
+                "sign_in_required",
+                f"{state.display_name} is not signed in: the API answered {status}.",
+                f"A person signs it in at {link} ; then call again.",
+                sign_in_url=link,
+                status=status,
+            )
 
     async def _send(
         self,

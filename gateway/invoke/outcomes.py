@@ -13,7 +13,8 @@ from gateway.invoke.attempt import Attempt
 from gateway.store.executions import ExecutionStatus
 
 MAX_LOGGED_FRAMES = 4
-ANSWERED = ("upstream_error",)  # the other side's own refusal: known, and final
+# The other side's own refusal: known, and final.
+ANSWERED = ("upstream_error", "sign_in_required")
 
 
 class Unanswered(Exception):

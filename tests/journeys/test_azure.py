@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
 import httpx2
 import orjson
+import pytest
 from mcp.client.client import Client
+from mcp_types import TextContent
 
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.peers import until
@@ -112,6 +115,54 @@ async def test_a_connection_that_is_not_signed_in_says_so_and_where_to_sign_in(
             assert "authenticated" not in (tools["office365_send_email_v2"].description or "")
             after = await own_call(client, "get_connection", name="office365")
             assert after["consent_link"] is None
+
+
+@pytest.mark.parametrize("invoke", ["dynamic", "runtime"])
+async def test_a_call_that_wants_a_sign_in_says_where(
+    make_gateway: GatewayMaker, invoke: str
+) -> None:
+    async with azure() as peer, httpx2.AsyncClient() as http:
+        runtime = f"{peer.url}/runtime/office365/key"
+        peer.add("office365", overallStatus="Unauthenticated", connectionRuntimeUrl=runtime)
+        peer.invoke = lambda request: {"statusCode": "Unauthorized", "body": {"message": "Who?"}}
+        peer.run_status = 401
+        text = peer.table.replace("[azure]", f'[azure]\ninvoke = "{invoke}"')
+        gateway: Running = await make_gateway(OPEN + text)
+        link = "https://consent.example/office365?n=1"
+        mail = {"To": "a@b.example", "Subject": "Hi", "Body": "Ho"}
+        async with Client(gateway.mcp) as client:
+            calls = (client.call_tool("office365_get_email_v2", {"messageId": "1"}) for _ in "123")
+            sent = client.call_tool("office365_send_email_v2", mail)
+            for result in await asyncio.gather(*calls, sent):
+                assert result.is_error and result.structured_content is not None
+                error = result.structured_content["error"]
+                assert (error["code"], error["sign_in_url"]) == ("sign_in_required", link)
+                assert isinstance(result.content[0], TextContent)
+                assert link in result.content[0].text
+            past = (await own_call(client, "list_executions", limit=4))["executions"]
+            assert {(each["status"], each["error_code"]) for each in past} == {
+                ("failed", "sign_in_required")
+            }
+        wanted = {"connection": "office365", "method": "GET", "path": "/v2/Mail/1"}
+        raw = await http.post(f"{gateway.url}/api/v1/proxy", json=wanted)
+        assert raw.json()["error"]["sign_in_url"] == link
+    assert len(peer.consents) == 1  # Azure was asked once for all of them
+
+
+async def test_what_no_person_can_sign_keeps_the_apis_own_words(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with azure() as peer:
+        peer.add("ours", f"{CUSTOM}/our-api", overallStatus="Unauthenticated")
+        peer.invoke = lambda request: {"statusCode": "Unauthorized", "body": {"message": "Who?"}}
+        gateway: Running = await make_gateway(OPEN + peer.table)
+        async with Client(gateway.mcp) as client:
+            for _ in range(2):
+                error = (await own_call(client, "ours_list_mail", folderId="f"))["error"]
+                assert (error["code"], error["status"]) == ("upstream_error", 401)
+                assert "Who?" in error["message"]
+        assert peer.consents == []
+        assert peer.counted("/customApis/our-api") == 2  # its export, and what it is signed with
 
 
 async def test_whoever_comes_back_from_signing_in_has_signed_the_connection_in(
