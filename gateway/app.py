@@ -224,7 +224,7 @@ async def running(
         )
         stack.push_async_callback(catalog.close)
         catalog.on_change(lambda: upstreams.follow(catalog.current))
-        schedule = Schedule(catalog, persistence, workers.advise)
+        schedule = Schedule(catalog, persistence, workers.advise, folder)
         upstreams.sessions.on_tools_changed(schedule.wake)
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         stack.push_async_callback(azure.close)
@@ -256,8 +256,8 @@ async def running(
         stack.push_async_callback(notifier.close)
         watching = _watch(settings, place, app, egress, limits, fetcher)
         restoring = offers.restore(await kept_wishes(db, time.time()))
-        loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
-        for work in (*loops, restoring):
+        looking = (schedule.run(), schedule.watch_files(), schedule.advise(), azure.poll())
+        for work in (*looking, catalog.follow(), watching, restoring):
             stack.push_async_callback(_ended, asyncio.create_task(work))
         workers.keep_spare()  # last: who starts has other things to load
         yield app

@@ -27,7 +27,7 @@ from gateway.catalog.fetch import (
 )
 from gateway.catalog.names import Owner
 from gateway.catalog.snapshot import without_clashes
-from gateway.catalog.sources import build_key, location_of, source_of
+from gateway.catalog.sources import build_key, is_built_in, location_of, source_of
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -219,10 +219,9 @@ class Discoverer:
         self, settings: ManifestConnection, limits: Limits, held: Definition | None
     ) -> Definition:
         location = settings.manifest
-        if "/" in location or location.endswith(".toml"):
-            return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
-        raw = load_builtin(location)
-        return Definition.of(location, raw)
+        if is_built_in(location):
+            return Definition.of(location, load_builtin(location))
+        return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
 
 
 def _noted(found: Found, *, led_on: bool) -> Found:

@@ -139,14 +139,18 @@ class StoredCatalog:
         return revision
 
     async def save(self, name: str, new: Adoption, by: str) -> int:
-        """Keeps what a refresh found; the revision at which replicas see it."""
+        """Keeps what a refresh found; the revision at which replicas see it.
+
+        What another process has found and kept already is not recorded twice.
+        """
         packed = new.found.definition.packed
         row, rows = await asyncio.to_thread(_encoded, name, new, by)
 
         def unit(tx: Transaction) -> int:
             lock_revision(tx)
+            if not definitions.is_saved_in(tx, row):
+                changes.record_in(tx, name, rows)
             definitions.save_in(tx, row, packed)
-            changes.record_in(tx, name, rows)
             return bump_revision(tx)
 
         revision = await self._db.write(unit, REVISION_LOCK)

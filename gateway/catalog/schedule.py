@@ -1,17 +1,19 @@
 """When connections are looked at again without anyone asking.
 
-As often as `refresh_seconds` says; soon, when an upstream says that its tools changed or a lazy
-connection is seen for the first time; and after a failure with growing pauses, so that what comes
-back is noticed. One that takes long to answer keeps nobody else waiting. A definition that is new
-also gets advice from a validator, in its own time: it never holds anything up.
+As often as `refresh_seconds` says; soon, when an upstream says that its tools changed, when the
+file of a definition was saved, or a lazy connection is seen for the first time; and after a failure
+with growing pauses, so that what comes back is noticed. One that takes long to answer keeps nobody
+else waiting. A definition that is new also gets advice from a validator, in its own time: it never
+holds anything up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
@@ -19,25 +21,31 @@ from gateway.catalog.looks import Pauses
 from gateway.catalog.persistence import StoredCatalog
 from gateway.catalog.refresh import Catalog
 from gateway.catalog.snapshot import ConnectionState
-from gateway.catalog.sources import is_active, kind_of
+from gateway.catalog.sources import file_of, is_active, kind_of
 from gateway.errors import GatewayError
 from gateway.model import Problem
 
 log = structlog.get_logger("gateway.catalog")
 
 LOOK_SECONDS = 1.0
+FILE_SECONDS = 0.25  # between two looks at files; one that is still being written is left alone
 ADVISED_KINDS = ("openapi", "arm")
 
 Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
+Mark = tuple[Path, int, int, int]  # a file as it was saved: where, when, how large, which one
 
 
 class Schedule:
     """Looks at connections when it is time."""
 
-    def __init__(self, catalog: Catalog, persistence: StoredCatalog, advise: Advise) -> None:
+    def __init__(
+        self, catalog: Catalog, persistence: StoredCatalog, advise: Advise, folder: Path
+    ) -> None:
         self._catalog = catalog
         self._persistence = persistence
         self._advise = advise
+        self._folder = folder  # what paths of definitions count from
+        self._saved: set[str] = set()
         self._woken: set[str] = set()
         self._looking: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
@@ -61,6 +69,32 @@ class Schedule:
                     self._looking |= names
                     looks.create_task(self._refresh(names))
 
+    async def watch_files(self) -> None:
+        """Has connections looked at when the files of their definitions were saved, for ever.
+
+        Files are asked how they are, by their paths: that also sees those that are replaced by a
+        rename, led to by links, or on file systems that tell nobody of a change.
+        """
+        before: Mapping[str, Mark] = {}
+        taken: dict[str, Mark] = {}
+        while True:
+            await asyncio.sleep(FILE_SECONDS)
+            files = self._files()
+            now = await asyncio.to_thread(_marks, files) if files else {}
+            settled = {name: mark for name, mark in now.items() if before.get(name) == mark}
+            if saved := {name for name, mark in settled.items() if taken.get(name) != mark}:
+                self._saved |= saved
+                self._wake.set()
+            taken = {name: mark for name, mark in taken.items() if name in files} | settled
+            before = now
+
+    def _files(self) -> dict[str, Path]:
+        return {
+            name: self._folder / file
+            for name, state in self._catalog.current.connections.items()
+            if is_active(state.settings) and (file := file_of(state.settings)) is not None
+        }
+
     async def advise(self) -> None:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
         while True:
@@ -74,6 +108,8 @@ class Schedule:
         due = {name for name, state in connections.items() if self._is_due(state, now)}
         woken = self._woken & connections.keys()
         self._woken = woken & self._looking  # looked at once more, after this time
+        due |= self._saved & connections.keys()
+        self._saved &= self._looking
         due -= self._looking | woken
         return [{name} for name in sorted(woken - self._looking)] + ([due] if due else [])
 
@@ -84,7 +120,7 @@ class Schedule:
             log.warning("scheduled refresh failed", error=error.message)
         finally:
             self._looking -= names
-            if self._woken:
+            if self._woken or self._saved:
                 self._wake.set()
 
     def _is_due(self, state: ConnectionState, now: float) -> bool:
@@ -115,3 +151,13 @@ class Schedule:
             known = ()
         self._advised.add(sha256)
         self._catalog.take_advice(sha256, known)
+
+
+def _marks(files: Mapping[str, Path]) -> dict[str, Mark]:
+    """How each file is now; one that is away, as between two renames of an editor, is left out."""
+    found = {}
+    for name, path in files.items():
+        with suppress(OSError, ValueError):
+            now = path.stat()
+            found[name] = path, now.st_mtime_ns, now.st_size, now.st_ino
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway import __version__
-from gateway.catalog.fetch import is_inline, place_of
+from gateway.catalog.fetch import is_inline, is_url, place_of
 from gateway.config.connection import (
     ApiKeyAuth,
     ArmConnection,
@@ -83,11 +83,27 @@ def resting(settings: Connection) -> Status:
     return "pending" if is_active(settings) else "disabled"
 
 
+def file_of(settings: Connection) -> str | None:
+    """The path of the file that a connection's definition is read from, where there is one."""
+    if isinstance(settings, OpenApiConnection):
+        path = settings.spec
+    elif isinstance(settings, ManifestConnection) and not is_built_in(settings.manifest):
+        path = settings.manifest
+    else:
+        return None
+    return None if is_inline(path) or is_url(path) else path
+
+
+def is_built_in(manifest: str) -> bool:
+    """Whether this names a manifest that comes with the gateway, rather than a file."""
+    return "/" not in manifest and not manifest.endswith(".toml")
+
+
 def is_local(settings: Connection) -> bool:
     """Whether a connection's definition is read without a network."""
     if isinstance(settings, OpenApiConnection):
-        return is_inline(settings.spec) or "://" not in settings.spec
-    return isinstance(settings, ManifestConnection)
+        return is_inline(settings.spec) or not is_url(settings.spec)
+    return isinstance(settings, ManifestConnection) and not is_url(settings.manifest)
 
 
 def is_lazy(settings: Connection) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -46,7 +47,12 @@ def list_connections(
         "tools": "Tools",
         "tokens": "≈ Tokens",
     }
-    show_json(found) if as_json else show_table(found["connections"], columns)
+    if as_json:
+        show_json(found)
+        return
+    show_table(found["connections"], columns)
+    for problem in found["problems"]:
+        print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
 
 
 @connections.command("put")

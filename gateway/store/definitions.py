@@ -58,6 +58,13 @@ def save_in(tx: Connection, definition: Definition, packed: bytes) -> None:
     tx.execute(upsert(tx, _table), row)
 
 
+def is_saved_in(tx: Connection, definition: Definition) -> bool:
+    """Whether another process has saved the very same meanwhile."""
+    where = _is(definition.connection, definition.location)
+    found = tx.execute(select(_table.c.sha256, _table.c.build_key).where(where)).one_or_none()
+    return found is not None and tuple(found) == (definition.sha256, definition.build_key)
+
+
 def save_build_in(
     tx: Connection, connection: str, location: str, build: bytes, *, was: float, at: float
 ) -> bool:
