@@ -300,11 +300,12 @@ class Catalog:
     def _as_before(self, state: ConnectionState, found: Found) -> Report:
         """Nothing to compare or keep: what is served, and what is held, stays as it is."""
         self.refreshed_at[state.name] = time.time()
-        self._found[state.name] = light(found)  # with the validators of the last answer
         status, problems = found.build.status, found.build.problems
-        if state.status != status and self._states.get(state.name) is state:
-            self._states[state.name] = replace(state, status=status, problems=problems)
-            self._swap()
+        if self._states.get(state.name) is state:
+            self._found[state.name] = light(found)  # with the validators of the last answer
+            if state.status != status:
+                self._states[state.name] = replace(state, status=status, problems=problems)
+                self._swap()
         return Report(state.name, status, revision=self.current.revision)
 
     def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:

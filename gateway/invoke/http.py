@@ -105,7 +105,7 @@ class HttpSender:
             raise UpstreamFailed(
                 "sign_in_required",
                 f"{state.display_name} is not signed in: the API answered {status}.",
-                f"A person signs it in at {link} ; then call again.",
+                f"Have a person sign it in, then call again: {link}",
                 sign_in_url=link,
                 status=status,
             )
