@@ -245,7 +245,7 @@ class Principal:
     connections: Mapping[str, Level] = field(default_factory=dict)
 
 
-BUILD_CODEC_VERSION = 1
+BUILD_CODEC_VERSION = 2  # another one: what is stored is built anew
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Build)
 _raw_tools = msgspec.msgpack.Decoder(list[msgspec.Raw])
