@@ -26,7 +26,7 @@ from gateway.edge.gateway import Gateway
 from gateway.edge.mcp_messages import RpcError, method_not_found
 from gateway.edge.owners import Owners
 from gateway.edge.pass_through import CAPABILITY_OF, HANDLERS, Asked
-from gateway.edge.surface import CallContext, Hello, Told, askable_of
+from gateway.edge.surface import CallContext, Hello, Told
 from gateway.edge.upstream_requests import UpstreamRequests
 from gateway.edge.wishes import Wishes, reaches
 from gateway.errors import GatewayError
@@ -92,7 +92,6 @@ class UpstreamOffers:
         servers = self._with(seen, CAPABILITY_OF[method])
         if not servers:
             raise method_not_found(method)
-        context.askable = askable_of(context, seen.offering)
         requests, owners, wishes = self._requests, self._owners, self._wishes
         asked = Asked(seen.snapshot, seen.offering, servers, context, requests, owners, wishes)
         return await HANDLERS[method](asked, params)
