@@ -151,7 +151,7 @@ async def _preview(
             partial(ask_azure, egress, Credentials(egress)), lambda: settings.azure
         )
         discoverer = Discoverer(
-            Fetcher(egress, folder), workers, upstreams.list_tools, egress.check, azure
+            Fetcher(egress, folder), workers, upstreams.read, egress.check, azure
         )
         found = await discoverer.discover(name, connection, settings.limits, None)
         advice: tuple[Problem, ...] = ()
