@@ -23,22 +23,16 @@ MAX_ICONS_BYTES = 32_768  # pictures may be part of the list
 MAX_META_BYTES = 8192
 OURS = ("gateway/", "io.modelcontextprotocol/", "modelcontextprotocol.io/", "mcp/")
 THEMES = ("light", "dark")
-CUT: Mapping[str, Any] = {
-    "title": "Too large: read_result reads it in parts",
-    "properties": {
-        "truncated": {"const": True},
-        "bytes": {"type": "integer"},
-        "result_id": {"type": "string"},
-        "preview": {"type": "string"},
-    },
-    "required": ["truncated", "bytes", "result_id", "preview"],
+CUT: Mapping[str, Any] = {  # as short as can be: every tool's entry holds it
+    "title": "Too large: read_result reads it",
+    "properties": {"truncated": {"const": True}},
+    "required": ["truncated", "result_id"],
 }
 FAILED: Mapping[str, Any] = {
-    "title": "Failed",
     "properties": {"error": {"type": "object"}},
     "required": ["error"],
 }
-OUR_PROPERTIES = {*CUT["properties"], *FAILED["properties"]}
+OUR_PROPERTIES = ("truncated", "bytes", "result_id", "preview", "error")
 CONSTRAINS_NOTHING = ("$schema", "$id", "$defs", "definitions", "type", "title", "description")
 
 
