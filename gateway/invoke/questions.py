@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from gateway.connectors.text import cut, visible
 from gateway.errors import UpstreamFailed
 from gateway.invoke.caller import Ask, AskClient, Caller
 from gateway.invoke.redact import Redactor
@@ -102,7 +101,7 @@ def unanswered(method: str, error: Any = None) -> dict[str, Any]:
         return CANCEL
     given = error if isinstance(error, Mapping) else {}
     code, said = given.get("code"), given.get("message")
-    words = cut(visible(said), MAX_MESSAGE_CHARS) if isinstance(said, str) else "no answer came"
+    words = said[:MAX_MESSAGE_CHARS] if isinstance(said, str) else "no answer came"
     raise UpstreamFailed(
         "upstream_error",
         f"The client did not give what the server asked it for ({ASKED_BY[method]}): {words}",

@@ -21,6 +21,7 @@ from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.caller import Ask, Notice, Progress
 from gateway.invoke.elsewhere import Elsewhere
+from gateway.invoke.idempotency import recorded_values
 from gateway.invoke.limits import Holds, LargeRoom, Limits
 from gateway.invoke.media import HEAVY_BYTES
 from gateway.invoke.output import PREVIEW_CHARS
@@ -78,6 +79,8 @@ class UpstreamSender:
         most = attempt.snapshot.settings.limits.max_output_bytes
         with self._limits.large(prepared.name, more_than=most) as room:
             result = await self._answer(attempt, prepared.name, operation.tool, arguments, room)
+            if found := recorded_values(operation.record, result):  # before the answer is cut
+                attempt.recorded = attempt.redactor.json(found)
             return await self._taken_over(attempt, result)
 
     async def _answer(

@@ -152,7 +152,7 @@ async def test_what_is_not_offered_or_not_answered_and_can_not_be_declined_fails
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        ({"code": -7, "message": "User said\u200b no"}, -7, "User said no"),
+        ({"code": -7, "message": "User said no"}, -7, "User said no"),
         ({"code": "x"}, -1, "no answer came"),
         (None, -1, "no answer came"),
     ],
