@@ -1,7 +1,7 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
 
-.PHONY: run test test-slow lint bench soak clean conformance typescript screenshots
+.PHONY: run test test-slow lint bench soak clean conformance typescript python1 screenshots
 
 .venv/ready: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -41,6 +41,15 @@ conformance: .venv/ready tests/conformance/node_modules/ready
 
 typescript: .venv/ready tests/typescript/node_modules/ready
 	$(PY) -m tests.typescript.run
+
+# The official Python client of the first generation, which has to live by itself.
+python1: .venv/ready tests/python1/.venv/ready
+	$(PY) -m tests.python1.run
+
+tests/python1/.venv/ready: Makefile
+	python3 -m venv tests/python1/.venv
+	tests/python1/.venv/bin/python -m pip install --quiet --disable-pip-version-check 'mcp>=1.30,<2'
+	touch $@
 
 tests/%/node_modules/ready: tests/%/package.json
 	cd tests/$* && npm install --no-package-lock --no-audit --no-fund --silent

@@ -16,7 +16,6 @@ from bench.rows import Row
 
 LISTED = 1_000
 PRINCIPALS = 200
-PAGES = 2  # of 500
 LISTINGS = 300
 DEFINITIONS = 50
 QUIET_SECONDS = 0.5  # without CPU: what was begun has ended
@@ -27,7 +26,7 @@ ANN = token_of("ann")
 
 
 async def listing(peer: Measured, folder: Path) -> list[Row]:
-    """CPU of listing 1,000 tools, both pages, by one principal and by many."""
+    """CPU of listing 1,000 tools, by one principal and by many."""
     names = ["ann", *(f"p{n}" for n in range(1, PRINCIPALS))]
     configure(folder / "listing", {"shop": api(peer.port, LISTED)}, principals=names)
     rows = []
@@ -43,17 +42,13 @@ async def listing(peer: Measured, folder: Path) -> list[Row]:
 
 
 async def _list_cpu(server: Measured, era: Era, principals: list[str]) -> float:
-    def pages(name: str) -> list[Target]:
-        listed = [Target(server.port, "tools/list", {}, token_of(name))]
-        return [*listed, Target(server.port, "tools/list", {"cursor": "500"}, token_of(name))]
-
-    targets = [page for name in principals for page in pages(name)]
+    targets = [Target(server.port, "tools/list", {}, token_of(name)) for name in principals]
     crowd = max(8, len(targets))
-    count = max(2, LISTINGS * PAGES // crowd)
+    count = max(2, LISTINGS // crowd)
     done = await load(targets, era, crowd, count=count, cpu=server.cpu)
     if done.errors:
         raise RuntimeError(done.errors[0])
-    return done.cpu_ms * PAGES
+    return done.cpu_ms
 
 
 async def giant(peer: Measured, folder: Path) -> list[Row]:

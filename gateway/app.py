@@ -203,7 +203,7 @@ async def running(
         discoverer = Discoverer(
             fetcher,
             workers,
-            upstreams.list_tools,
+            upstreams.read,
             egress.check,
             AzureDirectory(
                 partial(ask_azure, egress, credentials),
@@ -242,7 +242,7 @@ async def running(
         await stack.enter_async_context(line.started(partial(resume, gateway)))
         sessions = SharedSessions(db)
         await sessions.load()
-        offers = UpstreamOffers(gateway, upstreams, limits)
+        offers = UpstreamOffers(gateway, upstreams, limits, INSTRUCTIONS)
         app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers)
         line.signals.on(SESSION_ENDED, sessions.hear)
         line.signals.on(SESSION_ENDED, offers.forget)

@@ -191,6 +191,7 @@ class Build:
     auth_in: str | None = None
     status: BuiltStatus = "connected"  # as the far side itself says
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
+    instructions: str = ""  # how an MCP server says it is to be used
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
 
 
@@ -245,7 +246,7 @@ class Principal:
     connections: Mapping[str, Level] = field(default_factory=dict)
 
 
-BUILD_CODEC_VERSION = 1
+BUILD_CODEC_VERSION = 2  # another one: what is stored is built anew
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Build)
 _raw_tools = msgspec.msgpack.Decoder(list[msgspec.Raw])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import mcp_types as types
 from anyio import create_memory_object_stream
 from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp.shared.message import SessionMessage
 
 from tests.peers_mcp import Context, Era, McpPeer, mcp_peer, sdk_server
@@ -27,12 +29,18 @@ BOOK_SCHEMA: dict[str, Any] = {
         "title": {"type": "string"},
         "page": {"type": "boolean"},
         "wait": {"type": "boolean"},
+        "want": {"enum": ["sampling", "roots"]},
         "token": {"type": "string"},
     },
     "required": ["title"],
 }
 TOOLS = ("look", "book", "buy", "keep", "keep_too", "hold")
 PAGE = "https://pay.example/1"
+TO_MODEL: dict[str, Any] = {
+    "messages": [types.SamplingMessage(role="user", content=types.TextContent(text="Sum up"))],
+    "max_tokens": 100,
+    "system_prompt": "Be brief",
+}
 
 
 class AskingPeer(McpPeer):
@@ -56,6 +64,8 @@ class AskingPeer(McpPeer):
         if arguments.get("wait"):
             self.entered.set()
             await self.release.wait()
+        if want := arguments.get("want"):
+            return await self._want(ctx, params, want)
         answer = await self._answer(ctx, params, bool(arguments.get("page")))
         if answer is None:
             question = types.ElicitRequest(params=_question(bool(arguments.get("page"))))
@@ -66,7 +76,33 @@ class AskingPeer(McpPeer):
             line = f"{arguments['title']} {name} {'token' in arguments}\n"
             with self.effects.open("a", encoding="utf-8") as file:
                 file.write(line)
-        return types.CallToolResult(content=[types.TextContent(text=f"{answer.action} {name}")])
+        return _said(f"{answer.action} {name}")
+
+    async def _want(self, ctx: Context, params: types.CallToolRequestParams, want: str) -> Any:
+        """Says what the client's model says, or where the client works."""
+        if ctx.protocol_version < "2026":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MCPDeprecationWarning)
+                try:
+                    found: Any = await self._wanted_2025(ctx, want)
+                except MCPError as error:
+                    return _said(f"refused {error.code} {error.message}")
+        elif params.input_responses:
+            found = params.input_responses[want]
+        else:
+            question = types.CreateMessageRequest(
+                params=types.CreateMessageRequestParams(**TO_MODEL)
+            )
+            asked = question if want == "sampling" else types.ListRootsRequest()
+            return types.InputRequiredResult(input_requests={want: asked}, request_state="w")
+        if want == "sampling":
+            return _said(f"{found.model}: {found.content.text}")
+        return _said(" ".join(str(root.uri) for root in found.roots))
+
+    async def _wanted_2025(self, ctx: Context, want: str) -> Any:
+        if want == "roots":
+            return await ctx.session.list_roots()
+        return await ctx.session.create_message(**TO_MODEL, related_request_id=ctx.request_id)
 
     async def _answer(
         self, ctx: Context, params: types.CallToolRequestParams, page: bool
@@ -83,6 +119,10 @@ class AskingPeer(McpPeer):
         answer = params.input_responses["who"]
         assert isinstance(answer, types.ElicitResult)
         return answer
+
+
+def _said(text: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(text=text)])
 
 
 def _question(page: bool) -> types.ElicitRequestParams:

@@ -39,6 +39,7 @@ from gateway.config.connection import (
 )
 from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
+from gateway.connectors.text import visible
 from gateway.connectors.upstream import Wrap, build_upstream
 from gateway.egress import Answer, Request
 from gateway.errors import Fixable, GatewayError
@@ -85,7 +86,7 @@ class Discoverer:
 
     fetcher: Fetcher
     workers: Builder
-    list_upstream: Callable[[str, McpConnection], Awaitable[Sequence[dict[str, Any]]]]
+    read_upstream: Callable[[str, McpConnection], Awaitable[dict[str, Any]]]
     check_address: Callable[[str], Awaitable[None]]
     azure: AzureDirectory
     prove: Prove
@@ -205,7 +206,7 @@ class Discoverer:
         held = known.definition if known else None
         if isinstance(settings, McpConnection):
             return _as_definition(
-                location_of(settings), await self.list_upstream(name, settings), held
+                location_of(settings), await self.read_upstream(name, settings), held
             )
         if isinstance(settings, ManifestConnection):
             return await self._read_manifest(settings, limits, held)
@@ -308,17 +309,19 @@ def _source(name: str, settings: Connection, limits: Limits, definition: Definit
     )
 
 
-def _as_definition(
-    location: str, listing: Sequence[dict[str, Any]], held: Definition | None
-) -> Definition:
-    raw = orjson.dumps(listing)
+def _as_definition(location: str, said: dict[str, Any], held: Definition | None) -> Definition:
+    raw = orjson.dumps(said)
     same = held is not None and held.sha256 == digest(raw)
     return held if held and same else Definition.of(location, raw)
 
 
 def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build:
-    wraps = wraps_of(settings)
-    return build_upstream(orjson.loads(raw), source, wraps, settings.tools, settings.exclude_tools)
+    said = orjson.loads(raw)
+    if isinstance(said, list):  # stored before instructions were
+        said = {"tools": said}
+    wraps, hidden = wraps_of(settings), settings.exclude_tools
+    build = build_upstream(said["tools"], source, wraps, settings.tools, hidden)
+    return replace(build, instructions=visible(said.get("instructions", "")).strip())
 
 
 def wraps_of(settings: McpConnection) -> list[Wrap]:

@@ -17,6 +17,8 @@ from gateway.connectors.upstream_answers import Streamed
 from gateway.connectors.upstream_sessions import Upstream, Upstreams
 from gateway.egress import Egress, Request
 
+MAX_KEPT_CHARS = 65_536  # of a server's instructions: more than a client is told of all servers
+
 Authorize = Callable[[str, Connection, bool], Awaitable[Sequence[tuple[str, str]]]]
 
 
@@ -45,17 +47,26 @@ class LiveUpstreams:
             self._settings[name] = settings
             self.sessions.replace(name, upstream_of(name, settings, seconds))
 
-    async def list_tools(self, name: str, settings: McpConnection) -> Sequence[dict[str, Any]]:
-        """What the server lists now, over the connection's own session or one made for this."""
+    async def read(self, name: str, settings: McpConnection) -> dict[str, Any]:
+        """What the server says of itself now: its tools and its instructions.
+
+        Over the connection's own session, or one made for this.
+        """
         if self._settings.get(name) == settings:
-            return await self.sessions.list_tools(name)
+            return await self._read(name)
         probe = f"{name}?{next(self._probes)}"
         self._settings[probe] = settings
         self.sessions.replace(probe, upstream_of(name, settings))
         try:
-            return await self.sessions.list_tools(probe)
+            return await self._read(probe)
         finally:
             self._drop(probe)
+
+    async def _read(self, name: str) -> dict[str, Any]:
+        tools = await self.sessions.list_tools(name)
+        peer = self.sessions.status(name).peer
+        said = peer.instructions if peer else None
+        return {"tools": tools, "instructions": (said or "")[:MAX_KEPT_CHARS]}
 
     def _drop(self, name: str) -> None:
         self._settings.pop(name, None)

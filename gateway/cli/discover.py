@@ -85,7 +85,7 @@ async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) 
 
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
     try:
-        listing = await upstreams.list_tools(name, settings)
+        listing = (await upstreams.read(name, settings))["tools"]
     except GatewayError as error:
         return report | {"error": error.message}
     report["tools"] = [

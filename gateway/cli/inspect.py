@@ -152,7 +152,7 @@ async def _preview(
         discoverer = Discoverer(
             Fetcher(egress, folder),
             workers,
-            upstreams.list_tools,
+            upstreams.read,
             egress.check,
             AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure),
             partial(prove, credentials),

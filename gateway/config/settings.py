@@ -111,9 +111,10 @@ class Permissions(Table):
 
 class Limits(Table):
     call_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30
-    max_output_bytes: int = Field(default=262_144, ge=1024, le=64 * 1024 * 1024)
+    max_output_bytes: int = Field(default=65_536, ge=1024, le=64 * 1024 * 1024)
     max_spec_bytes: int = Field(default=33_554_432, ge=1024, le=256 * 1024 * 1024)
     max_schema_bytes: int = Field(default=65_536, ge=1024)
+    page_tools: int = Field(default=2000, ge=1, le=100_000)
     max_description_chars: int = Field(default=1024, ge=64, le=65_536)
     max_concurrent_calls: PositiveInt = 256
     request_seconds: Annotated[float, Field(gt=0, le=600)] = 30

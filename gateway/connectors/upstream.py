@@ -23,7 +23,7 @@ import orjson
 
 from gateway.connectors.text import cut, visible
 from gateway.connectors.tools import opening, token_cost
-from gateway.connectors.upstream_extras import extras
+from gateway.connectors.upstream_extras import extras, listed_output
 from gateway.connectors.upstream_headers import invalid_header_mark
 from gateway.connectors.upstream_listing import TOO_DEEP
 from gateway.model import (
@@ -43,6 +43,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 NAME_RULE = "letters, digits, `_`, `-` and `.`, at most 128 with the prefix"
 MAX_SCHEMA_BYTES = 262_144
 MAX_TITLE_CHARS = 200
+HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 IDEMPOTENCY_NOTE = " 🔑 Auto-generates an idempotency token"
 
 
@@ -67,7 +68,7 @@ def build_upstream(
     """The tools of one upstream as this connection shows them, sorted by name."""
     tools: dict[str, Tool] = {}
     skipped: list[Skipped] = []
-    usable = list(_well_formed(listing, skipped))
+    usable = list(_usable(listing, skipped))
     for raw, wrap in _wanted(usable, source, wraps, allow, exclude, skipped):
         made = _tool(raw, source, wrap)
         if isinstance(made, Tool) and made.name in tools:
@@ -140,12 +141,12 @@ def _unknown_overrides(
     ]
 
 
-def _well_formed(
+def _usable(
     listing: Sequence[Mapping[str, Any]], skipped: list[Skipped]
 ) -> Iterator[Mapping[str, Any]]:
     seen: set[str] = set()
     for raw in listing:
-        reason = _malformed(raw)
+        reason = _unusable(raw)
         if reason is None and raw["name"] in seen:
             reason = "the upstream lists this name twice"
         if reason is None:
@@ -193,7 +194,7 @@ def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[s
     return None
 
 
-def _malformed(raw: Mapping[str, Any]) -> str | None:
+def _unusable(raw: Mapping[str, Any]) -> str | None:
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not name:
         return "its name is not a string"
@@ -203,6 +204,8 @@ def _malformed(raw: Mapping[str, Any]) -> str | None:
         return 'its input schema is not of `"type": "object"`'
     if not isinstance(schema.get("properties", {}), dict):
         return "its input schema's `properties` is not an object"
+    if _mapping(raw.get("execution")).get("taskSupport") == "required":
+        return "it only runs as a task, which the gateway does not pass on"
     return _schema_fault(schema) or invalid_header_mark(schema)
 
 
@@ -237,17 +240,16 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
         return _skip(raw, "marked dangerous")
     target = _target(raw, source, wrap)
     schema = _without(raw["inputSchema"], {*target.inject, target.idempotency_field})
-    title = visible(_title(raw))[:MAX_TITLE_CHARS]
+    title = _shown_title(raw.get("title"))
     description = _description(raw, source, override, target)
     output = _output_schema(raw)
-    shown = {
-        "name": name,
+    said = {
         "title": title,
-        "description": description,
-        "inputSchema": schema,
-        **({} if output is None else {"outputSchema": output}),
-        "annotations": _annotations(raw, source, access, title, target),
+        "outputSchema": None if output is None else listed_output(output),
+        "annotations": _annotations(raw, source, override.access),
     }
+    shown = {"name": name, "description": description, "inputSchema": schema}
+    shown |= {key: value for key, value in said.items() if value}
     schema_bytes = orjson.dumps(schema)
     return Tool(
         name=name,
@@ -259,7 +261,7 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
         access=access,
         risk=override.risk or RISK_OF_ACCESS[access],
         trust=source.trust,
-        title=title,
+        title=title or _shown_title(_title(raw)),
         description=description,
         input_schema=schema_bytes,
         entry=orjson.dumps({**shown, **extras(raw, source)}),
@@ -300,18 +302,25 @@ def _access_by_hints(raw: Mapping[str, Any], source: Source) -> Access:
 
 
 def _annotations(
-    raw: Mapping[str, Any], source: Source, access: Access, title: str, target: UpstreamOperation
+    raw: Mapping[str, Any], source: Source, configured: Access | None
 ) -> dict[str, Any]:
-    """What `access` says, in the protocol's words; the rest as a trusted upstream says it."""
-    hints = _hints(raw) if source.trust == "trusted" else {}
-    idempotent = hints.get("idempotentHint") is True or target.idempotency_field is not None
-    return {
-        "title": title,
-        "readOnlyHint": access == "read",
-        "destructiveHint": access == "delete",
-        "idempotentHint": access == "read" or idempotent,
-        "openWorldHint": hints.get("openWorldHint") is not False,
-    }
+    """What a trusted upstream says of its tool and no more, unless the configuration knows better.
+
+    A hint that is missing has a default, which is the careful one.
+    """
+    said = _hints(raw)
+    trusted = said if source.trust == "trusted" else {}
+    hints = {name: trusted[name] for name in HINTS if isinstance(trusted.get(name), bool)}
+    if configured is not None:
+        hints["readOnlyHint"] = configured == "read"
+        if configured == "delete" or hints.get("destructiveHint"):
+            hints["destructiveHint"] = configured == "delete"
+    title = _shown_title(said.get("title"))
+    return {"title": title, **hints} if title else hints
+
+
+def _shown_title(given: Any) -> str:
+    return visible(given).strip()[:MAX_TITLE_CHARS] if isinstance(given, str) else ""
 
 
 def _description(
@@ -337,9 +346,9 @@ def _title(raw: Mapping[str, Any]) -> str:
 def _output_schema(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """As the upstream has it, unless it would fail the whole list at a client."""
     schema = raw.get("outputSchema")
-    if not isinstance(schema, dict) or schema.get("type") != "object" or _schema_fault(schema):
+    if not isinstance(schema, dict) or schema.get("type") != "object":
         return None
-    return schema
+    return None if _schema_fault(schema) or _schema_fault(listed_output(schema)) else schema
 
 
 def _malformed_outputs(
@@ -363,13 +372,15 @@ def _origin(location: str) -> str:
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:
-    found = schema.get("properties") if isinstance(schema, dict) else None
-    return found if isinstance(found, dict) else {}
+    return _mapping(_mapping(schema).get("properties"))
 
 
 def _hints(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    hints = raw.get("annotations")
-    return hints if isinstance(hints, dict) else {}
+    return _mapping(raw.get("annotations"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -1,8 +1,12 @@
-"""What an upstream's tool carries for programs and screens beside its words: icons and `_meta`.
+"""What an upstream's tool carries for programs beside its words: icons, `_meta`, an output schema.
 
-A trusted upstream's are passed on, within bounds. One malformed icon would fail the whole list at a
-client, so only what is well formed is kept. Keys of `_meta` that are ours, or the protocol's own,
-are not an upstream's to set.
+A trusted upstream's icons and `_meta` are passed on, within bounds. One malformed icon would fail
+the whole list at a client, so only what is well formed is kept. Keys of `_meta` that are ours, or
+the protocol's own, are not an upstream's to set.
+
+Clients check structured content against the output schema, the official TypeScript client that of
+errors too. So the schema that is listed also allows what the gateway itself answers: the preview of
+an answer that was too large, and an error.
 """
 
 from __future__ import annotations
@@ -19,6 +23,17 @@ MAX_ICONS_BYTES = 32_768  # pictures may be part of the list
 MAX_META_BYTES = 8192
 OURS = ("gateway/", "io.modelcontextprotocol/", "modelcontextprotocol.io/", "mcp/")
 THEMES = ("light", "dark")
+CUT: Mapping[str, Any] = {  # as short as can be: every tool's entry holds it
+    "title": "Too large: read_result reads it",
+    "properties": {"truncated": {"const": True}},
+    "required": ["truncated", "result_id"],
+}
+FAILED: Mapping[str, Any] = {
+    "properties": {"error": {"type": "object"}},
+    "required": ["error"],
+}
+OUR_PROPERTIES = ("truncated", "bytes", "result_id", "preview", "error")
+CONSTRAINS_NOTHING = ("$schema", "$id", "$defs", "definitions", "type", "title", "description")
 
 
 def extras(raw: Mapping[str, Any], source: Source) -> dict[str, Any]:
@@ -27,6 +42,20 @@ def extras(raw: Mapping[str, Any], source: Source) -> dict[str, Any]:
         return {}
     found = {"icons": _icons(raw.get("icons")), "_meta": _meta(raw.get("_meta"))}
     return {name: value for name, value in found.items() if value}
+
+
+def listed_output(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """An upstream's output schema that also allows the gateway's own answers.
+
+    Its properties stay at the top, where clients read the types of an answer from, but for those
+    that have the name of one of ours.
+    """
+    properties = schema.get("properties", {})
+    shared = {name: found for name, found in properties.items() if name not in OUR_PROPERTIES}
+    top = {key: schema[key] for key in schema if key in CONSTRAINS_NOTHING or key.startswith("x-")}
+    rest = {key: schema[key] for key in schema if key not in top}
+    rest["properties"] = {**properties, **dict.fromkeys(shared, {})}
+    return {**top, "properties": shared, "anyOf": [rest, CUT, FAILED]}
 
 
 def _icons(given: Any) -> list[dict[str, Any]]:

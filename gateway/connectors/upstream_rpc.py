@@ -35,7 +35,11 @@ HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 CLIENT_INFO: Mapping[str, Any] = {"name": "dynamic-mcp-gateway", "version": __version__}
 CLIENT_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}}
 # A session is all clients' alike: it offers what any of them may be able to do.
-SESSION_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+SESSION_CAPABILITIES: Mapping[str, Any] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {"tools": {}},
+    "roots": {},
+}
 LISTEN_FILTER: Mapping[str, Any] = {
     "toolsListChanged": True,
     "promptsListChanged": True,
@@ -44,6 +48,8 @@ LISTEN_FILTER: Mapping[str, Any] = {
 INTERACTIVE = frozenset(("tools/call", "prompts/get", "resources/read"))  # may ask the caller
 
 ELICIT = "elicitation/create"
+QUESTIONS = (ELICIT, "sampling/createMessage", "roots/list")
+NOT_OFFERED = "asks for something that this client does not offer"
 QUESTION = "question"  # the key of one that has none, as it comes on its own
 LOGGED = "notifications/message"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -326,15 +332,14 @@ async def answer(message: Message, ask: Ask | None) -> Message:
     method = message["method"]
     if method == "ping":
         return {**head, "result": {}}
-    if method == ELICIT:
-        return {**head, "result": await _elicited(_mapping(message.get("params")), ask)}
-    error = {"code": METHOD_NOT_FOUND, "message": "The gateway does not offer this to upstreams"}
-    return {**head, "error": error}
-
-
-async def _elicited(params: Mapping[str, Any], ask: Ask | None) -> Any:
-    question = {QUESTION: {"method": ELICIT, "params": params}}
-    return (await _answers(question, ask or _declining("")))[QUESTION]
+    try:
+        if method not in QUESTIONS:
+            raise broken("The upstream", NOT_OFFERED)
+        question = {QUESTION: {"method": method, "params": _mapping(message.get("params"))}}
+        return {**head, "result": (await _answers(question, ask, "The upstream"))[QUESTION]}
+    except GatewayError as error:
+        code = error.details.get("rpc_code", METHOD_NOT_FOUND)
+        return {**head, "error": {"code": code, "message": error.message}}
 
 
 async def completed(
@@ -349,7 +354,7 @@ async def completed(
         asked = {}
         questions = _mapping(result.get("inputRequests"))
         if questions:
-            asked["inputResponses"] = await _answers(questions, ask or _declining(upstream))
+            asked["inputResponses"] = await _answers(questions, ask, upstream)
         else:
             await asyncio.sleep(_ROUND_PAUSES[min(turn, len(_ROUND_PAUSES) - 1)])
         if isinstance(state := result.get("requestState"), str):
@@ -357,20 +362,22 @@ async def completed(
     raise broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
 
 
-async def _answers(questions: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+async def _answers(
+    questions: Mapping[str, Any], ask: Ask | None, upstream: str
+) -> Mapping[str, Any]:
+    """The answers of whoever may be asked. Raises where there is none that the protocol knows."""
+    if ask is None:
+        return _said_no(questions, "decline", upstream)
     try:
         return await ask(questions)
     except GatewayError:
         raise
     except Exception as error:  # the client's side: whatever fails, the upstream gets an answer
-        log.info("elicitation_failed", error=type(error).__name__)
-        return dict.fromkeys(questions, {"action": "cancel"})
+        log.info("question_failed", error=type(error).__name__)
+        return _said_no(questions, "cancel", upstream)
 
 
-def _declining(upstream: str) -> Ask:
-    async def decline(questions: Mapping[str, Any]) -> Mapping[str, Any]:
-        if any(_mapping(question).get("method") != ELICIT for question in questions.values()):
-            raise broken(upstream, "asks for something the gateway does not offer to upstreams")
-        return dict.fromkeys(questions, {"action": "decline"})
-
-    return decline
+def _said_no(questions: Mapping[str, Any], action: str, upstream: str) -> Mapping[str, Any]:
+    if any(_mapping(question).get("method") != ELICIT for question in questions.values()):
+        raise broken(upstream, NOT_OFFERED)
+    return dict.fromkeys(questions, {"action": action})

@@ -139,8 +139,7 @@ class Gateway:
         refusals: list[UpstreamRefused] = []
         context.refused = refusals.append
         if context.capabilities:
-            offered = offering(snapshot, context.principal, seen)
-            context.askable = askable_of(context, offered)
+            context.askable = askable_of(context, snapshot.connections[tool.connection])
         door = tool_door(self, tool.name, context.scope)
         result = await self.invoker.call(snapshot, tool, arguments, context, seen.bundle_ids, door)
         if refusals and offering(snapshot, context.principal, seen).transparent:
@@ -161,8 +160,8 @@ class Gateway:
 
     async def _call_reached(self, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
         tool = reached_tool(asked.view, arguments["server_id"], arguments["tool_name"])
-        offered = offering(asked.snapshot, asked.context.principal, asked.view)
-        asked.context.askable = askable_of(asked.context, offered)
+        server = asked.snapshot.connections[tool.connection]
+        asked.context.askable = askable_of(asked.context, server)
         door = tool_door(self, tool.name, asked.context.scope)
         return await self.invoker.call(
             asked.snapshot,

@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from gateway.edge.mcp_messages import RequestId, dump
 from gateway.edge.mcp_streams import Reply, event
 from gateway.invoke.background import CANCEL
+from gateway.invoke.questions import unanswered
 
 MAX_ANSWER_SECONDS = 3600.0  # callers have shorter deadlines of their own
-CANCELLED: dict[str, Any] = {"action": "cancel"}
 
 _T = TypeVar("_T")
 _Key = tuple[str, RequestId]
@@ -73,7 +73,7 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._named: dict[_Key, list[Flight]] = {}
-        self._questions: dict[_Key, asyncio.Future[dict[str, Any]]] = {}
+        self._questions: dict[_Key, asyncio.Future[Mapping[str, Any]]] = {}
 
     @property
     def running(self) -> int:
@@ -113,21 +113,26 @@ class Calls:
     async def ask(
         self, session: str, reply: Reply, method: str, params: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Ask the client something on a request's own stream; no answer counts as `cancel`."""
-        if reply.is_gone():
-            return CANCELLED
+        """Ask the client something on a request's own stream, and give its result."""
+        body = {} if reply.is_gone() else await self._asked(session, reply, method, params)
+        result = body.get("result")
+        return result if isinstance(result, dict) else unanswered(method, body.get("error"))
+
+    async def _asked(
+        self, session: str, reply: Reply, method: str, params: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         request_id = f"gateway-{secrets.token_hex(8)}"
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         key = (session, request_id)
         self._questions[key] = future
-        reply.on_gone = lambda: _settle(future, CANCELLED)
+        reply.on_gone = lambda: _settle(future, {})
         question = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         try:
             reply.say(event(dump(question)), droppable=False)
             async with asyncio.timeout(MAX_ANSWER_SECONDS):
                 return await future
         except TimeoutError:
-            return CANCELLED
+            return {}
         finally:
             reply.on_gone = None
             del self._questions[key]
@@ -137,8 +142,7 @@ class Calls:
         future = self._questions.get((session, request_id))
         if future is None:
             return False
-        result = body.get("result")
-        _settle(future, result if isinstance(result, dict) else CANCELLED)
+        _settle(future, body)
         return True
 
     async def finished(self, seconds: float) -> bool:
@@ -162,6 +166,6 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.removeprefix("-").isdigit()
 
 
-def _settle(future: asyncio.Future[dict[str, Any]], value: dict[str, Any]) -> None:
+def _settle(future: asyncio.Future[Mapping[str, Any]], value: Mapping[str, Any]) -> None:
     if not future.done():
         future.set_result(value)

@@ -7,6 +7,7 @@ client takes one. Who can't be reached has None there, and whoever asks finds an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mcp_types import LOG_LEVEL_META_KEY
@@ -15,9 +16,9 @@ from gateway.connectors.upstream_rpc import LOGGED
 from gateway.edge.mcp_core import Request
 from gateway.edge.mcp_messages import notification, progress_token
 from gateway.edge.mcp_streams import event
-from gateway.edge.surface import CallContext, Elicit, Notice, Progress
+from gateway.edge.surface import CallContext, Notice, Progress
 from gateway.edge.wishes import reaches
-from gateway.policy.offering import elicitation_modes
+from gateway.invoke.caller import AskClient
 
 
 def context_of(request: Request, params: Mapping[str, Any]) -> CallContext:
@@ -34,7 +35,7 @@ def context_of(request: Request, params: Mapping[str, Any]) -> CallContext:
         capabilities=request.capabilities,
         meta=meta,
         progress=_progress(request, meta),
-        elicit=_elicit(request),
+        ask=_ask(request),
         input_responses=params.get("inputResponses"),
         request_state=params.get("requestState"),
         gone=None if request.reply is None else request.reply.is_gone,
@@ -84,15 +85,8 @@ def _progress(request: Request, meta: Mapping[str, Any]) -> Progress | None:
     return progress
 
 
-def _elicit(request: Request) -> Elicit | None:
+def _ask(request: Request) -> AskClient | None:
     reply, session = request.reply, request.session
     if request.era != "2025" or reply is None or not reply.streaming or session is None:
         return None
-    if request.version < "2025-06-18" or not elicitation_modes(request.capabilities):
-        return None
-    calls = request.core.calls
-
-    async def elicit(params: dict[str, Any]) -> dict[str, Any]:
-        return await calls.ask(session, reply, "elicitation/create", params)
-
-    return elicit
+    return None if not request.capabilities else partial(request.core.calls.ask, session, reply)

@@ -37,6 +37,7 @@ from gateway.edge.surface import Hello
 from gateway.errors import GatewayError
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
+ELICITATION_VERSION = "2025-06-18"  # the first one that has it
 MAX_BATCH = 50
 RETRY_MS = 2000
 SESSION_HEADER = b"mcp-session-id"
@@ -84,11 +85,11 @@ async def _initialize(core: Core, exchange: Exchange, message: Message) -> None:
     params = message.params or {}
     asked = params["protocolVersion"]
     version = asked if asked in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
+    capabilities = dict(params["capabilities"])
+    if version < ELICITATION_VERSION:
+        capabilities.pop("elicitation", None)
     session_id = core.sessions.create(
-        exchange.principal.name,
-        version,
-        client_name(params["clientInfo"]),
-        params["capabilities"],
+        exchange.principal.name, version, client_name(params["clientInfo"]), capabilities
     )
     hello = await _hello(core, exchange)
     result: dict[str, Any] = {

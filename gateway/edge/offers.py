@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.catalog.sources import prefix_of
 from gateway.catalog.upstreams import LiveUpstreams
 from gateway.config.connection import McpConnection
 from gateway.connectors.text import cut, visible
@@ -26,18 +27,18 @@ from gateway.edge.gateway import Gateway
 from gateway.edge.mcp_messages import RpcError, method_not_found
 from gateway.edge.owners import Owners
 from gateway.edge.pass_through import CAPABILITY_OF, HANDLERS, Asked
-from gateway.edge.surface import CallContext, Hello, Told, askable_of
+from gateway.edge.surface import CallContext, Hello, Told
 from gateway.edge.upstream_requests import UpstreamRequests
 from gateway.edge.wishes import Wishes, reaches
 from gateway.errors import GatewayError
 from gateway.invoke.limits import Limits
 from gateway.invoke.prepared import PreparedConnections
 from gateway.model import Principal
-from gateway.policy.offering import Offering, offering
-from gateway.policy.view import Scope
+from gateway.policy.offering import Offering, instructing, offering
+from gateway.policy.view import Scope, View
 
 MEET_SECONDS = 2.0
-MAX_INSTRUCTIONS_CHARS = 8000
+MAX_INSTRUCTIONS_CHARS = 8192  # of all servers together
 MAX_NOTICE_BYTES = 65_536
 GATHER_SECONDS = 0.02
 MAX_GATHERED = 256
@@ -56,14 +57,18 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class _Seen:
     snapshot: Snapshot
+    view: View
     offering: Offering
 
 
 class UpstreamOffers:
     """See `surface.Offers`."""
 
-    def __init__(self, gateway: Gateway, live: LiveUpstreams, limits: Limits) -> None:
+    def __init__(
+        self, gateway: Gateway, live: LiveUpstreams, limits: Limits, instructions: str
+    ) -> None:
         self._gateway = gateway
+        self._own_instructions = instructions
         self._upstreams = live.sessions
         self._prepared = PreparedConnections()
         self._requests = UpstreamRequests(live.sessions, limits, self._prepared)
@@ -77,11 +82,12 @@ class UpstreamOffers:
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
         """What a view has beside tools; servers that were never met get a moment to answer."""
         seen = self._seen(principal, scope)
-        sole = seen.offering.sole
-        eager = [state for state in seen.offering.servers if state is sole or not _lazy(state)]
-        await self._meet(eager, sole)
-        peers = self._peers(seen.offering.servers)
-        return Hello(_merged([*peers.values()]), self._instructions(seen, peers))
+        servers, sole = seen.offering.servers, seen.offering.sole
+        instructing_ones = instructing(seen.offering, seen.view, seen.snapshot)
+        everyone = {state.name: state for state in (*servers, *instructing_ones)}
+        await self._meet([s for s in everyone.values() if s is sole or not _lazy(s)], sole)
+        offered = _merged([*self._peers(servers).values()])
+        return Hello(offered, self._instructions(seen, instructing_ones))
 
     async def answer(
         self, method: str, params: Mapping[str, Any], context: CallContext
@@ -92,7 +98,6 @@ class UpstreamOffers:
         servers = self._with(seen, CAPABILITY_OF[method])
         if not servers:
             raise method_not_found(method)
-        context.askable = askable_of(context, seen.offering)
         requests, owners, wishes = self._requests, self._owners, self._wishes
         asked = Asked(seen.snapshot, seen.offering, servers, context, requests, owners, wishes)
         return await HANDLERS[method](asked, params)
@@ -163,7 +168,7 @@ class UpstreamOffers:
     def _seen(self, principal: Principal, scope: Scope) -> _Seen:
         snapshot = self._gateway.snapshot
         view = self._gateway.view_of(snapshot, principal, scope)
-        return _Seen(snapshot, offering(snapshot, principal, view))
+        return _Seen(snapshot, view, offering(snapshot, principal, view))
 
     async def _meet(self, servers: Iterable[ConnectionState], sole: ConnectionState | None) -> None:
         """Gives servers that were never met a moment; who failed before keeps nobody waiting."""
@@ -203,14 +208,27 @@ class UpstreamOffers:
             if state.name in peers and _has(peers[state.name], capability)
         )
 
-    def _instructions(self, seen: _Seen, peers: Mapping[str, Peer]) -> str | None:
-        """A trusted server's own words, where it is all there is."""
-        sole = seen.offering.sole
-        said = peers[sole.name].instructions if sole and sole.name in peers else None
-        if sole is None or not said or sole.settings.trust != "trusted":
-            return None
-        redactor = self._prepared.of(seen.snapshot, sole.name).redactor
-        return redactor.text(cut(visible(said), MAX_INSTRUCTIONS_CHARS))
+    def _instructions(self, seen: _Seen, servers: Sequence[ConnectionState]) -> str | None:
+        """How the servers say they are to be used; where one is all there is, its words alone."""
+        said = {
+            state.name: self._prepared.of(seen.snapshot, state.name).redactor.text(words)
+            for state in servers
+            if (words := self._words(state))
+        }
+        if seen.offering.sole is not None:
+            return cut("".join(said.values()), MAX_INSTRUCTIONS_CHARS) or None
+        named = {
+            _heading(name, prefix_of(name, seen.snapshot.connections[name].settings)): words
+            for name, words in said.items()
+        }
+        return joined_instructions(self._own_instructions, named) if named else None
+
+    def _words(self, state: ConnectionState) -> str:
+        """As they were when its tools were listed last; before that, as the server says now."""
+        if state.build is not None:
+            return state.build.instructions
+        peer = self._peer(state.name)
+        return visible(peer.instructions or "").strip() if peer else ""
 
     def _mark(self, seen: _Seen, kind: str) -> str:
         servers = self._with(seen, kind)
@@ -258,6 +276,20 @@ class UpstreamOffers:
         except TypeError:
             return None
         return Told(server, method, cleared) if size <= MAX_NOTICE_BYTES else None
+
+
+def joined_instructions(own: str, said: Mapping[str, str]) -> str:
+    """The gateway's words, then each server's under its heading; long ones share what room is."""
+    room, parts = MAX_INSTRUCTIONS_CHARS - len(own), dict[str, str]()
+    shortest_first = sorted(said.items(), key=lambda each: len(each[1]))
+    for number, (heading, words) in enumerate(shortest_first):
+        parts[heading] = cut(f"\n\n{heading}\n{words}", room // (len(said) - number))
+        room -= len(parts[heading])
+    return own + "".join(parts[heading] for heading in said)
+
+
+def _heading(name: str, prefix: str) -> str:
+    return f"## {name} (its tools here begin with `{prefix}`)" if prefix else f"## {name}"
 
 
 def _lazy(state: ConnectionState) -> bool:

@@ -23,6 +23,11 @@ MAX_ID_BYTES = 4096
 MAX_CLIENT_CHARS = 128
 MAX_CAPABILITIES_BYTES = 1024
 MAX_ENDED = 100_000
+ACTED_ON: Mapping[str, tuple[str, ...]] = {  # of a client's capabilities, with their flags
+    "elicitation": ("form", "url"),
+    "sampling": ("tools",),
+    "roots": (),
+}
 
 _PURPOSE = "mcp-session/1"  # one key seals other things too: none of them opens as a session
 
@@ -140,10 +145,11 @@ class EndedHere:
 
 
 def bounded_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """Client capabilities small enough for a header; of large ones, the one we act on."""
+    """Client capabilities small enough for a header; of large ones, those we act on."""
     if len(orjson.dumps(capabilities, default=str)) <= MAX_CAPABILITIES_BYTES:
         return dict(capabilities)
-    elicitation = capabilities.get("elicitation")
-    if not isinstance(elicitation, Mapping):
-        return {}
-    return {"elicitation": {mode: {} for mode in ("form", "url") if mode in elicitation}}
+    return {
+        name: {flag: {} for flag in flags if flag in said}
+        for name, flags in ACTED_ON.items()
+        if isinstance(said := capabilities.get(name), Mapping)
+    }

@@ -21,7 +21,7 @@ from gateway.edge.sessions import SESSION_SECONDS
 from gateway.errors import GatewayError
 from gateway.store.database import Database
 from gateway.store.sessions import end_session, ended_sessions
-from gateway.store.signals import MAX_PAYLOAD_BYTES, signal
+from gateway.store.signals import signal
 from gateway.store.wishes import keep_wish_in
 
 log = structlog.get_logger("gateway.edge")
@@ -95,9 +95,6 @@ class StoreRelay:
         self, kind: str, value: dict[str, Any], also: Callable[[Connection], None] = lambda tx: None
     ) -> None:
         payload = orjson.dumps(value).decode()
-        if len(payload.encode()) > MAX_PAYLOAD_BYTES:
-            log.warning("message too large for other processes", kind=kind)
-            return
         task = asyncio.create_task(self._publish(kind, payload, also))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import UpstreamRefused
+from gateway.invoke.caller import AskClient
 from gateway.model import Principal
-from gateway.policy.offering import Offering, askable
+from gateway.policy.offering import askable
 from gateway.policy.view import Scope
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Elicit = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Notice = Callable[[str, Mapping[str, Any]], None]
 Era = Literal["2025", "2026"]
 
@@ -35,7 +36,7 @@ class CallContext:
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress | None = None  # None: nobody asked for it
-    elicit: Elicit | None = None  # None: this client can't be asked on this request
+    ask: AskClient | None = None  # None: this client can't be asked on this request
     input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
     request_state: str | None = None
     gone: Callable[[], bool] | None = None  # whether nobody is there any more to be answered
@@ -45,14 +46,11 @@ class CallContext:
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 
-def askable_of(context: CallContext, offered: Offering) -> Mapping[str, Any]:
-    """What servers of a view may ask of this client, in the way of its era."""
-    found = askable(context.capabilities, offered)
-    if context.era == "2026":
-        return found
-    if context.elicit is None or "elicitation" not in found:
+def askable_of(context: CallContext, server: ConnectionState) -> Mapping[str, Any]:
+    """What this server may ask of this client, if there is a way to ask it anything."""
+    if context.era == "2025" and context.ask is None:
         return {}
-    return {"elicitation": found["elicitation"]}
+    return askable(context.capabilities, server)
 
 
 class ListedView(Protocol):

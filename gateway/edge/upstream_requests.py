@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ import orjson
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.connectors.upstream_rpc import INTERACTIVE, Hooks
 from gateway.connectors.upstream_sessions import Upstreams
-from gateway.edge.surface import CallContext
+from gateway.edge.surface import CallContext, askable_of
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.limits import Limits
 from gateway.invoke.media import HEAVY_BYTES
@@ -50,6 +51,7 @@ class UpstreamRequests:
             self._prepared.of(snapshot, server.name),
             snapshot.permissions.timeout_seconds,
         )
+        context = replace(context, askable=askable_of(context, server))
         await self._limits.admit(server.name, context.principal.name, prepared.rate_limit)
         async with self._limits.call(server.name) as outcome:
             try:

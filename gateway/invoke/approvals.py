@@ -29,6 +29,7 @@ from gateway.invoke.caller import takes_forms
 from gateway.invoke.idempotency import with_token
 from gateway.invoke.outcomes import NotApproved, Unanswered, failed_result, going_on, meta_of
 from gateway.invoke.prepared import PreparedConnections
+from gateway.invoke.questions import ELICIT
 from gateway.invoke.signals import Signals, heard_within
 from gateway.invoke.validity import grant_of, judged_again, may_always, too_late
 from gateway.model import Principal
@@ -323,17 +324,16 @@ class Approvals:
 
     def _elicited(self, attempt: Attempt, approval: Approval) -> asyncio.Task[None] | None:
         caller = attempt.caller
-        if caller.elicit is None or "form" not in elicitation_modes(caller.capabilities):
+        if caller.ask is None or "form" not in elicitation_modes(caller.capabilities):
             return None
         return asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
 
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
         caller, always = attempt.caller, may_always(attempt.snapshot, approval.risk)
-        assert caller.elicit is not None
+        assert caller.ask is not None
         try:
-            answer = await caller.elicit(
-                asking.question(approval, attempt.state.display_name, always)
-            )
+            question = asking.question(approval, attempt.state.display_name, always)
+            answer = await caller.ask(ELICIT, question)
             if caller.gone is not None and caller.gone():
                 return  # cut off, which is no answer
             decision = asking.decision_of(answer, always)

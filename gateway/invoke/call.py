@@ -24,7 +24,7 @@ from gateway.invoke.attempt import Attempt, Door, execution_of
 from gateway.invoke.background import Running, to_its_end
 from gateway.invoke.caller import Caller
 from gateway.invoke.held import HeldCalls, may_be_held
-from gateway.invoke.idempotency import FirstAnswers, recorded_values, take_token, with_token
+from gateway.invoke.idempotency import FirstAnswers, take_token, with_token
 from gateway.invoke.outcomes import (
     ANSWERED,
     NotApproved,
@@ -254,8 +254,6 @@ class Invoker:
             log.error("call failed", execution=attempt.id, **failure(error))
             told = Broken("internal", "the gateway failed on this call")
             return await self._fail(attempt, told, error)
-        if attempt.tool.upstream is not None:
-            attempt.recorded = recorded_values(attempt.tool.upstream.record, result)
         result = with_token(result, attempt.token)
         await self._end(attempt, execution_of(attempt, _ended(result), result))
         return result

@@ -11,7 +11,7 @@ from gateway.model import Principal
 from gateway.policy.offering import elicitation_modes
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Elicit = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
 
@@ -34,7 +34,7 @@ class Caller(Protocol):
     @property
     def progress(self) -> Progress | None: ...
     @property
-    def elicit(self) -> Elicit | None: ...
+    def ask(self) -> AskClient | None: ...
     @property
     def input_responses(self) -> Mapping[str, Any] | None: ...
     @property
@@ -62,7 +62,7 @@ class AbsentCaller:
     session: str | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
-    elicit: Elicit | None = None
+    ask: AskClient | None = None
     input_responses: Mapping[str, Any] | None = None
     request_state: str | None = None
     gone: Callable[[], bool] | None = None

@@ -1,7 +1,7 @@
 """Passes a client's answer on to the process that holds its call, and brings back what it says.
 
-Both are letters: signals of the store, cut into pieces since a signal is small. The process that
-holds the call may end meanwhile; then nothing comes back.
+Both are letters: signals of the store. The process that holds the call may end meanwhile; then
+nothing comes back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection
 
 from gateway.errors import GatewayError, Overloaded
 from gateway.invoke.attempt import Attempt
@@ -22,14 +21,13 @@ from gateway.invoke.signals import Signals
 from gateway.store.database import Database
 from gateway.store.ids import new_id
 from gateway.store.replicas import living
-from gateway.store.signals import MAX_PAYLOAD_BYTES, signal
+from gateway.store.signals import signal
 
 log = structlog.get_logger("gateway.call")
 
-LETTER = "held_letter"  # the signal: to which process, which letter, which piece of how many
-PIECE_CHARS = MAX_PAYLOAD_BYTES - 200
+LETTER = "held_letter"  # the signal: to which process, which letter, what it says
 LOOK_SECONDS = 2.0  # between two looks at whether the other process lives
-MAX_LETTERS = 256  # being read, or answered, at a time
+MAX_LETTERS = 256  # being answered at a time
 
 Hear = Callable[[str, int, Any], Awaitable[dict[str, Any] | None]]
 
@@ -41,7 +39,6 @@ class HeldRelay:
         self._db = db
         self._replica = replica
         self._hear = hear
-        self._pieces: dict[str, list[str]] = {}  # by letter, the oldest first
         self._awaited: dict[str, asyncio.Future[Any]] = {}
         self._answering: set[asyncio.Task[None]] = set()
         signals.on(LETTER, self._take)
@@ -69,17 +66,8 @@ class HeldRelay:
         to, _, rest = payload.partition(" ")
         if to != self._replica:
             return
-        letter, _, total, piece = rest.split(" ", 3)
-        if len(self._pieces) >= MAX_LETTERS and letter not in self._pieces:
-            del self._pieces[next(iter(self._pieces))]
-        pieces = self._pieces.setdefault(letter, [])
-        pieces.append(piece)
-        if len(pieces) == int(total):
-            del self._pieces[letter]
-            self._read(letter, json.loads("".join(pieces)))
-
-    def _read(self, letter: str, value: Any) -> None:
-        said = self._awaited.get(letter)
+        letter, _, text = rest.partition(" ")
+        value, said = json.loads(text), self._awaited.get(letter)
         if said is not None:
             if not said.done():
                 said.set_result(value)
@@ -95,12 +83,5 @@ class HeldRelay:
             log.warning("letter not answered", code=error.code)
 
     async def _send(self, to: str, letter: str, value: Any) -> None:
-        text = json.dumps(value)
-        pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
-
-        def unit(tx: Connection) -> None:
-            for number, piece in enumerate(pieces):
-                # Numbered, since PostgreSQL tells what is alike only once.
-                signal(tx, LETTER, f"{to} {letter} {number} {len(pieces)} {piece}")
-
-        await self._db.write(unit)
+        payload = f"{to} {letter} {json.dumps(value)}"
+        await self._db.write(lambda tx: signal(tx, LETTER, payload))

@@ -21,6 +21,7 @@ from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.invoke.attempt import Attempt
 from gateway.invoke.caller import Ask, Notice, Progress
 from gateway.invoke.elsewhere import Elsewhere
+from gateway.invoke.idempotency import recorded_values
 from gateway.invoke.limits import Holds, LargeRoom, Limits
 from gateway.invoke.media import HEAVY_BYTES
 from gateway.invoke.output import PREVIEW_CHARS
@@ -33,6 +34,7 @@ from gateway.policy.decide import decide
 from gateway.store.database import Database
 
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+MOST_TEXT_PER_DATA = 5  # an answer that is so much larger than its data has more to say
 
 
 class Sessions(Protocol):
@@ -77,6 +79,8 @@ class UpstreamSender:
         most = attempt.snapshot.settings.limits.max_output_bytes
         with self._limits.large(prepared.name, more_than=most) as room:
             result = await self._answer(attempt, prepared.name, operation.tool, arguments, room)
+            if found := recorded_values(operation.record, result):  # before the answer is cut
+                attempt.recorded = attempt.redactor.json(found)
             return await self._taken_over(attempt, result)
 
     async def _answer(
@@ -143,29 +147,38 @@ class UpstreamSender:
         else:
             cleared = attempt.redactor.bytes(raw)
         if len(cleared) > bound:
-            return await self._kept(attempt, cleared, bool(result.get("isError")))
+            return await self._kept(attempt, result, cleared)
         taken: dict[str, Any] = result if cleared is raw else orjson.loads(cleared)
         return {**taken, "content": taken.get("content", []), "isError": bool(taken.get("isError"))}
 
-    async def _kept(self, attempt: Attempt, raw: bytes, is_error: bool) -> dict[str, Any]:
-        owner = attempt.caller.principal.name
-        kind = "application/json"
-        await keep_result(self._db, self._elsewhere, attempt.id, owner, kind, raw)
-        preview = raw[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
+    async def _kept(self, attempt: Attempt, result: dict[str, Any], raw: bytes) -> dict[str, Any]:
+        """A preview of the answer, in a form that every listed output schema allows."""
+        owner, kind = attempt.caller.principal.name, "application/json"
+        kept = await asyncio.to_thread(_data, result, raw, attempt.redactor)
+        await keep_result(self._db, self._elsewhere, attempt.id, owner, kind, kept)
+        preview = kept[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
         text = (
-            f"The answer is too large to show: {len(raw)} bytes. Read it in parts with read_result "
-            f"and result_id {attempt.id!r}. It begins:\n\n{preview}"
+            f"The answer is too large to show: {len(kept)} bytes. Read it in parts with read_result"
+            f" and result_id {attempt.id!r}. It begins:\n\n{preview}"
         )
         return {
             "content": [{"type": "text", "text": text}],
             "structuredContent": {
                 "truncated": True,
-                "bytes": len(raw),
+                "bytes": len(kept),
                 "result_id": attempt.id,
                 "preview": preview,
             },
-            "isError": is_error,
+            "isError": bool(result.get("isError")),
         }
+
+
+def _data(result: Mapping[str, Any], raw: bytes, redactor: Redactor) -> bytes:
+    """The structured content of an answer, where its text only repeats it; else all of it."""
+    if (structured := result.get("structuredContent")) is None:
+        return raw
+    data = redactor.bytes(orjson.dumps(structured))
+    return data if len(data) * MOST_TEXT_PER_DATA >= len(raw) else raw
 
 
 def cleared_refusal(error: UpstreamRefused, redactor: Redactor) -> UpstreamRefused:

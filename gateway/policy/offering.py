@@ -20,8 +20,6 @@ from gateway.model import Principal
 from gateway.policy.access import level
 from gateway.policy.view import View
 
-QUESTIONS = ("elicitation", "sampling", "roots")
-
 
 @dataclass(frozen=True, slots=True)
 class Offering:
@@ -46,16 +44,28 @@ def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
     return Offering(whole, sole)
 
 
-def askable(capabilities: Mapping[str, Any], offered: Offering) -> dict[str, Any]:
-    """What servers of a view may ask of a client that says it can be asked for this.
+def instructing(offered: Offering, seen: View, snapshot: Snapshot) -> list[ConnectionState]:
+    """The trusted servers that a view has something of: they may say how they are to be used."""
+    names = {tool.connection for tool in seen.tools.values()} | {s.name for s in offered.servers}
+    states = [snapshot.connections[name] for name in sorted(names)]
+    servers = [state for state in states if isinstance(state.settings, McpConnection)]
+    return [state for state in servers if state.settings.trust == "trusted"]
 
-    Everything, where one trusted server is all there is; else what its user answers.
+
+def askable(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[str, Any]:
+    """What a server may ask of a client that says it can be asked for this.
+
+    Its user; and, if the server is trusted, its model (sampling) and its folders (roots) too.
     """
-    sole = offered.sole
-    if sole is not None and sole.settings.trust == "trusted":
-        return {name: capabilities[name] for name in QUESTIONS if name in capabilities}
     modes = elicitation_modes(capabilities)
-    return {"elicitation": {mode: {} for mode in modes}} if modes else {}
+    found: dict[str, Any] = {"elicitation": {mode: {} for mode in modes}} if modes else {}
+    if server.settings.trust == "trusted":
+        sampling, roots = capabilities.get("sampling"), capabilities.get("roots")
+        if isinstance(sampling, Mapping):
+            found["sampling"] = {"tools": {}} if "tools" in sampling else {}
+        if isinstance(roots, Mapping):
+            found["roots"] = {}
+    return found
 
 
 def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ them and denied by none.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,7 +22,7 @@ from gateway.config.settings import Bundle
 from gateway.model import Principal, Tool
 from gateway.policy.access import level, visible_tools
 
-PAGE_SIZE = 500
+CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +52,34 @@ class View:
     direct: Mapping[str, Tool]
     meta: Mapping[str, Tool]  # reached through mcp_call_tool only
     own: frozenset[str]
+    names: tuple[str, ...]  # as listed: the gateway's own tools in their order, then the others
     entries: tuple[bytes, ...]
     digest: str
+    page_tools: int
     connections: tuple[str, ...] = ()  # those whose tools are, or would be, in it
 
     def page(self, cursor: str | None) -> bytes | None:
-        """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave."""
-        if cursor is None:
-            start = 0
-        elif cursor.isascii() and cursor.isdigit() and len(cursor) < 9:
-            start = int(cursor)
-        else:
+        """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave.
+
+        A cursor names the last tool of its page, so it leads to the same place in any process, and
+        in another list than the one it was given for.
+        """
+        start = 0 if cursor is None else self._after(cursor)
+        if start is None:
             return None
-        if cursor is not None and (start == 0 or start % PAGE_SIZE or start >= len(self.entries)):
-            return None
-        listed = b'"tools":[' + b",".join(self.entries[start : start + PAGE_SIZE]) + b"]"
-        following = start + PAGE_SIZE
-        if following < len(self.entries):
-            listed += b',"nextCursor":"%d"' % following
+        end = start + self.page_tools
+        listed = b'"tools":[' + b",".join(self.entries[start:end]) + b"]"
+        if end < len(self.entries):
+            kind = "own" if end <= len(self.own) else "tool"
+            listed += b',"nextCursor":"%b"' % f"{kind}:{self.names[end - 1]}".encode()
         return listed
+
+    def _after(self, cursor: str) -> int | None:
+        found = CURSOR.fullmatch(cursor)
+        if found is None:
+            return None
+        first, last = (0, len(self.own)) if found[1] == "own" else (len(self.own), None)
+        return bisect_right(self.names, found[2], first, last)
 
     @property
     def tools(self) -> dict[str, Tool]:
@@ -99,7 +110,7 @@ def view(
     own = [tool for tool in own_tools if _listed(tool, snapshot, principal, scope, bool(meta))]
     if scope.kind != "own" and not bundle_ids:
         own = []
-    return _view(scope, bundle_ids or (), direct, meta, own)
+    return _view(snapshot, scope, bundle_ids or (), direct, meta, own)
 
 
 def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[str, ...] | None:
@@ -187,22 +198,32 @@ def _listed(
 
 
 def _view(
-    scope: Scope, bundle_ids: tuple[str, ...], direct: Chosen, meta: Chosen, own: Sequence[OwnTool]
+    snapshot: Snapshot,
+    scope: Scope,
+    bundle_ids: tuple[str, ...],
+    direct: Chosen,
+    meta: Chosen,
+    own: Iterable[OwnTool],
 ) -> View:
-    listed: dict[str, Tool] = {}
-    entries = [tool.entry for tool in own]
-    hasher = blake2b(digest_size=16)
-    for own_tool in own:
-        hasher.update(own_tool.digest)
-    for state, tools in direct:
-        listed.update(zip(map(_name, tools), tools, strict=True))
-        entries.extend(map(_entry, tools))
-        hasher.update(b"".join(_digests(state, tools)))
-    hidden = {tool.name: tool for _, tools in meta for tool in tools}
-    names = frozenset(tool.name for tool in own)
-    reached = tuple(state.name for state, _ in (*direct, *meta))
+    own = sorted(own, key=_name)
+    tools = [tool for _, tools in direct for tool in tools]
+    digests = [value for state, tools in direct for value in _digests(state, tools)]
+    names = [tool.name for tool in tools]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    listed = {names[at]: tools[at] for at in order}
+    hasher = blake2b(b"".join(tool.digest for tool in own), digest_size=16)
+    hasher.update(b"".join([digests[at] for at in order]))
     return View(
-        scope, bundle_ids, listed, hidden, names, tuple(entries), hasher.hexdigest(), reached
+        scope,
+        bundle_ids,
+        listed,
+        {tool.name: tool for _, tools in meta for tool in tools},
+        frozenset(map(_name, own)),
+        (*map(_name, own), *listed),
+        (*map(_entry, own), *map(_entry, listed.values())),
+        hasher.hexdigest(),
+        snapshot.settings.limits.page_tools,
+        tuple(state.name for state, _ in (*direct, *meta)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Hears what other processes changed: the revision, and small named signals.
+"""Hears what other processes changed: the revision, and named signals.
 
 On PostgreSQL a connection of its own listens; it is made again when it breaks, and a slow poll of
 the revision stands behind it. On SQLite a look at `PRAGMA data_version` ten times a second says
@@ -21,7 +21,7 @@ import structlog
 
 from gateway.store.database import Database
 from gateway.store.postgres import Postgres
-from gateway.store.signals import CHANNEL, REVISION
+from gateway.store.signals import CHANNEL, REVISION, ROW
 from gateway.store.sqlite import Sqlite
 
 RECONNECTED = "reconnected"
@@ -31,6 +31,8 @@ RETRY_SECONDS = 0.5
 START_SECONDS = 5.0
 MAX_SIGNALS_A_LOOK = 1000
 NOT_LOOKED = -1
+
+_SIGNAL = "SELECT kind, payload FROM signals WHERE id = $1"
 
 OnRevision = Callable[[int], None]
 OnSignal = Callable[[str, str], None]
@@ -113,23 +115,34 @@ class _Listener:
     def __init__(self, engine: Postgres) -> None:
         self._engine = engine
         self._connection: Any = None  # asyncpg has no types
-        self._ended = asyncio.Event()
-        self._polled = False
+        self._stirred = asyncio.Event()  # the connection ended, or a signal is to be read
+        self._rows: list[int] = []
 
     async def open(self, hear: OnSignal) -> None:
-        self._ended.clear()
-        self._polled = False
+        self._stirred.set()  # to begin with a poll
+        self._rows.clear()
         self._connection = await self._engine.connect()
-        self._connection.add_termination_listener(lambda _: self._ended.set())
-        await self._connection.add_listener(CHANNEL, lambda *heard: _split(heard[3], hear))
+        self._connection.add_termination_listener(lambda _: self._stirred.set())
+        await self._connection.add_listener(CHANNEL, lambda *heard: self._take(heard[3], hear))
 
     async def wait(self, hear: OnSignal) -> None:
-        if self._polled:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._ended.wait()
-        self._polled = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._stirred.wait()
+        self._stirred.clear()
+        while self._rows:
+            row = await self._connection.fetchrow(_SIGNAL, self._rows.pop(0))
+            if row is not None:
+                hear(*row)
         hear(REVISION, str(await self._connection.fetchval("SELECT value FROM revision")))
+
+    def _take(self, payload: str, hear: OnSignal) -> None:
+        kind, _, rest = payload.partition(" ")
+        if kind == ROW:
+            self._rows.append(int(rest))
+            self._stirred.set()
+        else:
+            hear(kind, rest)
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -194,8 +207,3 @@ class _FileLooks:
     def _number(self, query: str) -> int:
         assert self._connection is not None
         return int(self._connection.execute(query).fetchone()[0])
-
-
-def _split(payload: str, hear: OnSignal) -> None:
-    kind, _, rest = payload.partition(" ")
-    hear(kind, rest)

@@ -1,7 +1,8 @@
 """What other processes are told, inside the transaction that gives the reason for it.
 
-PostgreSQL carries it by NOTIFY, at commit. On SQLite it is a row that the others find when they
-see that the file has changed. Either way a process hears its own signals too.
+PostgreSQL carries it by NOTIFY, at commit; what is too large for that is a row, and NOTIFY says
+which. On SQLite it is a row that the others find when they see that the file has changed. Either
+way a process hears its own signals too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from gateway.store.statements import is_postgres, store_time
 
 CHANNEL = "gateway"
 REVISION = "revision"
-MAX_PAYLOAD_BYTES = 4000  # NOTIFY takes 8,000
+ROW = "row"  # the kind of a signal that is a row: its id
+MAX_NOTIFY_BYTES = 4000  # NOTIFY takes 8,000
 
 # Sorts behind every other key: see `writer`.
 REVISION_LOCK = "~revision"
@@ -43,14 +45,14 @@ def bump_revision(tx: Connection) -> int:
 
 
 def signal(tx: Connection, kind: str, payload: str = "") -> None:
-    """Tells every process a small named thing once this transaction is committed."""
-    if len(payload.encode()) > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a signal carries at most {MAX_PAYLOAD_BYTES} bytes")
-    if is_postgres(tx):
+    """Tells every process a named thing once this transaction is committed."""
+    if is_postgres(tx) and len(payload.encode()) <= MAX_NOTIFY_BYTES:
         _notify(tx, kind, payload)
-    else:
-        row = {"kind": kind, "payload": payload, "at": store_time(tx)}
-        tx.execute(insert(tables.signals).values(row))
+        return
+    row = {"kind": kind, "payload": payload, "at": store_time(tx)}
+    id = tx.execute(insert(tables.signals).values(row).returning(tables.signals.c.id)).scalar_one()
+    if is_postgres(tx):
+        _notify(tx, ROW, str(id))
 
 
 def _notify(tx: Connection, kind: str, payload: str) -> None:

@@ -257,7 +257,7 @@ buckets = Table(
     Column("allowed", Counter, nullable=False),
 )
 
-# SQLite only: what LISTEN/NOTIFY carries on PostgreSQL.
+# What LISTEN/NOTIFY carries on PostgreSQL, unless it is too large for that.
 signals = Table(
     "signals",
     metadata,

@@ -221,13 +221,13 @@ class Told(CallContext):
             protocol_version=ctx.protocol_version,
             capabilities=known,
             progress=ctx.session.report_progress,
-            elicit=self._asked,
+            ask=self._asked,
             input_responses=said.get("inputResponses"),
             request_state=said.get("requestState"),
         )
         self.ctx = ctx
 
-    async def _asked(self, params: dict[str, Any]) -> dict[str, Any]:
+    async def _asked(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if self.era == "2025":
             answer = await self.ctx.session.elicit_form(
                 params["message"], params["requestedSchema"], self.ctx.request_id

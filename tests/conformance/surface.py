@@ -209,9 +209,10 @@ def _form(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[st
 
 
 async def _elicited(context: CallContext, message: str, schema: dict[str, Any]) -> Result:
-    if context.elicit is None:
+    if context.ask is None:
         raise Fixable("invalid_arguments", "This client can't be asked")
-    answer = await context.elicit({"message": message, "requestedSchema": schema})
+    question = {"message": message, "requestedSchema": schema}
+    answer = await context.ask("elicitation/create", question)
     content = orjson.dumps(answer.get("content")).decode()
     return text(f"Elicitation completed: action={answer['action']}, content={content}")
 

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema.validators import validator_for
 
 from gateway.connectors.upstream import MAX_SCHEMA_BYTES, NAME_RULE, Wrap, build_upstream
 from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, digest
@@ -32,16 +33,8 @@ def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
     entry = orjson.dumps(
         {
             "name": "hotel_Create_booking",
-            "title": "Create_booking",
             "description": "[Hotel] Books a room.",
             "inputSchema": BOOK_SCHEMA,
-            "annotations": {
-                "title": "Create_booking",
-                "readOnlyHint": False,
-                "destructiveHint": False,
-                "idempotentHint": False,
-                "openWorldHint": True,
-            },
         }
     )
     assert build.tools == (
@@ -71,35 +64,80 @@ def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
 
 
 READS, DELETES = {"readOnlyHint": True}, {"destructiveHint": True}
+NOT_READS, NOT_DELETES = {"readOnlyHint": False}, {"destructiveHint": False}
 
 
 @pytest.mark.parametrize(
-    ("hints", "trust", "configured", "access", "risk"),
+    ("hints", "trust", "configured", "access", "risk", "told"),
     [
-        (None, "trusted", None, "write", "medium"),
-        ({}, "trusted", None, "write", "medium"),
-        (READS, "trusted", None, "read", "none"),
-        (DELETES, "trusted", None, "delete", "high"),
-        (READS | DELETES, "trusted", None, "read", "none"),
-        ({"destructiveHint": False}, "trusted", None, "write", "medium"),
-        ({"readOnlyHint": "yes"}, "trusted", None, "write", "medium"),
-        ("nonsense", "trusted", None, "write", "medium"),
-        (READS, "untrusted", None, "write", "medium"),
-        (DELETES, "untrusted", None, "write", "medium"),
-        (READS, "untrusted", "read", "read", "none"),
-        (READS, "trusted", "delete", "delete", "high"),
-        (DELETES, "trusted", "write", "write", "medium"),
+        (None, "trusted", None, "write", "medium", None),
+        ({}, "trusted", None, "write", "medium", None),
+        (READS, "trusted", None, "read", "none", READS),
+        (DELETES, "trusted", None, "delete", "high", DELETES),
+        (READS | DELETES, "trusted", None, "read", "none", READS | DELETES),
+        (NOT_DELETES, "trusted", None, "write", "medium", NOT_DELETES),
+        (NOT_READS, "trusted", None, "write", "medium", NOT_READS),
+        ({"readOnlyHint": "yes"}, "trusted", None, "write", "medium", None),
+        ({"title": "T", "openWorldHint": False, "made_up": True}, "trusted", None, "write",
+         "medium", {"title": "T", "openWorldHint": False}),
+        ("nonsense", "trusted", None, "write", "medium", None),
+        (READS, "untrusted", None, "write", "medium", None),
+        (DELETES, "untrusted", None, "write", "medium", None),
+        (READS, "untrusted", "read", "read", "none", READS),
+        (READS, "trusted", "delete", "delete", "high", NOT_READS | DELETES),
+        (DELETES, "trusted", "write", "write", "medium", NOT_READS | NOT_DELETES),
+        (DELETES, "trusted", "read", "read", "none", READS | NOT_DELETES),
+        (None, "trusted", "read", "read", "none", READS),
+        (None, "trusted", "write", "write", "medium", NOT_READS),
+        (None, "trusted", "delete", "delete", "high", NOT_READS | DELETES),
     ],
-)
-def test_access_is_configured_else_hinted_by_who_is_trusted_else_write(
-    hints: Any, trust: Any, configured: Access | None, access: Access, risk: str
+)  # fmt: skip
+def test_hints_and_access_are_configured_else_those_of_a_trusted_upstream_and_never_made_up(
+    hints: Any, trust: Any, configured: Access | None, access: Access, risk: str, told: Any
 ) -> None:
     tool = {"name": "t", "inputSchema": {"type": "object"}, "annotations": hints}
     operations = {"t": Override(access=configured)} if configured else {}
     made = build_upstream([tool], source(trust=trust, operations=operations)).tools[0]
-    told = orjson.loads(made.entry)["annotations"]
     assert (made.access, made.risk) == (access, risk)
-    assert (told["readOnlyHint"], told["destructiveHint"]) == (access == "read", access == "delete")
+    assert orjson.loads(made.entry).get("annotations") == told
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "told"),
+    [
+        ({}, "find", (None, None)),
+        ({"title": "Find\u200b it"}, "Find it", ("Find it", None)),
+        ({"title": " "}, "find", (None, None)),
+        ({"annotations": {"title": "Finder"}}, "Finder", (None, "Finder")),
+        ({"title": "One", "annotations": {"title": "Two"}}, "One", ("One", "Two")),
+    ],
+)
+def test_a_title_is_the_upstreams_own_or_absent(
+    given: dict[str, Any], shown: str, told: tuple[str | None, str | None]
+) -> None:
+    tool = {"name": "find", "inputSchema": {"type": "object"}, **given}
+    made = build_upstream([tool], SOURCE).tools[0]
+    entry = orjson.loads(made.entry)
+    assert made.title == shown
+    assert (entry.get("title"), entry.get("annotations", {}).get("title")) == told
+
+
+@pytest.mark.parametrize(
+    ("execution", "skipped"),
+    [
+        (
+            {"taskSupport": "required"},
+            ["it only runs as a task, which the gateway does not pass on"],
+        ),
+        ({"taskSupport": "optional"}, []),
+        ({"taskSupport": "forbidden"}, []),
+        (["required"], []),
+    ],
+)
+def test_a_tool_that_only_runs_as_a_task_is_skipped(execution: Any, skipped: list[str]) -> None:
+    tool = {**FIND, "execution": execution}
+    assert reasons(tool) == skipped
+    assert names(tool) == ([] if skipped else ["hotel_find"])
 
 
 def test_dangerous_tool_is_never_exposed() -> None:
@@ -231,15 +269,76 @@ def test_schema_of_any_draft_survives_as_it_is(schema: dict[str, Any]) -> None:
     assert orjson.loads(tool.entry)["inputSchema"] == schema
 
 
-def test_output_schema_is_passed_as_it_is() -> None:
-    schema = {"type": "object", "properties": {"rooms": {"type": "array"}}}
-    tool = build_upstream([{**FIND, "outputSchema": schema}], SOURCE).tools[0]
-    assert tool.output_schema == orjson.dumps(schema)
-    assert orjson.loads(tool.entry)["outputSchema"] == schema
+RESULT_ID: Any = {"truncated": True, "bytes": 9, "result_id": "r", "preview": "…"}
+ERROR: Any = {"error": {"code": "busy", "message": "Later."}}
+STRICT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"rooms": {"type": "array", "items": {"$ref": "#/$defs/Room"}}},
+    "required": ["rooms"],
+    "additionalProperties": False,
+    "$defs": {"Room": {"type": "object", "required": ["nr"]}},
+}
+ROOMS = {"rooms": [{"nr": 7}]}
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "array"}, {}, [], "x", {"type": "object", "required": 1}]
+    ("schema", "right", "wrong"),
+    [
+        (STRICT, ROOMS, [{}, {"rooms": [{}]}, {**ROOMS, "more": 1}]),
+        (STRICT | {"$schema": "http://json-schema.org/draft-07/schema#"}, ROOMS, [{}]),
+        (STRICT | {"title": "Rooms", "x-mark": True}, ROOMS, [{}]),
+        (
+            {"type": "object", "properties": {"error": {"type": "string"}, "bytes": {}},
+             "required": ["error"]},
+            {"error": "none"},
+            [{}, {"error": 7}],
+        ),
+        ({"type": "object", "anyOf": [{"required": ["a"]}]}, {"a": 1}, [{"b": 1}]),
+        ({"type": "object", "$ref": "#/$defs/A", "$defs": {"A": {"required": ["a"]}}},
+         {"a": 1}, [{"b": 1}]),
+        ({"type": "object", "maxProperties": 1, "propertyNames": {"enum": ["a"]}},
+         {"a": 1}, [{"b": 1}]),
+        ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False},
+         {"a": 1}, [{"b": 1}]),
+        ({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["nr"]},
+         {"nr": 1, "next": {"nr": 2}}, [{}, {"nr": 1, "next": 2}]),
+    ],
+)  # fmt: skip
+def test_a_listed_output_schema_allows_the_upstreams_answers_and_the_gateways_own(
+    schema: dict[str, Any], right: Any, wrong: list[Any]
+) -> None:
+    tool = build_upstream([{**FIND, "outputSchema": schema}], SOURCE).tools[0]
+    assert tool.output_schema == orjson.dumps(schema)
+    listed = orjson.loads(tool.entry)["outputSchema"]
+    checks = validator_for(listed)(listed)
+    assert all(checks.is_valid(answer) for answer in (right, RESULT_ID, ERROR))
+    assert not any(checks.is_valid(answer) for answer in wrong)
+
+
+def test_clients_find_the_types_of_an_answer_where_the_upstream_has_them() -> None:
+    tool = build_upstream([{**FIND, "outputSchema": STRICT | {"x-mark": True}}], SOURCE).tools[0]
+    listed = orjson.loads(tool.entry)["outputSchema"]
+    kept = ("type", "properties", "$defs", "x-mark")
+    assert {key: listed[key] for key in kept} == {
+        **{key: STRICT[key] for key in kept if key in STRICT},
+        "x-mark": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array"},
+        {},
+        [],
+        "x",
+        {"type": "object", "required": 1},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/patternProperties/x"}},
+            "patternProperties": {"x": {}},
+        },
+    ],  # fmt: skip
 )
 def test_output_schema_that_would_fail_the_list_is_left_out_and_reported(schema: Any) -> None:
     build = build_upstream([{**FIND, "outputSchema": schema}], SOURCE)

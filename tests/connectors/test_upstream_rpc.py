@@ -11,6 +11,7 @@ from gateway.connectors.upstream_rpc import (
     CLIENT_CAPABILITIES,
     CLIENT_INFO,
     MAX_ROUNDS,
+    NOT_OFFERED,
     Peer,
     RpcFailed,
     answer,
@@ -147,13 +148,9 @@ def test_request_carries_our_envelope_and_nothing_of_the_clients(
         ({"method": "elicitation/create", "params": {}}, {"result": {"action": "decline"}}),
         (
             {"method": "sampling/createMessage"},
-            {
-                "error": {
-                    "code": -32601,
-                    "message": "The gateway does not offer this to upstreams",
-                }
-            },
+            {"error": {"code": -32601, "message": f"The upstream {NOT_OFFERED}"}},
         ),
+        ({"method": "x"}, {"error": {"code": -32601, "message": f"The upstream {NOT_OFFERED}"}}),
     ],
 )
 async def test_every_question_of_an_upstream_gets_an_answer(
@@ -205,7 +202,7 @@ async def test_upstream_that_asks_for_what_is_not_offered_is_refused() -> None:
 
     with pytest.raises(UpstreamFailed) as caught:
         await completed(send, {"name": "t"}, None, "up")
-    assert caught.value.message == "up asks for something the gateway does not offer to upstreams"
+    assert caught.value.message == f"up {NOT_OFFERED}"
 
 
 def test_words_of_an_upstreams_error_are_bounded_and_visible() -> None:

@@ -34,7 +34,7 @@ def test_wrapped_tool_fills_in_what_leaves_its_schema_and_hides_the_original() -
     assert book.upstream == UpstreamOperation(
         "Create_booking", inject=("email",), idempotency_field="token", record=("booking_id",)
     )
-    assert orjson.loads(book.entry)["annotations"]["idempotentHint"] is True
+    assert "annotations" not in orjson.loads(book.entry)  # a new token a call: no repeat is free
     assert find.name == "hotel_find"
     assert build.skipped == (Skipped("Create_booking", "", "", "wrapped as book"),)
     assert build.problems == ()

@@ -34,6 +34,7 @@ class Speaker:
     era: Era
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # to questions of the server
+    answers_to: str = ""  # where answers go, if not to the same address
     hello: dict[str, Any] = field(default_factory=dict)
     heard: list[dict[str, Any]] = field(default_factory=list)  # said before an answer
     meta: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +86,8 @@ class Speaker:
     async def notify(self, message: dict[str, Any]) -> None:
         """Send what has no answer."""
         headers = {**ACCEPT, **self._headers}
-        async with self.http.post(self.url, json=message, headers=headers) as response:
+        url = self.answers_to or self.url
+        async with self.http.post(url, json=message, headers=headers) as response:
             assert response.status == 202
 
     @asynccontextmanager

@@ -113,7 +113,7 @@ async def test_client_that_can_not_be_asked_is_not(edge: Edge) -> None:
     edge.toolbox.put("ask")
     async with Client(edge.url, mode="legacy") as client:
         await client.call_tool("ask", {})
-    assert [context.elicit for _, _, context in edge.toolbox.calls] == [None]
+    assert [context.ask for _, _, context in edge.toolbox.calls] == [None]
 
 
 async def test_2025_client_hears_of_its_change(edge: Edge) -> None:

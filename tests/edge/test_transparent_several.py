@@ -11,10 +11,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.app import INSTRUCTIONS
+from gateway.edge.offers import joined_instructions
 from tests.conftest import OPEN, Running, gateway_on
 from tests.edge.speakers import Era, Refusal, Speaker, plain
-from tests.library_peer import LibraryPeer, library_peer
+from tests.library_peer import SECRET, LibraryPeer, library_peer
+from tests.peers import until
 
 SEVERAL = """
 [demo]
@@ -96,11 +101,66 @@ def _read(uri: str, shelf: str) -> dict[str, Any]:
     return {"contents": [{"uri": uri, "mimeType": "text/plain", "text": f"{uri} of {shelf}"}]}
 
 
+FICTION = "## fiction (its tools here begin with `fiction_`)\nRead fiction quietly. "
+SCIENCE = "## science (its tools here begin with `sci_`)\nRead science quietly. "
+
+
+@pytest.mark.parametrize("era", ["2025", "2026"])
+async def test_each_server_says_how_it_is_to_be_used_under_its_name(
+    libraries: Libraries, era: Era
+) -> None:
+    gateway = await libraries.gateway()
+    addresses = {
+        "": (INSTRUCTIONS, FICTION, SCIENCE),
+        "/bundles/whole": (INSTRUCTIONS, SCIENCE),
+        "/bundles/some": (INSTRUCTIONS, SCIENCE),
+        "/bundles/hidden": (INSTRUCTIONS, SCIENCE),
+        "/bundles/unknown": (INSTRUCTIONS,),
+    }
+    await until(lambda: len(gateway.app.gateway.snapshot.tools) == 6)
+    for address, parts in addresses.items():
+        client = await libraries.speaker(gateway.mcp + address, era)
+        said = client.hello["instructions"].replace(SECRET, "")
+        assert tuple(part.strip() for part in said.split("\n\n")) == tuple(
+            part.strip() for part in parts
+        )
+
+
+async def test_instructions_are_known_before_a_server_is_met_again_and_trusted_ones_only(
+    libraries: Libraries,
+) -> None:
+    text = libraries.text.partition("[bundles.whole]")[0]
+    text = text.replace('prefix = "sci_"', 'prefix = "sci_"\ntrust = "untrusted"')
+    async with gateway_on(libraries.folder / "config.toml", text) as gateway:
+        await until(lambda: len(gateway.app.gateway.snapshot.tools) == 6)
+    lazy = text.replace("[connections.fiction]", "[connections.fiction]\nlazy = true")
+    again = await libraries.gateway(lazy)
+    client = await libraries.speaker(again.mcp, "2025")
+    assert FICTION.strip() in client.hello["instructions"]
+    assert "science" not in client.hello["instructions"]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"## a": "x", "## b": "y"}, "Own\n\n## a\nx\n\n## b\ny"),
+        ({"## a": "x" * 9000, "## b": "y"}, "Own\n\n## a\n" + "x" * 8173 + "…\n\n## b\ny"),
+    ],
+)
+def test_long_instructions_leave_room_for_short_ones(said: dict[str, str], shown: str) -> None:
+    assert joined_instructions("Own", said) == shown
+    assert len(shown) <= 8192
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.text("x", max_size=5000)))
+def test_instructions_are_bounded_however_many_servers_speak(said: dict[str, str]) -> None:
+    many = {**said, **{f"server {n}": "words " * 100 for n in range(len(said) * 40)}}
+    assert len(joined_instructions("Own", many)) <= 8192
+
+
 async def test_lists_are_put_together_and_names_lead_to_their_owner(libraries: Libraries) -> None:
     gateway = await libraries.gateway()
     client = await libraries.speaker(gateway.mcp, "2025")
-    assert client.hello["instructions"].startswith("Tools of many APIs")
-
     prompts = (await client.request("prompts/list"))["prompts"]
     assert [prompt["name"] for prompt in prompts] == ["fiction_review", "sci_review"]
     resources = (await client.request("resources/list"))["resources"]

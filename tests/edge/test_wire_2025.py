@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.edge.mcp_server import McpEndpoint
+from gateway.policy.offering import elicitation_modes
 from tests.edge.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.edge.raw import call, opened, post, request, session
 
@@ -277,7 +278,8 @@ async def test_only_clients_that_can_be_asked_are(
 ) -> None:
     own = await session(edge, version, capabilities=capabilities)
     await post(edge, call("echo"), own)
-    assert (edge.toolbox.calls[0][2].elicit is not None) == asked
+    context = edge.toolbox.calls[0][2]
+    assert (context.ask is not None and bool(elicitation_modes(context.capabilities))) == asked
 
 
 ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -106,9 +106,10 @@ class Toolbox:
                     await context.progress(step + 1, 3, f"step {step + 1}")
             case "grow":
                 self.put(arguments["name"])
-            case "ask" if context.elicit is not None:
-                answer = await context.elicit(
-                    {"message": "Go on?", "requestedSchema": {"type": "object", "properties": {}}}
+            case "ask" if context.ask is not None:
+                answer = await context.ask(
+                    "elicitation/create",
+                    {"message": "Go on?", "requestedSchema": {"type": "object", "properties": {}}},
                 )
                 return {"content": [], "structuredContent": answer}
         text = orjson.dumps(arguments).decode()

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import UpstreamFailed
 from gateway.invoke.caller import AbsentCaller
-from gateway.invoke.questions import MAX_QUESTION_BYTES, asker, one_by_one
+from gateway.invoke.questions import MAX_QUESTION_BYTES, asker, one_by_one, unanswered
 from gateway.invoke.redact import Redactor
 from gateway.model import Principal
 
@@ -92,12 +92,76 @@ async def test_no_answer_in_time_is_a_cancel() -> None:
     assert (await asked(elicitation(FORM), FORMS, never, seconds=0.01))[1] == {"q": CANCELLED}
 
 
-async def test_what_can_not_be_declined_is_the_servers_fault() -> None:
-    sampling = {"method": "sampling/createMessage", "params": {"maxTokens": 1}}
+MODEL: dict[str, Any] = {"sampling": {}}
+SAID = {"role": "assistant", "content": {"type": "text", "text": "Hi"}, "model": "m"}
+PLACES = {"roots": [{"uri": "file:///home"}]}
+
+
+def sampling(**params: Any) -> dict[str, Any]:
+    return {"method": "sampling/createMessage", "params": {"maxTokens": 1, **params}}
+
+
+@pytest.mark.parametrize(
+    ("question", "askable", "answer", "shown", "told"),
+    [
+        (sampling(), MODEL, SAID, sampling(), SAID),
+        (sampling(), MODEL, {**SAID, "_meta": {}, "resultType": "complete"}, sampling(), SAID),
+        (sampling(_meta={}, task={}, includeContext="allServers"), MODEL, SAID, sampling(), SAID),
+        (
+            sampling(systemPrompt="is it s3cret-value"),
+            MODEL,
+            SAID,
+            sampling(systemPrompt="is it [redacted]"),
+            SAID,
+        ),
+        (sampling(tools=[]), {"sampling": {"tools": {}}}, SAID, sampling(tools=[]), SAID),
+        (
+            {"method": "roots/list", "params": {"_meta": {}}},
+            {"roots": {}},
+            {**PLACES, "_meta": {}},
+            {"method": "roots/list", "params": {}},
+            PLACES,
+        ),
+    ],
+)
+async def test_a_clients_model_and_folders_are_asked_for_and_answered(
+    question: Any, askable: dict[str, Any], answer: Any, shown: Any, told: Any
+) -> None:
+    assert await asked(question, askable, answer) == ([shown], {"q": told})
+
+
+@pytest.mark.parametrize(
+    ("question", "askable", "answer"),
+    [
+        (sampling(), FORMS, SAID),
+        (sampling(tools=[]), MODEL, SAID),
+        ({"method": "roots/list"}, MODEL, PLACES),
+        ({"method": "tools/list"}, MODEL, {}),
+        (sampling(), MODEL, None),
+        (sampling(), MODEL, {"action": "accept"}),
+        ({"method": "roots/list"}, {"roots": {}}, SAID),
+    ],
+)
+async def test_what_is_not_offered_or_not_answered_and_can_not_be_declined_fails(
+    question: Any, askable: dict[str, Any], answer: Any
+) -> None:
     with pytest.raises(UpstreamFailed):
-        await asked(sampling, FORMS, {})
-    put, answers = await asked(sampling, {"sampling": {}}, {"role": "assistant"})
-    assert (put, answers) == ([sampling], {"q": {"role": "assistant"}})
+        await asked(question, askable, answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        ({"code": -7, "message": "User said no"}, -7, "User said no"),
+        ({"code": "x"}, -1, "no answer came"),
+        (None, -1, "no answer came"),
+    ],
+)
+def test_a_clients_refusal_keeps_its_code_and_its_words(error: Any, code: int, words: str) -> None:
+    with pytest.raises(UpstreamFailed) as refused:
+        unanswered("sampling/createMessage", error)
+    assert refused.value.details == {"rpc_code": code}
+    assert refused.value.message.endswith(f"(sampling): {words}")
 
 
 def test_who_can_not_be_asked_has_no_asker() -> None:
@@ -107,7 +171,7 @@ def test_who_can_not_be_asked_has_no_asker() -> None:
 async def test_a_client_of_2025_is_asked_in_its_own_words() -> None:
     heard: list[dict[str, Any]] = []
 
-    async def elicit(params: dict[str, Any]) -> dict[str, Any]:
+    async def elicit(method: str, params: dict[str, Any]) -> dict[str, Any]:
         heard.append(params)
         return {"action": "accept"}
 

@@ -350,6 +350,24 @@ async def test_any_replica_takes_the_answer(
 
 
 @every_server
+async def test_any_replica_takes_what_a_client_of_2025_says_however_long(
+    replicas: tuple[Running, Running], peer: AskingPeer
+) -> None:
+    one, two = replicas
+    words = "Emma " * 20_000
+    said = {"role": "assistant", "content": {"type": "text", "text": words}, "model": "m"}
+    async with ann_at(one.url) as ann:
+        offered = {"sampling": dict[str, Any]()}
+        speaker = Speaker(ann.speaker.http, f"{one.url}/mcp", "2025", offered, lambda _: said)
+        await speaker.meet()
+        speaker.answers_to = f"{two.url}/mcp"
+        call = {"name": "shop_look", "arguments": {"title": "Emma", "want": "sampling"}}
+        result = await speaker.request("tools/call", call)
+    assert (result["structuredContent"]["truncated"], result["isError"]) == (True, False)
+    assert '"text":"m: Emma Emma' in result["structuredContent"]["preview"]
+
+
+@every_server
 async def test_a_replica_that_ended_is_not_waited_for(
     tmp_path: Path, store_url: str, peer: AskingPeer
 ) -> None:

@@ -16,6 +16,7 @@ from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import TOKENS, client, config
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
+from tests.report_peer import EXPECTED, ROWS, report_gateway
 
 BOOKS = [{"id": n, "title": f"Bänd {n}", "a/b": {"~": [n]}} for n in range(9_000)]
 JSON = orjson.dumps({"books": BOOKS, "by/id": {str(n): book for n, book in enumerate(BOOKS)}})
@@ -176,7 +177,7 @@ async def test_large_answer_of_an_upstream_is_read_in_parts(make_gateway: Gatewa
         gateway: Running = await make_gateway(config(other, 'level = "full_access"', more))
         async with client(gateway.url, "ann") as ann:
             found = await called(ann, "far_echo", {"text": TEXT})
-            asked = {"result_id": found["result_id"], "pointer": "/content/0/text"}
+            asked = {"result_id": found["result_id"], "pointer": "/text"}  # structured content
             part = await called(ann, "read_result", {**asked, "offset": len(TEXT) - 5})
     assert part == {
         "result_id": found["result_id"],
@@ -185,6 +186,41 @@ async def test_large_answer_of_an_upstream_is_read_in_parts(make_gateway: Gatewa
         "offset": len(TEXT) - 5,
         "value": TEXT[-5:],
     }
+
+
+async def test_a_large_answer_with_little_structure_is_kept_whole(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with mcp_peer() as peer, provider() as other:
+        more = f'[connections.far]\nkind = "mcp"\nurl = "{peer.url}"\n'
+        gateway: Running = await make_gateway(config(other, 'level = "full_access"', more))
+        async with client(gateway.url, "ann") as ann:
+            found = await called(ann, "far_huge", {"bytes": 100_000})
+            asked = {"result_id": found["result_id"], "pointer": "/content/0/text"}
+            part = await called(ann, "read_result", {**asked, "offset": 99_990})
+    assert (part["total"], part["value"]) == (100_000, "x" * 10)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_client_that_checks_what_a_tool_promised_takes_every_answer(mode: str) -> None:
+    async with report_gateway() as url, Client(url, mode=mode) as made:
+        tools = {tool.name: tool for tool in (await made.list_tools()).tools}
+        small = await called(made, "far_report", {"rows": 2})
+        cut = await called(made, "far_report", {"rows": ROWS})
+        asked = {"result_id": cut["result_id"], "pointer": "/rows", "offset": ROWS - 1}
+        last = await called(made, "read_result", asked)
+        refused = await called(made, "far_report", {"rows": "many"})
+        failed = await made.call_tool("far_report", {"rows": 1, "fail": True})
+    promised = tools["far_report"].output_schema
+    assert promised is not None and failed.is_error
+    assert {
+        "promised": sorted({*promised["properties"], *promised["anyOf"][0]["properties"]}),
+        "small": small,
+        "truncated": cut["truncated"],
+        "last": last["value"],
+        "refused": refused["error"]["code"],
+        "failed": getattr(failed.content[0], "text", ""),
+    } == EXPECTED
 
 
 async def test_a_large_answer_over_rest_is_read_over_rest(shop: Running) -> None:

@@ -19,9 +19,20 @@ import pytest
 import pytest_asyncio
 from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
-from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult
+from mcp_types import (
+    CallToolResult,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    ListRootsResult,
+    Root,
+    TextContent,
+)
+from pydantic import FileUrl
 
-from tests.asking_peer import PAGE, TOOLS, asking_peer
+from tests.asking_peer import PAGE, TO_MODEL, TOOLS, asking_peer
 from tests.conftest import gateway_on
 from tests.peers import until
 
@@ -198,3 +209,65 @@ async def test_a_page_is_opened_by_a_client_that_opens_pages(
     async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=person) as made:
         result = await made.call_tool(name, {"title": uuid.uuid4().hex, "page": True})
     assert (said(result), person.asked) == ("accept None", [PAGE])
+
+
+LONG = 4_000
+
+
+@every_client
+@every_server
+async def test_a_server_is_told_what_the_clients_model_says(
+    shops: Shops, client: str, server: str
+) -> None:
+    asked: list[CreateMessageRequestParams] = []
+
+    async def say(context: Any, params: CreateMessageRequestParams) -> CreateMessageResult:
+        asked.append(params)
+        content = TextContent(text="brief" * LONG)
+        return CreateMessageResult(role="assistant", content=content, model="m1")
+
+    arguments = {"title": uuid.uuid4().hex, "want": "sampling"}
+    async with Client(f"{shops.url}/mcp", mode=client, sampling_callback=say) as made:
+        result = await made.call_tool(f"{name_of(server)}_look", arguments)
+    assert said(result) == "m1: " + "brief" * LONG
+    told = [(one.messages, one.max_tokens, one.system_prompt) for one in asked]
+    assert told == [(TO_MODEL["messages"], 100, "Be brief")]
+
+
+@every_client
+@every_server
+async def test_a_server_is_told_where_the_client_works(
+    shops: Shops, client: str, server: str
+) -> None:
+    async def roots(context: Any) -> ListRootsResult:
+        return ListRootsResult(roots=[Root(uri=FileUrl("file:///home/ann"))])
+
+    arguments = {"title": uuid.uuid4().hex, "want": "roots"}
+    async with Client(f"{shops.url}/mcp", mode=client, list_roots_callback=roots) as made:
+        result = await made.call_tool(f"{name_of(server)}_look", arguments)
+    assert said(result) == "file:///home/ann"
+
+
+@every_client
+@every_server
+@pytest.mark.parametrize("want", ["sampling", "roots"])
+async def test_a_server_learns_that_a_client_offers_neither(
+    shops: Shops, client: str, server: str, want: str
+) -> None:
+    arguments = {"title": uuid.uuid4().hex, "want": want}
+    async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=Person(shops)) as made:
+        result = await made.call_tool(f"{name_of(server)}_look", arguments)
+    assert "asks for something that this client does not offer" in said(result)
+    assert result.is_error == (server.endswith("2026"))
+
+
+@every_server
+async def test_a_server_learns_that_the_clients_user_said_no(shops: Shops, server: str) -> None:
+    async def refuse(context: Any, params: CreateMessageRequestParams) -> ErrorData:
+        return ErrorData(code=-1, message="User rejected sampling request")
+
+    arguments = {"title": uuid.uuid4().hex, "want": "sampling"}
+    async with Client(f"{shops.url}/mcp", mode="legacy", sampling_callback=refuse) as made:
+        result = await made.call_tool(f"{name_of(server)}_look", arguments)
+    assert "User rejected sampling request" in said(result)
+    assert result.is_error == (server.endswith("2026"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,9 +12,13 @@ import aiohttp
 import pytest
 from mcp.client.client import Client
 
+from gateway.model import Principal
+from gateway.policy.view import Scope
 from tests.conftest import OPEN, Running, gateway_on
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import items_api, provider, until
+
+PAGES_OF_FOUR = "\n[limits]\npage_tools = 4\n"
 
 
 @pytest.fixture
@@ -89,6 +94,47 @@ async def test_a_session_of_the_first_era_is_served_by_either(
             async with http.post(replica.mcp, json=ask, headers=within) as answer:
                 assert answer.status == 200
                 assert (await answer.json())["id"] == 2
+
+
+async def paged_by_four(replica: Running) -> None:
+    """An edit of its configuration, in force."""
+    replica.config.write_text(replica.config.read_text("utf-8") + PAGES_OF_FOUR, "utf-8")
+    await until(lambda: replica.app.gateway.snapshot.settings.limits.page_tools == 4)
+
+
+async def toggled(client: Client, one: Running, two: Running, **put: str) -> None:
+    """The connection is put, or deleted if it is there, and both gateways know."""
+    there = put["name"] in one.app.gateway.snapshot.connections
+    change = {"name": put["name"]} if there else put
+    await own_call(client, "delete_connection" if there else "put_connection", **change)
+    revision = one.app.gateway.snapshot.revision
+    await until(lambda: two.app.gateway.snapshot.revision >= revision)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_pages_from_either_make_one_list_while_tools_come_and_go(
+    replicas: tuple[Running, Running], mode: str
+) -> None:
+    one, two = replicas
+    await paged_by_four(one)
+    await paged_by_four(two)
+    async with (
+        provider() as peer,
+        Client(one.mcp, mode=mode) as first,
+        Client(two.mcp, mode=mode) as second,
+    ):
+        put = {"kind": "openapi", "spec": peer.spec}
+        await toggled(first, one, two, name="shop", **put)
+        stays = {"shop_get_items", *one.app.gateway.view(Principal("local"), Scope()).own}
+        listed, cursor, come_and_go = list[str](), None, itertools.cycle(["aa", "mm", "zz"])
+        for client in itertools.cycle([first, second]):
+            page = await client.list_tools(cursor=cursor)
+            listed += [tool.name for tool in page.tools]
+            if (cursor := page.next_cursor) is None:
+                break
+            await toggled(first, one, two, name=next(come_and_go), **put)
+    assert len(listed) == len(set(listed)) > 8
+    assert stays <= set(listed)
 
 
 async def test_a_rate_limit_holds_over_both(replicas: tuple[Running, Running]) -> None:

@@ -76,6 +76,19 @@ async def test_wrapped_tool_gets_a_token_and_its_answer_is_found_again(
     assert record["result"]["output"] == {"booking": {"booking_id": "b-1"}, "room": "7"}
 
 
+async def test_what_is_recorded_of_an_answer_is_found_though_the_answer_was_too_large(
+    make_gateway: GatewayMaker,
+) -> None:
+    async with mcp_peer(peer=hotel()) as peer:
+        gateway: Running = await make_gateway(config(peer.url))
+        async with client(gateway.url, "ann") as ann:
+            result = await ann.call_tool("book_room", {"room": "7" * 100_000})
+            token = (result.meta or {})["gateway/idempotency_token"]
+            found = await ann.call_tool("find_execution", {"token": token})
+    assert (result.structured_content or {})["truncated"] is True
+    assert (found.structured_content or {})["recorded"] == {"booking_id": "b-1"}
+
+
 async def test_equal_calls_at_once_book_one_room(make_gateway: GatewayMaker) -> None:
     async with mcp_peer(peer=hotel()) as peer:
         assert isinstance(peer, Hotel)

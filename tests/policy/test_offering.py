@@ -57,22 +57,23 @@ EVERYTHING: dict[str, Any] = {"elicitation": {"url": {}}, "sampling": {}, "roots
 
 
 @pytest.mark.parametrize(
-    ("more", "capabilities", "expected"),
+    ("trust", "capabilities", "expected"),
     [
-        (BARE, EVERYTHING, {"elicitation": {"url": {}}, "sampling": {}, "roots": {}}),
-        (BARE + '\ntrust = "untrusted"', {**EVERYTHING, "elicitation": {}}, "form"),
-        ("", {**EVERYTHING, "elicitation": {}}, "form"),
-        ("", {"elicitation": {"form": {}, "url": {}}}, {"elicitation": {"form": {}, "url": {}}}),
-        ("", EVERYTHING, {"elicitation": {"url": {}}}),
-        ("", {}, {}),
+        ("trusted", EVERYTHING, {"elicitation": {"url": {}}, "sampling": {}, "roots": {}}),
+        ("untrusted", EVERYTHING, {"elicitation": {"url": {}}}),
+        ("trusted", {"elicitation": {}}, {"elicitation": {"form": {}}}),
+        ("trusted", {"sampling": {"tools": {}, "context": {}}}, {"sampling": {"tools": {}}}),
+        ("trusted", {"roots": {"listChanged": True}}, {"roots": {}}),
+        ("trusted", {"roots": None, "sampling": True}, {}),
+        ("trusted", {}, {}),
     ],
 )
-def test_only_a_trusted_server_that_is_all_there_is_may_ask_for_everything(
-    more: str, capabilities: dict[str, Any], expected: Any
+def test_a_server_may_ask_for_what_the_client_offers_and_an_untrusted_one_its_user_only(
+    trust: str, capabilities: dict[str, Any], expected: Any
 ) -> None:
-    settings = parse_settings(server("one", more).encode(), "config.toml")
-    found = askable(capabilities, _offering(settings, Principal("ann"), OWN))
-    assert found == ({"elicitation": {"form": {}}} if expected == "form" else expected)
+    settings = parse_settings(server("one", f'trust = "{trust}"').encode(), "config.toml")
+    state = ConnectionState("one", settings.connections["one"], "config", status="connected")
+    assert askable(capabilities, state) == expected
 
 
 def _offering(settings: Settings, principal: Principal, scope: Scope) -> Any:

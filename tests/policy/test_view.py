@@ -7,12 +7,14 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
 from gateway.edge.own_tools import OWN_TOOLS, RESERVED_NAMES
 from gateway.model import Principal, Tool
-from gateway.policy.view import PAGE_SIZE, Scope, View, view
+from gateway.policy.view import Scope, View, view
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = connection("shop", *(tool("shop", n) for n in ("get_book", "add_book", "del_book")))
@@ -103,16 +105,51 @@ def test_the_gateways_own_tools_are_listed_where_they_belong() -> None:
     assert seen("clerk", Scope("step", ("opening", "evening"))).own == frozenset()
 
 
-def test_the_list_is_paged_with_cursors_of_its_own_only() -> None:
-    tools = [tool("shop", f"get_{number:04}") for number in range(PAGE_SIZE + 3)]
-    found = view(snapshot(connection("shop", *tools)), Principal("ann"), Scope(), OWN_TOOLS)
-    first = orjson.loads(b"{" + (found.page(None) or b"") + b"}")
-    second = orjson.loads(b"{" + (found.page(first["nextCursor"]) or b"") + b"}")
-    assert "nextCursor" not in second
-    names = [entry["name"] for entry in first["tools"] + second["tools"]]
-    assert len(names) == len(set(names)) == len(found.entries)
-    for wrong in ("0", "1", "-500", "500x", "99999500", "", "²"):
-        assert found.page(wrong) is None
+def paged(names: list[str], size: int, cursor: str | None = None) -> tuple[list[str], str | None]:
+    """One page of a list with these tools beside the gateway's own."""
+    shop = connection("shop", *(tool("shop", name) for name in names))
+    now = snapshot(shop, config=f"[limits]\npage_tools = {size}")
+    shown = view(now, Principal("ann"), OWN, OWN_TOOLS).page(cursor)
+    assert shown is not None
+    page = orjson.loads(b"{%b}" % shown)
+    return [entry["name"] for entry in page["tools"]], page.get("nextCursor")
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 50, 2000])
+def test_pages_put_together_are_the_list(size: int) -> None:
+    listed, cursor = paged([f"get_{n}" for n in range(60)], size)
+    assert len(listed) <= size
+    while cursor:
+        page, cursor = paged([f"get_{n}" for n in range(60)], size, cursor)
+        assert 0 < len(page) <= size
+        listed += page
+    own = seen(None).own
+    assert listed == [*sorted(own), *sorted(f"shop_get_{n}" for n in range(60))]
+
+
+@given(
+    st.lists(st.sets(st.sampled_from([f"get_{n}" for n in range(30)])), min_size=1, max_size=40),
+    st.integers(1, 12),
+)
+def test_while_tools_come_and_go_none_is_listed_twice_and_none_that_stays_is_left_out(
+    worlds: list[set[str]], size: int
+) -> None:
+    stays, listed, cursor = {"get_4", "get_17"}, list[str](), None
+    for names in [*worlds, *worlds[-1:] * 60]:
+        page, cursor = paged(sorted(names | stays), size, cursor)
+        listed += page
+        if cursor is None:
+            break
+    assert cursor is None
+    assert len(listed) == len(set(listed))
+    assert {*seen(None).own, *(f"shop_{name}" for name in stays)} <= set(listed)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["0", "500", "", "²", "shop_get_1", "tool:", "tool:a b", "own:\n"]
+)
+def test_a_cursor_that_was_never_given_is_refused(wrong: str) -> None:
+    assert seen(None).page(wrong) is None
 
 
 def test_the_digest_changes_exactly_with_the_list() -> None:

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from sqlalchemy import Connection
 
 from gateway.store.approvals import create_approval, decide_approval
 from gateway.store.choices import choose_access
 from gateway.store.database import Database
 from gateway.store.notify import RECONNECTED, Notifier
 from gateway.store.sessions import end_session
-from gateway.store.signals import MAX_PAYLOAD_BYTES, current_revision, signal
+from gateway.store.signals import MAX_NOTIFY_BYTES, current_revision, signal
 from tests.databases import PostgresServer
 from tests.store.rows import approval, execution
 
@@ -95,13 +96,30 @@ async def test_session_ended_elsewhere_is_heard(db: Database, other_db: Database
 
 async def test_failed_unit_tells_nobody(db: Database) -> None:
     async with listening(db) as heard:
-        with pytest.raises(ValueError, match="at most"):
-            await tell(db, "cancel", "x" * (MAX_PAYLOAD_BYTES + 1))
-        await tell(db, "cancel", "x" * MAX_PAYLOAD_BYTES)
+
+        def fail(tx: Connection) -> None:
+            signal(tx, "cancel", "x")
+            raise ValueError("after all")
+
+        with pytest.raises(ValueError, match="after all"):
+            await db.write(fail)
+        await tell(db, "cancel", "y")
 
         assert heard.get_nowait() == 0
         async with asyncio.timeout(5):
-            assert await heard.get() == ("cancel", "x" * MAX_PAYLOAD_BYTES)
+            assert await heard.get() == ("cancel", "y")
+
+
+async def test_signals_of_any_size_are_heard_in_all_processes(
+    db: Database, other_db: Database
+) -> None:
+    told = ["ä" * size for size in (1, MAX_NOTIFY_BYTES // 2, MAX_NOTIFY_BYTES, 1_000_000)]
+    async with listening(db) as here, listening(other_db) as there:
+        for payload in told:
+            await tell(db, "answered", payload)
+        for payload in told:
+            await next_heard(here, ("answered", payload))
+            await next_heard(there, ("answered", payload))
 
 
 async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -> None:

@@ -1,7 +1,8 @@
 """The official TypeScript clients, in both eras, against our endpoint.
 
 `npm install` in this folder brings them. Each client makes the same journey (`journey.mjs`), over a
-listing that is cut into pages, with a token, and must see exactly what is written here.
+listing that is cut into pages, with a token, and must see exactly what is written here; then
+another one to a tool that promises what it answers (see `tests/report_peer.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gateway.edge.identity import Identity
 from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
 from tests.edge.conftest import TOKENS, serving, with_tokens
 from tests.edge.toolbox import Toolbox, tool
+from tests.report_peer import EXPECTED, ROWS, report_gateway
 
 HERE = Path(__file__).parent
 NODE = HERE / "node_modules/.bin/node"
@@ -34,15 +36,22 @@ async def main() -> int:
     endpoint = McpEndpoint(
         toolbox, Identity(with_tokens("ann")), Fernet(Fernet.generate_key()), EdgeSettings()
     )
-    wrong = 0
+    fine = True
     async with serving(endpoint) as port:
         for client in CLIENTS:
             expected = _expected(client, len(toolbox.tools))
-            seen = await _journey(client, f"http://127.0.0.1:{port}/mcp")
-            print(f"{client}: {'fine' if seen == expected else f'{seen} instead of {expected}'}")
-            wrong += seen != expected
+            fine &= await _sees(expected, client, f"http://127.0.0.1:{port}/mcp")
         await endpoint.drain(0.0)
-    return 1 if wrong else 0
+    async with report_gateway() as url:
+        for client in CLIENTS:
+            fine &= await _sees(EXPECTED, client, url, str(ROWS))
+    return 0 if fine else 1
+
+
+async def _sees(expected: dict[str, Any], client: str, *journey: str) -> bool:
+    seen = await _journey(client, *journey)
+    print(f"{client}: {'fine' if seen == expected else f'{seen} instead of {expected}'}")
+    return seen == expected
 
 
 def _expected(client: str, listed: int) -> dict[str, Any]:
@@ -56,12 +65,10 @@ def _expected(client: str, listed: int) -> dict[str, Any]:
     }
 
 
-async def _journey(client: str, url: str) -> object:
+async def _journey(client: str, url: str, *more: str) -> object:
     process = await asyncio.create_subprocess_exec(
         NODE,
-        HERE / "journey.mjs",
-        url,
-        client,
+        *(str(HERE / "journey.mjs"), url, client, *more),
         env={**os.environ, "GATEWAY_TOKEN": TOKENS["ann"]},
         stdout=asyncio.subprocess.PIPE,
     )
