@@ -224,6 +224,7 @@ async def running(
         catalog.on_change(lambda: upstreams.follow(catalog.current))
         schedule = Schedule(catalog, persistence, workers.advise)
         upstreams.sessions.on_tools_changed(schedule.wake)
+        upstreams.sessions.on_trouble(catalog.mark_failing)
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
@@ -251,9 +252,10 @@ async def running(
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
         watching = _watch(settings, place, app, egress, limits, fetcher)
-        restoring = offers.restore(await kept_wishes(db, time.time()))
+        for wish in reversed(await kept_wishes(db, time.time())):
+            offers.take(wish)
         loops = (schedule.run(), schedule.advise(), catalog.follow(), azure.poll(), watching)
-        for work in (*loops, restoring):
+        for work in loops:
             stack.push_async_callback(_ended, asyncio.create_task(work))
         workers.keep_spare()  # last: who starts has other things to load
         yield app

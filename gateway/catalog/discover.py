@@ -19,6 +19,7 @@ from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher, same_bytes
 from gateway.catalog.names import Owner
 from gateway.catalog.snapshot import without_clashes
 from gateway.catalog.sources import build_key, location_of, source_of
+from gateway.catalog.upstreams import Listed
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -31,6 +32,7 @@ from gateway.config.connection import (
 from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.upstream import Wrap, build_upstream
+from gateway.connectors.upstream_link import Sharing
 from gateway.errors import Fixable, GatewayError
 from gateway.model import Build, Problem, Source, digest
 
@@ -47,6 +49,7 @@ class Found:
     build: Build
     build_key: str
     at: float = 0.0  # when it was stored: tells a newer one that another process found
+    session: Sharing | None = None  # of an MCP server that was asked just now
 
 
 class Builder(Protocol):
@@ -61,7 +64,7 @@ class Discoverer:
 
     fetcher: Fetcher
     workers: Builder
-    list_upstream: Callable[[str, McpConnection], Awaitable[Sequence[dict[str, Any]]]]
+    list_upstream: Callable[[str, McpConnection], Awaitable[Listed]]
     check_address: Callable[[str], Awaitable[None]]
     azure: AzureDirectory
 
@@ -80,9 +83,20 @@ class Discoverer:
         With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
         who waits for it.
         """
+        if isinstance(settings, McpConnection):
+            return await self._listed(name, settings, limits, known)
         definition = await self._read(name, settings, limits, known, planned)
         seconds = SOON_SECONDS if soon else BUILD_SECONDS
         return await self.rebuild(name, settings, limits, definition, known, seconds)
+
+    async def _listed(
+        self, name: str, settings: McpConnection, limits: Limits, known: Found | None
+    ) -> Found:
+        tools, session = await self.list_upstream(name, settings)
+        held = known.definition if known else None
+        definition = _as_definition(location_of(settings), tools, held)
+        found = await self.rebuild(name, settings, limits, definition, known)
+        return found if found.session == session else replace(found, session=session)
 
     async def rebuild(
         self,
@@ -135,10 +149,6 @@ class Discoverer:
         planned: bool,
     ) -> Definition:
         held = known.definition if known else None
-        if isinstance(settings, McpConnection):
-            return _as_definition(
-                location_of(settings), await self.list_upstream(name, settings), held
-            )
         if isinstance(settings, ManifestConnection):
             return await self._read_manifest(settings, limits, held)
         if isinstance(settings, OpenApiConnection):
@@ -195,6 +205,7 @@ def previewed(
         "kind": kind,
         "format": build.format,
         "base_url": build.base_url,
+        **({"session": found.session} if found.session else {}),
         "tools": tools,
         "skipped": [
             {

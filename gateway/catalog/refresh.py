@@ -233,6 +233,12 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(name) for name in chosen)))
 
+    def mark_failing(self, name: str, error: GatewayError) -> None:
+        """A server that was found before can't be reached now."""
+        state = self._states.get(name)
+        if state is not None and is_active(state.settings) and state.status != "failing":
+            self._failing(name, state, error)
+
     def found(self, name: str) -> Found | None:
         """What was last found for a connection, without the definition's bytes."""
         return self._found.get(name)

@@ -1,4 +1,4 @@
-"""Keeps one session to every connected MCP server, as the current snapshot wants them.
+"""Keeps sessions with every connected MCP server, as the current snapshot wants them.
 
 A connection that is being put is listed under a name of its own first: if that fails, the session
 that serves calls was never touched.
@@ -9,15 +9,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection
 from gateway.connectors.upstream_answers import Streamed
-from gateway.connectors.upstream_sessions import Upstream, Upstreams
+from gateway.connectors.upstream_link import Sharing, Upstream
+from gateway.connectors.upstream_sessions import Upstreams
 from gateway.egress import Egress, Request
 
 Authorize = Callable[[str, Connection, bool], Awaitable[Sequence[tuple[str, str]]]]
+
+
+class Listed(NamedTuple):
+    """A server's tools, and whether all principals share one session with it."""
+
+    tools: Sequence[dict[str, Any]]
+    session: Sharing | None
 
 
 class LiveUpstreams:
@@ -37,25 +45,30 @@ class LiveUpstreams:
             for name, state in snapshot.connections.items()
             if isinstance(state.settings, McpConnection) and state.status != "disabled"
         }
-        seconds = snapshot.settings.limits.call_timeout_seconds
+        limits = snapshot.settings.limits
+        self.sessions.resize(limits.upstream_sessions)
         for name in self._settings.keys() - wanted.keys():
             if "?" not in name:
                 self._drop(name)
         for name, settings in wanted.items():
             self._settings[name] = settings
-            self.sessions.replace(name, upstream_of(name, settings, seconds))
+            self.sessions.replace(name, upstream_of(name, settings, limits.call_timeout_seconds))
 
-    async def list_tools(self, name: str, settings: McpConnection) -> Sequence[dict[str, Any]]:
+    async def list_tools(self, name: str, settings: McpConnection) -> Listed:
         """What the server lists now, over the connection's own session or one made for this."""
         if self._settings.get(name) == settings:
-            return await self.sessions.list_tools(name)
+            return await self._listed(name)
         probe = f"{name}?{next(self._probes)}"
         self._settings[probe] = settings
         self.sessions.replace(probe, upstream_of(name, settings))
         try:
-            return await self.sessions.list_tools(probe)
+            return await self._listed(probe)
         finally:
             self._drop(probe)
+
+    async def _listed(self, name: str) -> Listed:
+        tools = await self.sessions.list_tools(name)
+        return Listed(tools, self.sessions.sharing(name))
 
     def _drop(self, name: str) -> None:
         self._settings.pop(name, None)
@@ -89,4 +102,6 @@ def upstream_of(name: str, settings: McpConnection, seconds: float = 30.0) -> Up
         cwd=settings.cwd,
         lazy=settings.lazy,
         timeout_seconds=settings.timeout_seconds or seconds,
+        session=settings.session,
+        protocol=settings.protocol,
     )

@@ -85,9 +85,10 @@ async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) 
 
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
     try:
-        listing = await upstreams.list_tools(name, settings)
+        listing, session = await upstreams.list_tools(name, settings)
     except GatewayError as error:
         return report | {"error": error.message}
+    report["session"] = session
     report["tools"] = [
         {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
     ]
