@@ -84,6 +84,7 @@ async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) 
     from gateway.connectors.upstream import drift
 
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
+    report["session"] = settings.session
     try:
         listing, session = await upstreams.list_tools(name, settings)
     except GatewayError as error:

@@ -264,7 +264,8 @@ class HttpSession:
     async def _refusal(self, streamed: Streamed, peer: Peer) -> Exception:
         error = await refusal(streamed, self.name, in_session=bool(self._session_id))
         other_version = isinstance(error, RpcFailed) and error.rpc_code == UNSUPPORTED_VERSION
-        return SessionGone() if other_version and peer is self.peer else error
+        met = bool(peer.version) and peer is self.peer
+        return SessionGone() if other_version and met else error
 
     async def _listen_post(self, opened: Callable[[], None], wanted: Mapping[str, Any]) -> None:
         params = {"notifications": wanted}

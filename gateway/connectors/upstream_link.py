@@ -216,6 +216,11 @@ class Link:
         if self.state == "resting" and self._retry_on_demand:
             self._nudged.set()
 
+    def meet_again(self) -> None:
+        """Meets the upstream anew, where it keeps nothing that would be lost."""
+        if self._session is not None and not self._session.peer.keeps_state:
+            self._session.lost.set()
+
     async def tell_log_level(self) -> None:
         """Says from which level on to log to a session that has been told another."""
         if self._session is not None:

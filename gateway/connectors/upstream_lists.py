@@ -171,6 +171,8 @@ class Lists:
         except GatewayError as error:
             self.link.error = error
             self.failed(error)
+            if error.code == "upstream_error":  # it may be another one by now
+                self.link.meet_again()
             return False
         self.link.error = None
         if self._owed or self._listed not in (None, listing_digest(tools)):
