@@ -54,11 +54,13 @@ from gateway.edge.rest import RestApi, refusal_response
 from gateway.edge.shared_sessions import (
     ANSWERED,
     CANCELLED,
+    DOUBTED,
     WISHED,
     SharedSessions,
     StoreRelay,
     on_answered,
     on_cancelled,
+    on_doubted,
     on_wished,
 )
 from gateway.egress import Egress, Request
@@ -224,7 +226,8 @@ async def running(
         catalog.on_change(lambda: upstreams.follow(catalog.current))
         schedule = Schedule(catalog, persistence, workers.advise)
         upstreams.sessions.on_tools_changed(schedule.wake)
-        upstreams.sessions.on_trouble(catalog.mark_failing)
+        relay = StoreRelay(db)
+        upstreams.sessions.on_trouble(partial(_mark_failing, catalog, relay))
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         await catalog.load()
         limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
@@ -240,12 +243,13 @@ async def running(
         sessions = SharedSessions(db)
         await sessions.load()
         offers = UpstreamOffers(gateway, upstreams, limits)
-        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers)
+        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers, relay)
         line.signals.on(SESSION_ENDED, sessions.hear)
         line.signals.on(SESSION_ENDED, offers.forget)
         line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
         line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
         line.signals.on(WISHED, on_wished(offers.take))
+        line.signals.on(DOUBTED, on_doubted(schedule.wake))
         for task in await first_look(catalog, azure, loading):
             stack.push_async_callback(_ended, task)
         notifier = Notifier(db)
@@ -294,6 +298,7 @@ def _assembled(
     feed: Feed,
     sessions: SharedSessions,
     offers: UpstreamOffers,
+    relay: StoreRelay,
 ) -> App:
     public_url = place.public_url(settings)
     server = settings.server
@@ -305,7 +310,6 @@ def _assembled(
         return answer.body
 
     identity = Identity(auth_settings(settings, public_url), fetch_keys)
-    relay = StoreRelay(gateway.db)
     offers.share(relay.wished)
     mcp = McpEndpoint(
         gateway,
@@ -380,6 +384,12 @@ async def _watch(
 
     async with asyncio.TaskGroup() as looks:
         await watch(place.config, settings, apply, report)
+
+
+def _mark_failing(catalog: Catalog, relay: StoreRelay, name: str, error: GatewayError) -> None:
+    """Shows that an MCP server can't be reached, here and in other processes."""
+    if catalog.mark_failing(name, error):
+        relay.doubted(name)
 
 
 async def _upstream_headers(

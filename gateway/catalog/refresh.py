@@ -233,11 +233,13 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(name) for name in chosen)))
 
-    def mark_failing(self, name: str, error: GatewayError) -> None:
-        """A server that was found before can't be reached now."""
+    def mark_failing(self, name: str, error: GatewayError) -> bool:
+        """A server can't be reached now; whether that is news."""
         state = self._states.get(name)
-        if state is not None and is_active(state.settings) and state.status != "failing":
-            self._failing(name, state, error)
+        if state is None or not is_active(state.settings) or state.status == "failing":
+            return False
+        self._failing(name, state, error)
+        return True
 
     def found(self, name: str) -> Found | None:
         """What was last found for a connection, without the definition's bytes."""

@@ -85,7 +85,6 @@ class Session(Protocol):
     async def request(
         self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
     ) -> dict[str, Any]: ...
-    async def notify(self, method: str, params: Mapping[str, Any]) -> None: ...
     async def listen(self, opened: Callable[[], None], wanted: Mapping[str, Any] = ...) -> None: ...
     async def close(self) -> None: ...
 
@@ -190,15 +189,6 @@ class Link:
             except SessionGone:  # nothing was done: once more, on a new session
                 session.lost.set()
         raise unreachable(self.name, "does not keep its sessions", sent=False)
-
-    async def notify(self, method: str, params: Mapping[str, Any], seconds: float) -> None:
-        """Tells the upstream something that has no answer."""
-        session = await self.ready(self._loop.time() + seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                await session.notify(method, params)
-        except TimeoutError:
-            raise timed_out(self.name, seconds, sent=True) from None
 
     async def ready(self, ends: float) -> Session:
         """The session, when there is one; `ends` is in the loop's own time."""
@@ -328,7 +318,7 @@ class Link:
     async def _tell_log_level(self, session: Session) -> None:
         level, peer = self._life.log_level(), session.peer
         if level is not None and peer.era == "handshake" and "logging" in peer.capabilities:
-            with suppress(GatewayError):  # it may log too much or too little, and that is all
+            with suppress(GatewayError, SessionGone):  # it logs too much or too little, no more
                 await session.request("logging/setLevel", {"level": level}, seconds=TELL_SECONDS)
 
     def _failed(self, error: GatewayError) -> None:

@@ -233,14 +233,6 @@ class Upstreams:
         finally:
             link.holders -= 1
 
-    async def notify(
-        self, name: str, method: str, params: Mapping[str, Any], principal: str | None = None
-    ) -> None:
-        """Tells an upstream something that has no answer."""
-        seconds = self._known(name)[0].timeout_seconds
-        link = await self._link(name, principal, seconds)
-        await link.notify(method, params, seconds)
-
     async def subscribe(self, name: str, principal: str, uri: str, seconds: float) -> None:
         """Has updates of a resource told; returns when the upstream knows of it."""
         link = await self._link(name, principal, seconds)

@@ -245,3 +245,32 @@ async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
                 await until(lambda: state() == "connected", 20)
                 assert await shown(client, gateway) == ("connected", "ok", "")
                 assert await said(client, "up_echo", text="hi") == "hi"
+
+
+async def test_a_dead_server_is_shown_by_processes_that_have_not_called_it(tmp_path: Path) -> None:
+    store = f"""
+[store]
+url = "sqlite:///{tmp_path}/gateway.db"
+secret_key_file = "{tmp_path}/secret.key"
+"""
+    async with AsyncExitStack() as peers, AsyncExitStack() as stack:
+        peer = await peers.enter_async_context(mcp_peer("modern"))
+        text = OPEN + store + server(peer.url, "lazy = true")
+        gateways: list[Running] = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            made = gateway_on(tmp_path / name / "config.toml", text)
+            gateways.append(await stack.enter_async_context(made))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        client = await Speaker(http, gateways[0].mcp, "2026").meet()
+        await client.request("tools/list")
+        for gateway in gateways:
+            await served(gateway, "up_echo")
+        await said(client, "up_echo", text="hi")
+        await peers.aclose()
+        assert (await call(client, "up_echo", text="hi"))["isError"]
+
+        def statuses() -> set[str]:
+            return {one.app.gateway.snapshot.connections["up"].status for one in gateways}
+
+        await until(lambda: statuses() == {"failing"}, 10)
