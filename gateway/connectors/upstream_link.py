@@ -302,6 +302,7 @@ class Link:
         try:
             era = self.peer.era if self.peer else None
             await session.connect(era, self.connect_seconds, self._spoken)
+            self.peer = session.peer
             await self._tell_log_level(session)
             return await self._serve(session)
         except SessionGone:
@@ -330,7 +331,7 @@ class Link:
     async def _serve(self, session: Session) -> float:
         began = self._loop.time()
         self._session = session
-        self.state, self.error, self.peer = "connected", None, session.peer
+        self.state, self.error = "connected", None
         self.hearing.clear()
         self._conclude(session)
         log.info("upstream_connected", upstream=self.name, version=session.peer.version)

@@ -58,6 +58,7 @@ class Lists:
     ) -> None:
         self.marks: dict[str, HeaderMarks] = {}  # of tools that want arguments repeated as headers
         self.log_level = partial(log_level, self)
+        self.is_over = False
         self._pace = pace
         self._report = changed
         self._troubled = troubled
@@ -82,7 +83,7 @@ class Lists:
             self._owed = True
             self._look.set()
             raise
-        self._listed, self._owed = listing_digest(tools), False
+        self._listed, self._owed, self.link.error = listing_digest(tools), False, None
         return tools
 
     async def read_tools(self, seconds: float) -> list[RawTool]:
@@ -119,7 +120,8 @@ class Lists:
     def failed(self, error: GatewayError) -> None:
         """See `Life`."""
         self._owed = True
-        self._troubled(error)
+        if not self.is_over:  # else others serve the connection by now
+            self._troubled(error)
 
     def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
         """See `Life`."""
@@ -128,6 +130,7 @@ class Lists:
 
     def stop(self) -> None:
         """Reports nothing any more."""
+        self.is_over = True
         for timer in self._timers.values():
             timer.cancel()
 

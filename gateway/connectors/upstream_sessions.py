@@ -42,7 +42,7 @@ from gateway.connectors.upstream_rpc import (
 )
 from gateway.connectors.upstream_standing import UPDATED, Standing
 from gateway.connectors.upstream_stdio import StdioSession
-from gateway.errors import GatewayError, Overloaded, Refused
+from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_SESSIONS = 64
@@ -125,7 +125,7 @@ class Upstreams:
             self._lists[name] = settings, lists
             if known is not None:
                 lists.owe()
-                self._tell(self._on_replaced, name)
+            self._tell(self._on_replaced, name)
 
     def resize(self, max_sessions: int) -> None:
         """Takes over how many sessions principals may have; idle ones give way at once."""
@@ -159,7 +159,7 @@ class Upstreams:
         ends = asyncio.get_running_loop().time() + seconds
         tools = await lists.list_tools(seconds)
         for own in [own for own in self._own.values() if own.lists is lists and own.is_troubled]:
-            await own.link.ready(ends)
+            await own.check(ends)
         return tools
 
     async def call(
@@ -265,7 +265,7 @@ class Upstreams:
         self._on_trouble.append(callback)
 
     def on_replaced(self, callback: Callable[[str], None]) -> None:
-        """Calls back with the name of an upstream that is reached in another way from now on."""
+        """Calls back with the name of an upstream that is met anew, or for the first time."""
         self._on_replaced.append(callback)
 
     def on_notification(self, callback: Notified) -> Callable[[], None]:
@@ -429,9 +429,17 @@ class _Own:
         self.log_level = log_level
         self._troubled = troubled
 
+    async def check(self, ends: float) -> None:
+        """Raises why the principal has no session."""
+        try:
+            await self.link.ready(ends)
+        except UpstreamFailed as error:
+            raise _explained(error) from error
+
     def failed(self, error: GatewayError) -> None:
         self.is_troubled = True
-        self._troubled(error)
+        if not self.lists.is_over:
+            self._troubled(error if self.lists.link.error else _explained(error))
 
     def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
         if self.is_troubled:
@@ -443,6 +451,13 @@ class _Own:
             self.link.hearing.set()
             return ()
         return (self.link.listen(session),)
+
+
+def _explained(error: GatewayError) -> GatewayError:
+    """An upstream that lists its tools can't be used: more is known than the error says."""
+    what = f"A principal's session can't be opened beside the one that lists: {error.message}"
+    remedy = 'For a server that can only run once, set session = "shared".'
+    return UpstreamFailed(error.code, f"{what.rstrip('.')}. {remedy}")
 
 
 def _sharing(settings: Upstream, peer: Peer | None) -> Sharing | None:

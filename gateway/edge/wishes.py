@@ -167,7 +167,8 @@ class Wishes:
                 for server, uri in self._watched.get(holder, ()):
                     self._let_go(holder, self._principals[holder], server, uri)
 
-        asyncio.get_running_loop().call_later(self._linger, now)
+        if self._watched.get(holder):
+            asyncio.get_running_loop().call_later(self._linger, now)
 
     def _tell_again(self, server: str) -> None:
         """A server is reached in another way: it knows nothing of what is wanted."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from gateway.connectors.upstream_sessions import Upstreams
 from gateway.errors import GatewayError, Overloaded, UpstreamFailed
@@ -19,7 +21,7 @@ from tests.connectors.test_upstream_life import free_port
 from tests.connectors.upstream_doors import QUICK, Told, http, running, stdio, text_of, upstreams
 from tests.library_peer import library_peer
 from tests.peers import until
-from tests.peers_mcp import mcp_peer
+from tests.peers_mcp import mcp_peer, scripted_peer
 
 NEWS = "fiction://news"
 
@@ -312,8 +314,8 @@ async def test_child_that_starts_for_who_lists_but_not_for_a_principal_is_troubl
         with pytest.raises(UpstreamFailed):
             await ups.call("up", "echo", {"text": "hi"}, principal="ann")
         assert await troubles.next() == ("up", "upstream_unreachable")
-        with pytest.raises(UpstreamFailed):  # so that it is not shown as well again
-            await ups.list_tools("up")
+        with pytest.raises(UpstreamFailed, match='session = "shared"'):
+            await ups.list_tools("up")  # so that it is not shown as well again
         starts.unlink()
         for _ in range(100):
             if await _is_well(ups):
@@ -373,3 +375,46 @@ async def test_server_that_begins_to_keep_sessions_is_met_anew() -> None:
         async with mcp_peer("handshake", port=port):
             await until(lambda: ups.sharing("up") == "principal")
             assert text_of(await ups.call("up", "echo", {"text": "hi"}, principal="ann")) == "hi"
+
+
+@pytest.mark.parametrize("status", [401, 502])
+async def test_server_whose_door_refuses_everything_is_trouble(status: int) -> None:
+    refusing = asyncio.Event()
+
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        if refusing.is_set():
+            return Response(status_code=status)
+        found: dict[str, Any] = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
+        if message["method"] != "server/discover":
+            found = {"tools": [], "content": []}
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": found})
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        told, troubles = Told(ups), Troubles(ups)
+        await ups.list_tools("up")
+        await ups.call("up", "any", {})
+        refusing.set()
+        with pytest.raises(UpstreamFailed):
+            await ups.call("up", "any", {})
+        assert await troubles.next() == ("up", "upstream_error")
+        refusing.clear()
+        assert await told.next(5) == "up"
+
+
+async def test_server_that_was_replaced_troubles_nobody_any_more() -> None:
+    port = free_port()
+    async with AsyncExitStack() as first, mcp_peer("modern") as new, upstreams() as ups:
+        old = await first.enter_async_context(mcp_peer("handshake", port=port))
+        ups.replace("up", http("up", old.url))
+        call = asyncio.create_task(ups.call("up", "slow", {}, principal="ann"))
+        async with asyncio.timeout(5):
+            await old.entered.wait()
+        ups.replace("up", http("up", new.url))
+        troubles = Troubles(ups)
+        await ups.list_tools("up")
+        await first.aclose()
+        with pytest.raises(UpstreamFailed):
+            await call
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await troubles._queue.get()
