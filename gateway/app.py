@@ -54,11 +54,13 @@ from gateway.edge.rest import RestApi, refusal_response
 from gateway.edge.shared_sessions import (
     ANSWERED,
     CANCELLED,
+    DOUBTED,
     WISHED,
     SharedSessions,
     StoreRelay,
     on_answered,
     on_cancelled,
+    on_doubted,
     on_wished,
 )
 from gateway.egress import Egress, Request
@@ -226,6 +228,8 @@ async def running(
         catalog.on_change(lambda: upstreams.follow(catalog.current))
         schedule = Schedule(catalog, persistence, workers.advise, folder)
         upstreams.sessions.on_tools_changed(schedule.wake)
+        relay = StoreRelay(db)
+        upstreams.sessions.on_trouble(partial(_mark_failing, catalog, relay))
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         stack.push_async_callback(azure.close)
         await catalog.load()
@@ -243,21 +247,23 @@ async def running(
         sessions = SharedSessions(db)
         await sessions.load()
         offers = UpstreamOffers(gateway, upstreams, limits, INSTRUCTIONS)
-        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers)
+        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers, relay)
         line.signals.on(SESSION_ENDED, sessions.hear)
         line.signals.on(SESSION_ENDED, offers.forget)
         line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
         line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
         line.signals.on(WISHED, on_wished(offers.take))
+        line.signals.on(DOUBTED, on_doubted(schedule.wake))
         for task in await first_look(catalog, azure, loading):
             stack.push_async_callback(_ended, task)
         notifier = Notifier(db)
         await notifier.start(catalog.hear, line.signals.hear)
         stack.push_async_callback(notifier.close)
         watching = _watch(settings, place, app, egress, limits, fetcher)
-        restoring = offers.restore(await kept_wishes(db, time.time()))
+        for wish in reversed(await kept_wishes(db, time.time())):
+            offers.take(wish)
         looking = (schedule.run(), schedule.watch_files(), schedule.advise(), azure.poll())
-        for work in (*looking, catalog.follow(), watching, restoring):
+        for work in (*looking, catalog.follow(), watching):
             stack.push_async_callback(_ended, asyncio.create_task(work))
         workers.keep_spare()  # last: who starts has other things to load
         yield app
@@ -296,6 +302,7 @@ def _assembled(
     feed: Feed,
     sessions: SharedSessions,
     offers: UpstreamOffers,
+    relay: StoreRelay,
 ) -> App:
     public_url = place.public_url(settings)
     server = settings.server
@@ -307,7 +314,6 @@ def _assembled(
         return answer.body
 
     identity = Identity(auth_settings(settings, public_url), fetch_keys)
-    relay = StoreRelay(gateway.db)
     offers.share(relay.wished)
     mcp = McpEndpoint(
         gateway,
@@ -384,6 +390,12 @@ async def _watch(
 
     async with asyncio.TaskGroup() as looks:
         await watch(place.config, settings, apply, report)
+
+
+def _mark_failing(catalog: Catalog, relay: StoreRelay, name: str, error: GatewayError) -> None:
+    """Shows that an MCP server can't be reached, here and in other processes."""
+    if catalog.mark_failing(name, error):
+        relay.doubted(name)
 
 
 async def _upstream_headers(

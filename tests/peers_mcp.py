@@ -68,6 +68,7 @@ class McpPeer:
     listening: asyncio.Event = field(default_factory=asyncio.Event)
     bus: InMemorySubscriptionBus = field(default_factory=InMemorySubscriptionBus)
     sessions: dict[int, ServerSession] = field(default_factory=dict)
+    frozen: bool = False  # it takes requests and answers none
 
     async def announce(self) -> None:
         """Tells every client, of either era, that the tools changed."""
@@ -190,12 +191,17 @@ def sdk_server(peer: McpPeer) -> Server[dict[str, Any]]:
 
 @asynccontextmanager
 async def mcp_peer(
-    era: Era = "both", *, port: int = 0, json_response: bool = False, peer: McpPeer | None = None
+    era: Era = "both",
+    *,
+    port: int = 0,
+    json_response: bool = False,
+    peer: McpPeer | None = None,
+    stateless: bool = False,
 ) -> AsyncIterator[McpPeer]:
     """A served McpPeer; one of the handshake era knows nothing of the modern one."""
     peer = peer or McpPeer()
     server = sdk_server(peer)
-    app = server.streamable_http_app(json_response=json_response)
+    app = server.streamable_http_app(json_response=json_response, stateless_http=stateless)
     async with serving(_Watched(app, peer, era), port) as base:
         peer.url = f"{base}/mcp"
         yield peer
@@ -216,6 +222,8 @@ class _Watched:
         headers = {k.decode(): v.decode() for k, v in scope["headers"]}
         modern = headers.get("mcp-protocol-version") == "2026-07-28"
         self.peer.methods.append(headers.get("mcp-method") or scope["method"])
+        if self.peer.frozen:
+            await asyncio.Event().wait()
         if self.era != "both" and modern != (self.era == "modern"):
             await JSONResponse(_refusal(modern), 400)(scope, receive, send)
             return

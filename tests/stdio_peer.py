@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-TOOLS = "echo slow env pid die huge steps ask spawn grow seen log".split()
+TOOLS = "echo slow env pid die huge steps ask spawn grow seen log keep kept".split()
 
 
 class Peer:
@@ -24,6 +24,7 @@ class Peer:
         self.seen: list[str] = []
         self.asked: dict[str, Any] = {}
         self.listen_id: Any = None
+        self.kept = "nothing"
 
     def send(self, **message: Any) -> None:
         text = json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":"))
@@ -96,6 +97,13 @@ class Peer:
     def call_seen(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
         return "\n".join(self.seen)
 
+    def call_keep(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
+        self.kept = str(arguments["text"])
+        return self.kept
+
+    def call_kept(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
+        return self.kept
+
     def call_log(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
         self.send(method="notifications/message", params={"level": "info", "data": "hello"})
         return "done"
@@ -133,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--era", default="handshake")
     parser.add_argument("--starts", help="a file that gets a line at each start")
+    parser.add_argument("--most", type=int, default=99, help="starts that work")
     parser.add_argument("--crash", action="store_true", help="ends before it says anything")
     parser.add_argument("--stubborn", action="store_true", help="ends by SIGKILL only")
     parser.add_argument("--noise", action="store_true", help="writes what is no message")
@@ -140,6 +149,8 @@ def main() -> None:
     if options.starts:
         with open(options.starts, "a", encoding="utf-8") as file:
             file.write(f"{os.getpid()}\n")
+        with open(options.starts, encoding="utf-8") as file:
+            options.crash |= len(file.readlines()) > options.most
     if options.crash:
         sys.exit(3)
     if options.stubborn:

@@ -28,6 +28,7 @@ from gateway.catalog.fetch import (
 from gateway.catalog.names import Owner
 from gateway.catalog.snapshot import without_clashes
 from gateway.catalog.sources import build_key, is_built_in, location_of, source_of
+from gateway.catalog.upstreams import Listed
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -41,6 +42,7 @@ from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.text import visible
 from gateway.connectors.upstream import Wrap, build_upstream
+from gateway.connectors.upstream_link import Sharing
 from gateway.egress import Answer, Request
 from gateway.errors import Fixable, GatewayError
 from gateway.model import Build, Problem, Source, digest
@@ -58,6 +60,7 @@ class Found:
     build: Build
     build_key: str
     at: float = 0.0  # when it was stored: tells a newer one that another process found
+    session: Sharing | None = None  # of an MCP server that was asked just now
 
 
 # What a connection proves itself with, and the way to send a request of its own with that.
@@ -86,7 +89,7 @@ class Discoverer:
 
     fetcher: Fetcher
     workers: Builder
-    read_upstream: Callable[[str, McpConnection], Awaitable[dict[str, Any]]]
+    read_upstream: Callable[[str, McpConnection], Awaitable[Listed]]
     check_address: Callable[[str], Awaitable[None]]
     azure: AzureDirectory
     prove: Prove
@@ -107,6 +110,8 @@ class Discoverer:
         With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
         who waits for it; `since`, how old may be what was fetched for several connections.
         """
+        if isinstance(settings, McpConnection):
+            return await self._discover_upstream(name, settings, limits, known)
         seconds = SOON_SECONDS if soon else BUILD_SECONDS
         if isinstance(settings, OpenApiConnection):
             who = PREVIEWED if planned else name
@@ -151,6 +156,15 @@ class Discoverer:
         if settings.base_url and locate(settings.base_url).origin != locate(settings.spec).origin:
             return None
         return Asker(*self.prove(who, settings, known.build if known else None))
+
+    async def _discover_upstream(
+        self, name: str, settings: McpConnection, limits: Limits, known: Found | None
+    ) -> Found:
+        said, session = await self.read_upstream(name, settings)
+        held = known.definition if known else None
+        definition = _as_definition(location_of(settings), said, held)
+        found = await self.rebuild(name, settings, limits, definition, known)
+        return found if found.session == session else replace(found, session=session)
 
     async def rebuild(
         self,
@@ -204,10 +218,6 @@ class Discoverer:
         since: float | None,
     ) -> Definition:
         held = known.definition if known else None
-        if isinstance(settings, McpConnection):
-            return _as_definition(
-                location_of(settings), await self.read_upstream(name, settings), held
-            )
         if isinstance(settings, ManifestConnection):
             return await self._read_manifest(settings, limits, held)
         assert isinstance(settings, ArmConnection)
@@ -265,6 +275,7 @@ def previewed(
         "kind": kind,
         "format": build.format,
         "base_url": build.base_url,
+        **({"session": found.session} if found.session else {}),
         "tools": tools,
         "skipped": [
             {

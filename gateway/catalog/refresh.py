@@ -252,6 +252,14 @@ class Catalog:
         """Ends every refresh."""
         await self._looks.close()
 
+    def mark_failing(self, name: str, error: GatewayError) -> bool:
+        """A server can't be reached now; whether that is news."""
+        state = self._states.get(name)
+        if state is None or not is_active(state.settings) or state.status == "failing":
+            return False
+        self._failing(name, state, error)
+        return True
+
     def found(self, name: str) -> Found | None:
         """What was last found for a connection, without the definition's bytes."""
         return self._found.get(name)

@@ -1,4 +1,4 @@
-"""Keeps one session to every connected MCP server, as the current snapshot wants them.
+"""Keeps sessions with every connected MCP server, as the current snapshot wants them.
 
 A connection that is being put is listed under a name of its own first: if that fails, the session
 that serves calls was never touched.
@@ -9,17 +9,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection
 from gateway.connectors.upstream_answers import Streamed
-from gateway.connectors.upstream_sessions import Upstream, Upstreams
+from gateway.connectors.upstream_link import Sharing, Upstream
+from gateway.connectors.upstream_sessions import Upstreams
 from gateway.egress import Egress, Request
 
 MAX_KEPT_CHARS = 65_536  # of a server's instructions: more than a client is told of all servers
 
 Authorize = Callable[[str, Connection, bool], Awaitable[Sequence[tuple[str, str]]]]
+
+
+class Listed(NamedTuple):
+    """What a server says of itself, and whether all principals share one session with it."""
+
+    said: dict[str, Any]  # its tools and its instructions
+    session: Sharing | None
 
 
 class LiveUpstreams:
@@ -39,15 +47,16 @@ class LiveUpstreams:
             for name, state in snapshot.connections.items()
             if isinstance(state.settings, McpConnection) and state.status != "disabled"
         }
-        seconds = snapshot.settings.limits.call_timeout_seconds
+        limits = snapshot.settings.limits
+        self.sessions.resize(limits.upstream_sessions)
         for name in self._settings.keys() - wanted.keys():
             if "?" not in name:
                 self._drop(name)
         for name, settings in wanted.items():
             self._settings[name] = settings
-            self.sessions.replace(name, upstream_of(name, settings, seconds))
+            self.sessions.replace(name, upstream_of(name, settings, limits.call_timeout_seconds))
 
-    async def read(self, name: str, settings: McpConnection) -> dict[str, Any]:
+    async def read(self, name: str, settings: McpConnection) -> Listed:
         """What the server says of itself now: its tools and its instructions.
 
         Over the connection's own session, or one made for this.
@@ -62,11 +71,12 @@ class LiveUpstreams:
         finally:
             self._drop(probe)
 
-    async def _read(self, name: str) -> dict[str, Any]:
+    async def _read(self, name: str) -> Listed:
         tools = await self.sessions.list_tools(name)
         peer = self.sessions.status(name).peer
-        said = peer.instructions if peer else None
-        return {"tools": tools, "instructions": (said or "")[:MAX_KEPT_CHARS]}
+        instructions = (peer.instructions if peer else None) or ""
+        said = {"tools": tools, "instructions": instructions[:MAX_KEPT_CHARS]}
+        return Listed(said, self.sessions.sharing(name))
 
     def _drop(self, name: str) -> None:
         self._settings.pop(name, None)
@@ -100,4 +110,6 @@ def upstream_of(name: str, settings: McpConnection, seconds: float = 30.0) -> Up
         cwd=settings.cwd,
         lazy=settings.lazy,
         timeout_seconds=settings.timeout_seconds or seconds,
+        session=settings.session,
+        protocol=settings.protocol,
     )

@@ -84,10 +84,13 @@ async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) 
     from gateway.connectors.upstream import drift
 
     report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
+    report["session"] = settings.session
     try:
-        listing = (await upstreams.read(name, settings))["tools"]
+        said, session = await upstreams.read(name, settings)
+        listing = said["tools"]
     except GatewayError as error:
         return report | {"error": error.message}
+    report["session"] = session
     report["tools"] = [
         {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
     ]

@@ -203,6 +203,10 @@ def _show(preview: dict[str, Any]) -> None:
         console.print(Text(f"skipped  {operation}: {skipped['reason']}"))
     for problem in preview["problems"]:
         console.print(Text(f"{problem['severity']:8} {problem['where']}: {problem['message']}"))
+    if "session" in preview:
+        apart = preview["session"] == "principal"
+        who = "each principal has its own" if apart else "all principals share one"
+        console.print(Text(f"session  {who}"))
     console.print(
         Text(
             f"{len(preview['tools'])} tools, {len(preview['skipped'])} skipped, "

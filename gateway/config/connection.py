@@ -178,6 +178,8 @@ class McpConnection(Connection):
     tools: Strings = ("*",)
     exclude_tools: Strings = ()
     lazy: bool = False
+    session: Literal["shared", "principal"] | None = None  # None: as the server keeps state or not
+    protocol: Literal["auto", "2025", "2026"] = "auto"
     wrap: Annotated[tuple[WrapRule, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")

@@ -118,6 +118,7 @@ class Limits(Table):
     max_description_chars: int = Field(default=1024, ge=64, le=65_536)
     max_concurrent_calls: PositiveInt = 256
     request_seconds: Annotated[float, Field(gt=0, le=600)] = 30
+    upstream_sessions: PositiveInt = 64
 
 
 class Cache(Table):

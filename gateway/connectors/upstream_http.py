@@ -50,6 +50,7 @@ from gateway.connectors.upstream_rpc import (
     Peer,
     RpcFailed,
     SessionGone,
+    Spoken,
     answer,
     broken,
     encoded,
@@ -94,26 +95,28 @@ class HttpSession:
         open_: Open,
         authorize: Authorize | None,
         notice: Notice,
+        marks: Mapping[str, HeaderMarks],  # by tool, as last listed
         max_bytes: int,
     ) -> None:
         self.name = name
         self.peer = GREETING
         self.lost = asyncio.Event()
-        self.marks: Mapping[str, HeaderMarks] = {}  # by tool, as last listed
         self._url = url
         self._fixed = tuple(pair for pair in headers if not PROTOCOL_HEADER.fullmatch(pair[0]))
         self._open = open_
         self._authorize = authorize
         self._notice = notice
+        self._marks = marks
         self._max_bytes = max_bytes
         self._session_id: str | None = None
         self._ids = itertools.count(1)
         self._asking: dict[int, Hooks] = {}
         self._background: set[asyncio.Task[None]] = set()
 
-    async def connect(self, remembered: Era | None, seconds: float) -> None:
+    async def connect(self, remembered: Era | None, seconds: float, spoken: Spoken) -> None:
         """Meets the upstream; afterwards requests can be made."""
-        self.peer = await negotiate(self._exchange, remembered, seconds)
+        peer = await negotiate(self._exchange, remembered, seconds, spoken)
+        self.peer = replace(peer, keeps_state=self._session_id is not None)
         if self.peer.era == "handshake":
             await self.notify("notifications/initialized", {})
 
@@ -261,7 +264,8 @@ class HttpSession:
     async def _refusal(self, streamed: Streamed, peer: Peer) -> Exception:
         error = await refusal(streamed, self.name, in_session=bool(self._session_id))
         other_version = isinstance(error, RpcFailed) and error.rpc_code == UNSUPPORTED_VERSION
-        return SessionGone() if other_version and peer is self.peer else error
+        met = bool(peer.version) and peer is self.peer
+        return SessionGone() if other_version and met else error
 
     async def _listen_post(self, opened: Callable[[], None], wanted: Mapping[str, Any]) -> None:
         params = {"notifications": wanted}
@@ -366,7 +370,7 @@ class HttpSession:
         if peer.era != "modern":
             return ()
         method, params = message["method"], message["params"]
-        marks = self.marks.get(params["name"], {}) if method == "tools/call" else {}
+        marks = self._marks.get(params["name"], {}) if method == "tools/call" else {}
         return tuple(routing_headers(method, params, marks).items())
 
 

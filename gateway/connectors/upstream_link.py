@@ -1,54 +1,60 @@
-"""One upstream kept in touch with: connected, watched, polled, and connected again when lost.
+"""One session with an upstream at a time: opened, given to callers, opened again when it is lost.
 
-One task per upstream is the only one that opens and closes its session. It meets the upstream, lets
-callers have the session, listens for changes until the session is lost, and rests before it tries
-again: not at all after a session that held, else ever longer, with jitter. Callers wait for an
-attempt under way or for a short rest, and are told at once during a long one.
-
-Whoever lists the tools is told when to look again: when the upstream says so, when a slow poll
-finds another list, and when an upstream that failed can be reached once more.
+One task per link is the only one that opens and closes its session. It meets the upstream, lets
+callers have the session until it is lost, or until nobody has used it for long, and rests before it
+tries again: not at all after a session that held, else ever longer, with jitter. Callers wait for
+an attempt under way or for a short rest, and are told at once during a long one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import structlog
 
-from gateway.connectors.upstream_headers import HeaderMarks
-from gateway.connectors.upstream_listing import (
-    RawTool,
-    every_page,
-    listing_digest,
-    marks_by_tool,
-)
-from gateway.connectors.upstream_lists import OtherLists
 from gateway.connectors.upstream_rpc import (
-    HEADER_MISMATCH,
-    METHOD_NOT_FOUND,
     NO_HOOKS,
     Era,
     Hooks,
     NotOffered,
     Peer,
-    RpcFailed,
     SessionGone,
+    Spoken,
     timed_out,
     unreachable,
 )
-from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
+from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed, UpstreamRefused
 
 MAX_IN_FLIGHT = 128
-CHANGED = "notifications/tools/list_changed"
+TELL_SECONDS = 5.0
 
 State = Literal["idle", "connecting", "connected", "resting"]
+Sharing = Literal["shared", "principal"]
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How one upstream is reached."""
+
+    name: str  # as messages and logs call it
+    transport: Literal["http", "stdio"] = "http"
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    lazy: bool = False
+    timeout_seconds: float = 30.0
+    session: Sharing | None = None  # None: each principal's own, if the upstream keeps state
+    protocol: Spoken = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +67,12 @@ class Pace:
     held: float = 10.0  # a session that lived this long was not part of a crash loop
     patience: float = 2.0  # a rest this short is waited for
     poll: float = 60.0
+    doubt: float = 5.0  # for an upstream to show that it is alive, and between two such looks
     gather: float = 0.05  # notices of a change that come together are one
     spacing: float = 1.0  # between two reports of a change
     start: float = 60.0  # for a child to come up
     drain: float = 30.0  # for calls under way when the connection is replaced
+    idle: float = 1800.0  # after which a principal's own session is ended
 
 
 class Session(Protocol):
@@ -72,43 +80,62 @@ class Session(Protocol):
 
     peer: Peer
     lost: asyncio.Event
-    marks: Mapping[str, HeaderMarks]
 
-    async def connect(self, remembered: Era | None, seconds: float) -> None: ...
+    async def connect(self, remembered: Era | None, seconds: float, spoken: Spoken) -> None: ...
     async def request(
         self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
     ) -> dict[str, Any]: ...
-    async def notify(self, method: str, params: Mapping[str, Any]) -> None: ...
     async def listen(self, opened: Callable[[], None], wanted: Mapping[str, Any] = ...) -> None: ...
     async def close(self) -> None: ...
 
 
+class Life(Protocol):
+    """What goes on around a link's session."""
+
+    def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
+        """What is to be done while this session lives, which has just begun."""
+
+    def failed(self, error: GatewayError) -> None:
+        """No session can be opened now."""
+
+    def doubt(self) -> None:
+        """What a request met with does not fit what is known of the upstream."""
+
+    def log_level(self) -> str | None:
+        """From which level on the upstream is to log, where that is said once a session."""
+
+
 class Link:
-    """The connection to one upstream."""
+    """The connection to one upstream, of one principal or of all."""
 
     def __init__(
         self,
-        name: str,
+        settings: Upstream,
         new_session: Callable[[], Session],
+        life: Life,
+        pace: Pace,
         *,
         lazy: bool,
-        connect_seconds: float,
-        retry_on_demand: bool,  # a new attempt is cheap: a call may cut a rest short
-        changed: Callable[[], None],
-        beside: OtherLists,
-        pace: Pace,
+        met: Peer | None = None,  # the upstream, by another link
+        ends_idle: bool = False,
+        after: Collection[asyncio.Task[None]] = (),  # what must be over before a session is opened
     ) -> None:
-        self.name = name
-        self.peer: Peer | None = None
+        self.name = settings.name
+        self.peer = met
         self.error: GatewayError | None = None
         self.state: State = "idle"
+        self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
+        self.ends_idle = ends_idle
+        self.holders = 0  # who would miss the session, beside requests under way
+        http = settings.transport == "http"
+        self.connect_seconds = settings.timeout_seconds if http else pace.start
+        self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
+        self._spoken = settings.protocol
         self._new_session = new_session
+        self._life = life
         self._lazy = lazy
-        self._connect_seconds = connect_seconds
-        self._retry_on_demand = retry_on_demand
+        self._after = after
         self._pace = pace
-        self._report = changed
-        self._beside = beside
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None  # the one callers may use
         self._current: Session | None = None  # the one to be closed
@@ -116,16 +143,17 @@ class Link:
         self._attempt: asyncio.Future[Session | GatewayError] = self._loop.create_future()
         self._wanted = asyncio.Event()
         self._nudged = asyncio.Event()
-        self._look = asyncio.Event()
         self._rests_from = self._rests_until = 0.0
-        self._owed = False  # the lister's last attempt failed, or it may have missed something
-        self._listed: str | None = None
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._reported = self._loop.time() - pace.spacing
-        self._timer: asyncio.TimerHandle | None = None
-        self._keeper = asyncio.create_task(self._keep(), name=f"upstream {name}")
+        self.used = self._loop.time()
+        self._keeper = asyncio.create_task(self._keep(), name=f"upstream {self.name}")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether ending the session takes nothing from anybody but what it remembers."""
+        return not self._in_flight and not self.holders
 
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, hooks: Hooks = NO_HOOKS
@@ -136,76 +164,30 @@ class Link:
         self._in_flight += 1
         self._idle.clear()
         try:
-            return await self._request(method, params, self._loop.time() + seconds, hooks)
+            found = await self.ask(method, params, self._loop.time() + seconds, hooks)
+        except UpstreamFailed as error:
+            if self.error is None and _may_be_gone(error):
+                self._life.doubt()
+            raise
         finally:
+            self.used = self._loop.time()
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
+        if self.error is not None:
+            self._life.doubt()
+        return found
 
-    async def notify(self, method: str, params: Mapping[str, Any], seconds: float) -> None:
-        """Tells the upstream something that has no answer."""
-        session = await self.ready(self._loop.time() + seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                await session.notify(method, params)
-        except TimeoutError:
-            raise timed_out(self.name, seconds, sent=True) from None
-
-    async def list_tools(self, seconds: float) -> list[RawTool]:
-        """The upstream's tools now, every page of them."""
-        try:
-            tools = await self._list(seconds)
-        except GatewayError:
-            self._owed = True
-            self._look.set()
-            raise
-        self._listed, self._owed = listing_digest(tools), False
-        return tools
-
-    def changed(self) -> None:
-        """Reports soon that the tools may have changed: a burst once, and once a second at most."""
-        if self._timer is None:
-            since = self._loop.time() - self._reported
-            delay = max(self._pace.gather, self._pace.spacing - since)
-            self._timer = self._loop.call_later(delay, self._report_now)
-
-    async def retire(self) -> None:
-        """Closes once the calls under way are done, or when they had their time."""
-        try:
-            async with asyncio.timeout(self._pace.drain):
-                await self._idle.wait()
-        except TimeoutError:
-            log.warning("upstream_calls_cut_off", upstream=self.name, calls=self._in_flight)
-        await self.close()
-
-    async def close(self) -> None:
-        """Ends the session and every task; returns when nothing is left."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._current is not None:
-            await self._current.close()
-        self._conclude(unreachable(self.name, "was disconnected", sent=False))
-
-    def _report_now(self) -> None:
-        self._timer = None
-        self._reported = self._loop.time()
-        self._report()
-
-    async def _request(
-        self, method: str, params: Mapping[str, Any], ends: float, hooks: Hooks
+    async def ask(
+        self, method: str, params: Mapping[str, Any], ends: float, hooks: Hooks = NO_HOOKS
     ) -> dict[str, Any]:
-        for last in (False, True):
+        """The same for what is no call; `ends` is in the loop's own time."""
+        for _ in range(2):
             session = await self.ready(ends)
             try:
                 return await session.request(method, params, seconds=self._left(ends), hooks=hooks)
             except SessionGone:  # nothing was done: once more, on a new session
                 session.lost.set()
-            except RpcFailed as error:
-                if error.rpc_code != HEADER_MISMATCH or method != "tools/call" or last:
-                    raise
-                await self._list(self._left(ends))  # refused unread: learn what it wants repeated
         raise unreachable(self.name, "does not keep its sessions", sent=False)
 
     async def ready(self, ends: float) -> Session:
@@ -218,6 +200,62 @@ class Link:
                 return await self._connected()
         except TimeoutError:
             raise timed_out(self.name, seconds, sent=False) from None
+
+    def nudge(self) -> None:
+        """Tries again now, where an attempt costs little."""
+        if self.state == "resting" and self._retry_on_demand:
+            self._nudged.set()
+
+    def meet_again(self) -> None:
+        """Meets the upstream anew, where it keeps nothing that would be lost."""
+        if self._session is not None and not self._session.peer.keeps_state:
+            self._session.lost.set()
+
+    async def tell_log_level(self) -> None:
+        """Says from which level on to log to a session that has been told another."""
+        if self._session is not None:
+            await self._tell_log_level(self._session)
+
+    async def listen(self, session: Session, opened: Callable[[], None] = lambda: None) -> None:
+        """Keeps a stream of notices open, where the upstream has one."""
+
+        def is_open() -> None:
+            self.hearing.set()
+            opened()
+
+        failures = 0
+        while not session.lost.is_set():
+            began = self._loop.time()
+            try:
+                await session.listen(opened=is_open)
+            except NotOffered:
+                self.hearing.set()
+                return
+            except SessionGone:
+                session.lost.set()
+                return
+            except GatewayError as error:
+                self._life.doubt()
+                log.debug("upstream_stream_lost", upstream=self.name, reason=error.message)
+            failures = 0 if self._loop.time() - began >= self._pace.held else failures + 1
+            await asyncio.sleep(pause(failures, self._pace.first_rest, self._pace.longest_deafness))
+
+    async def retire(self) -> None:
+        """Closes once the calls under way are done, or when they had their time."""
+        try:
+            async with asyncio.timeout(self._pace.drain):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("upstream_calls_cut_off", upstream=self.name, calls=self._in_flight)
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the session and every task; returns when nothing is left."""
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._current is not None:
+            await self._current.close()
+        self._conclude(unreachable(self.name, "was disconnected", sent=False))
 
     async def _connected(self) -> Session:
         self._wanted.set()
@@ -250,16 +288,22 @@ class Link:
             lived = await self._live()
             failures = 0 if lived >= self._pace.held else failures + 1
             self._waited_for = lived > 0  # after a lost session, not after a failed attempt
-            await self._rest(_pause(failures, self._pace.first_rest, self._pace.longest_rest))
+            await self._rest(pause(failures, self._pace.first_rest, self._pace.longest_rest))
 
     async def _live(self) -> float:
         """One session from beginning to end: how long it held, 0 if it never came up."""
         self.state = "connecting"
         if self._attempt.done():
             self._attempt = self._loop.create_future()
+        if self._after:
+            await asyncio.wait(self._after)
+            self._after = ()
         session = self._current = self._new_session()
         try:
-            await session.connect(self.peer.era if self.peer else None, self._connect_seconds)
+            era = self.peer.era if self.peer else None
+            await session.connect(era, self.connect_seconds, self._spoken)
+            self.peer = session.peer
+            await self._tell_log_level(session)
             return await self._serve(session)
         except SessionGone:
             self._failed(unreachable(self.name, "does not keep its sessions", sent=False))
@@ -272,34 +316,53 @@ class Link:
             await session.close()
         return 0.0
 
+    async def _tell_log_level(self, session: Session) -> None:
+        level, peer = self._life.log_level(), session.peer
+        if level is not None and peer.era == "handshake" and "logging" in peer.capabilities:
+            with suppress(GatewayError, SessionGone):  # it logs too much or too little, no more
+                await session.request("logging/setLevel", {"level": level}, seconds=TELL_SECONDS)
+
     def _failed(self, error: GatewayError) -> None:
         self.error = error
         self._conclude(error)
         log.info("upstream_unreachable", upstream=self.name, reason=error.message)
+        self._life.failed(error)
 
     async def _serve(self, session: Session) -> float:
         began = self._loop.time()
         self._session = session
-        self.state, self.error, self.peer = "connected", None, session.peer
+        self.state, self.error = "connected", None
+        self.hearing.clear()
         self._conclude(session)
-        if self._owed:
-            self._look.set()
         log.info("upstream_connected", upstream=self.name, version=session.peer.version)
-        work = (self._watch(session), self._poll(session), self._beside.watch(session))
-        tasks = [asyncio.create_task(one) for one in work]
+        tasks = [asyncio.create_task(one) for one in self._life.work(session)]
+        over: list[asyncio.Task[Any]] = [asyncio.create_task(session.lost.wait())]
+        if self.ends_idle:
+            over.append(asyncio.create_task(self._until_idle()))
         try:
-            await session.lost.wait()
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._session = None
-            for task in tasks:
+            for task in (*tasks, *over):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        self.error = unreachable(self.name, "ended the connection", sent=False)
+            await asyncio.gather(*tasks, *over, return_exceptions=True)
+        if session.lost.is_set():
+            self.error = unreachable(self.name, "ended the connection", sent=False)
         return self._loop.time() - began
+
+    async def _until_idle(self) -> None:
+        """Returns when nobody has used the session for long; from then on nobody is given it."""
+        while (left := self._idle_left()) > 0:  # noqa: ASYNC110 - it is time that passes
+            await asyncio.sleep(left)
+        self._session = None
+
+    def _idle_left(self) -> float:
+        if not self.is_idle:
+            return self._pace.idle
+        return self.used + self._pace.idle - self._loop.time()
 
     async def _rest(self, seconds: float) -> None:
         self.state = "resting"
-        self._owed = True
         self._rests_from = self._loop.time()
         self._rests_until = self._rests_from + seconds
         if self._lazy and self._attempt.done():  # nobody waits
@@ -316,78 +379,19 @@ class Link:
         if not self._attempt.done():
             self._attempt.set_result(found)
 
-    async def _watch(self, session: Session) -> None:
-        """Keeps a stream of notices open, where the upstream has one."""
-        failures = 0
-        while not session.lost.is_set():
-            began = self._loop.time()
-            try:
-                await session.listen(opened=self._look_again)
-            except NotOffered:
-                return
-            except SessionGone:
-                session.lost.set()
-                return
-            except GatewayError as error:
-                log.debug("upstream_stream_lost", upstream=self.name, reason=error.message)
-            failures = 0 if self._loop.time() - began >= self._pace.held else failures + 1
-            pause = _pause(failures, self._pace.first_rest, self._pace.longest_deafness)
-            await asyncio.sleep(pause)
 
-    def _look_again(self) -> None:
-        self._look.set()
-        self._beside.again.set()
-
-    async def _poll(self, session: Session) -> None:
-        """Looks now and then, since a stream can go deaf, and more often while a look is owed."""
-        failures = 0
-        while True:
-            pause = _pause(failures, self._pace.first_rest, self._pace.poll)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause or self._pace.poll * random.uniform(0.8, 1)):
-                    await self._look.wait()
-            self._look.clear()
-            if self._listed is None and not self._owed:
-                continue
-            try:
-                found = listing_digest(await self._list(self._connect_seconds))
-            except GatewayError as error:
-                failures += 1
-                self._owed, self.error = True, error
-                continue
-            failures, self.error = 0, None
-            if self._owed or found != self._listed:
-                self._owed = False
-                self.changed()
-
-    async def _list(self, seconds: float) -> list[RawTool]:
-        ends = self._loop.time() + seconds
-        tools = await every_page(lambda params: self._page(params, ends), self.name)
-        if self._session is not None:
-            self._session.marks = marks_by_tool(tools)
-        return tools
-
-    async def _page(self, params: Mapping[str, Any], ends: float) -> dict[str, Any]:
-        for attempt in range(2):
-            try:
-                return await self._request("tools/list", params, ends, NO_HOOKS)
-            except RpcFailed as error:
-                offered = self.peer is None or "tools" in self.peer.capabilities
-                if error.rpc_code != METHOD_NOT_FOUND or offered:
-                    raise
-                return {"tools": []}
-            except UpstreamFailed as error:
-                # A kept connection may have been closed just then, and a list can be asked again.
-                if error.code != "upstream_unreachable" or not error.sent or attempt:
-                    raise
-        raise AssertionError("the second attempt returns or raises")
-
-
-def _pause(failures: int, first: float, longest: float) -> float:
+def pause(failures: int, first: float, longest: float) -> float:
     """None after success; then 1, 2, 4 … times the first, each cut by up to half at random."""
     if not failures:
         return 0.0
     return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1))
+
+
+def _may_be_gone(error: UpstreamFailed) -> bool:
+    """Whether the upstream did not answer, or something in front of it did."""
+    if isinstance(error, UpstreamRefused):
+        return False
+    return error.code != "upstream_error" or "status" in error.details
 
 
 def _again(error: GatewayError) -> GatewayError:

@@ -24,6 +24,7 @@ from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefuse
 
 Message = dict[str, Any]
 Era = Literal["handshake", "modern"]
+Spoken = Literal["auto", "2025", "2026"]  # which era a connection is to be spoken to in
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
@@ -122,6 +123,7 @@ class Peer:
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     instructions: str | None = None
+    keeps_state: bool = False  # what one request does may be seen by the next one of the session
 
 
 PROBE = Peer("modern", MODERN_VERSION)
@@ -195,21 +197,23 @@ def _passable(key: str) -> bool:
     return key != "progressToken" and (not key.startswith(_META) or key == _META + "logLevel")
 
 
-async def negotiate(exchange: Exchange, remembered: Era | None, seconds: float) -> Peer:
-    """Meets an upstream in the newest era it speaks, or the one that worked before.
+async def negotiate(
+    exchange: Exchange, remembered: Era | None, seconds: float, spoken: Spoken = "auto"
+) -> Peer:
+    """Meets an upstream in the newest era it speaks, or the one that worked before or is chosen.
 
     Any refusal of the first attempt means "not this era"; an outage says nothing about eras and is
     raised as it is.
     """
+    if spoken != "auto":
+        return await _meet_in(spoken, exchange, seconds)
     meetings = [_discover, _initialize]
     if remembered == "handshake":
         meetings.reverse()
     try:
         return await meetings[0](exchange, min(seconds, PROBE_SECONDS))
     except GatewayError as error:
-        if error.code != "upstream_error" and error.code != "upstream_timeout":
-            raise
-        if error.details.get("status") in (401, 403):
+        if error.code != "upstream_timeout" and not _is_refusal(error):
             raise
     try:
         return await meetings[1](exchange, seconds)
@@ -218,6 +222,22 @@ async def negotiate(exchange: Exchange, remembered: Era | None, seconds: float) 
             raise
     # A modern upstream too slow for the first question has heard it by now.
     return await _discover(exchange, seconds)
+
+
+async def _meet_in(spoken: Spoken, exchange: Exchange, seconds: float) -> Peer:
+    try:
+        return await (_initialize if spoken == "2025" else _discover)(exchange, seconds)
+    except GatewayError as error:
+        if not _is_refusal(error):
+            raise
+        what = f"can't be spoken to in the protocol of {spoken}: {error.message}"
+        hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
+        raise broken("The upstream", what, hint=hint) from error
+
+
+def _is_refusal(error: GatewayError) -> bool:
+    """Whether the upstream answered, and not that it wants other credentials."""
+    return error.code == "upstream_error" and error.details.get("status") not in (401, 403)
 
 
 async def _discover(exchange: Exchange, seconds: float) -> Peer:

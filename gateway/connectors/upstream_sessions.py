@@ -1,28 +1,35 @@
 """All upstream MCP servers of the gateway, by connection name.
 
-Each has its own link with its own bounds, so that one which is slow, dead or talkative costs nobody
-else anything. Callers name a connection and a method; sessions, eras, transports and reconnection
-stay behind this door. What leaves here towards an upstream is what its settings and the caller's
-arguments say, nothing of the client's headers or tokens.
+Each has its own links with their own bounds, so that one which is slow, dead or talkative costs
+nobody else anything. Callers name a connection and a method; sessions, eras, transports and
+reconnection stay behind this door. What leaves here towards an upstream is what its settings and
+the caller's arguments say, nothing of the client's headers or tokens.
+
+One session of each upstream lists what there is. Where the upstream keeps state between requests
+(a child process, a session id), requests of principals go over sessions of their own: else one
+would see what another has opened. There are so many of these at a time; the one that was idle
+longest makes room, and ends by itself after a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
 from gateway.connectors.upstream_answers import Headers, Open
 from gateway.connectors.upstream_http import HttpSession
-from gateway.connectors.upstream_link import CHANGED, Link, Pace, Session, State
+from gateway.connectors.upstream_link import Link, Pace, Session, Sharing, State, Upstream
 from gateway.connectors.upstream_listing import RawTool
-from gateway.connectors.upstream_lists import OtherLists
+from gateway.connectors.upstream_lists import Lists
 from gateway.connectors.upstream_rpc import (
+    HEADER_MISMATCH,
+    LOGGED,
     NO_HOOKS,
     Ask,
     Holds,
@@ -30,35 +37,22 @@ from gateway.connectors.upstream_rpc import (
     Notice,
     Peer,
     Progress,
+    RpcFailed,
     completed,
 )
-from gateway.connectors.upstream_standing import Standing
+from gateway.connectors.upstream_standing import UPDATED, Standing
 from gateway.connectors.upstream_stdio import StdioSession
-from gateway.errors import GatewayError, Refused
+from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
+MAX_SESSIONS = 64
 
 ToolsChanged = Callable[[str], None]
-Notified = Callable[[str, str, Mapping[str, Any]], None]
+Troubled = Callable[[str, GatewayError], None]
+Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 Authorize = Callable[[str, bool], Awaitable[Headers]]
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """How one upstream is reached."""
-
-    name: str  # as messages and logs call it
-    transport: Literal["http", "stdio"] = "http"
-    url: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    lazy: bool = False
-    timeout_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +79,18 @@ class Upstreams:
         self._authorize = authorize
         self._pace = pace or Pace()
         self._max_bytes = max_answer_bytes
-        self._links: dict[str, tuple[Upstream, Link]] = {}
-        self._standing: dict[str, Standing] = {}
+        self._max_sessions = MAX_SESSIONS
+        self._lists: dict[str, tuple[Upstream, Lists]] = {}
+        self._own: dict[tuple[str, str], _Own] = {}  # by connection and principal
+        self._standing: dict[Link, Standing] = {}
         self._retiring: dict[asyncio.Task[None], Link] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._on_changed: list[ToolsChanged] = []
+        self._on_trouble: list[Troubled] = []
         self._on_notice: list[Notified] = []
+        self._on_replaced: list[Callable[[str], None]] = []
+        # From which level on an upstream logs for a principal, or for all of them.
+        self.log_level: Callable[[str | None], str | None] = lambda principal: None
 
     async def __aenter__(self) -> Upstreams:
         return self
@@ -99,48 +100,67 @@ class Upstreams:
 
     async def close(self) -> None:
         """Ends every session, child and task; returns when nothing is left."""
-        await asyncio.gather(*(standing.close() for standing in self._standing.values()))
-        links = [*(link for _, link in self._links.values()), *self._retiring.values()]
-        self._links.clear()
-        for task in self._retiring:
+        for _, lists in self._lists.values():
+            lists.stop()
+        links = [lists.link for _, lists in self._lists.values()]
+        links += [*(own.link for own in self._own.values()), *self._retiring.values()]
+        self._lists.clear()
+        self._own.clear()
+        tasks = (*self._retiring, *self._telling)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(
-            *(link.close() for link in links), *self._retiring, return_exceptions=True
-        )
+        standing = [one.close() for one in self._standing.values()]
+        await asyncio.gather(*standing, *tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
 
     def replace(self, name: str, settings: Upstream | None) -> None:
         """Puts an upstream in, changes it or takes it out; calls on the old one finish."""
-        known = self._links.get(name)
+        known = self._lists.get(name)
         if known is not None and known[0] == settings:
             return
-        self._links.pop(name, None)
-        earlier = self._standing.pop(name, None)
         if known is not None:
-            task = asyncio.create_task(_retired(known[1], earlier))
-            self._retiring[task] = known[1]
-            task.add_done_callback(self._retiring.pop)
+            self._drop(name)
         if settings is not None:
-            self._links[name] = settings, self._link(name, settings)
-            if earlier is not None:
-                self.standing(name).take_over(earlier)
+            lists = self._listed(name, settings)
+            self._lists[name] = settings, lists
+            if known is not None:
+                lists.owe()
+            self._tell(self._on_replaced, name)
+
+    def resize(self, max_sessions: int) -> None:
+        """Takes over how many sessions principals may have; idle ones give way at once."""
+        self._max_sessions = max_sessions
+        with suppress(Overloaded):
+            while len(self._own) > max_sessions:
+                self._make_room()
 
     def status(self, name: str) -> UpstreamStatus:
         """How an upstream is doing now."""
-        link = self._known(name)[1]
+        link = self._known(name)[1].link
         return UpstreamStatus(link.state, link.peer, link.error)
+
+    def sharing(self, name: str) -> Sharing | None:
+        """Whether principals share a session; None: nobody knows before the upstream is met."""
+        settings, lists = self._known(name)
+        return _sharing(settings, lists.link.peer)
 
     async def meet(self, name: str, seconds: float) -> Peer | None:
         """What an upstream says of itself, if it can be met in so many seconds."""
-        link = self._known(name)[1]
+        link = self._known(name)[1].link
         if link.peer is None:
             with suppress(GatewayError):
                 await link.ready(asyncio.get_running_loop().time() + seconds)
         return link.peer
 
     async def list_tools(self, name: str, *, deadline: float | None = None) -> list[RawTool]:
-        """The tools of an upstream now, as it lists them."""
-        settings, link = self._known(name)
-        return await link.list_tools(deadline or settings.timeout_seconds)
+        """The tools of an upstream now, as it lists them; an error if they can't be called."""
+        settings, lists = self._known(name)
+        seconds = deadline or settings.timeout_seconds
+        ends = asyncio.get_running_loop().time() + seconds
+        tools = await lists.list_tools(seconds)
+        for own in [own for own in self._own.values() if own.lists is lists and own.is_troubled]:
+            await own.check(ends)
+        return tools
 
     async def call(
         self,
@@ -148,6 +168,7 @@ class Upstreams:
         tool: str,
         arguments: Mapping[str, Any],
         *,
+        principal: str | None = None,
         deadline: float | None = None,
         progress: Progress | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -170,7 +191,9 @@ class Upstreams:
         if request_state is not None:
             params["requestState"] = request_state
         hooks = Hooks(progress, ask, notice, capabilities, holds)
-        return await self.request(name, "tools/call", params, deadline=deadline, hooks=hooks)
+        return await self.request(
+            name, "tools/call", params, principal=principal, deadline=deadline, hooks=hooks
+        )
 
     async def request(
         self,
@@ -178,84 +201,184 @@ class Upstreams:
         method: str,
         params: Mapping[str, Any],
         *,
+        principal: str | None = None,
         deadline: float | None = None,
         hooks: Hooks = NO_HOOKS,
         relay_input: bool = False,
     ) -> dict[str, Any]:
         """The raw result of any request: prompts, resources, completion, logging.
 
-        With `relay_input` a modern upstream's `input_required` result is given back as it is, for a
-        client that answers by asking again.
+        It goes over the principal's own session where there are such, without a principal over the
+        one that lists. With `relay_input` a modern upstream's `input_required` result is given back
+        as it is, for a client that answers by asking again.
         """
-        settings, link = self._known(name)
+        settings, lists = self._known(name)
         seconds = deadline or settings.timeout_seconds
+        link = await self._link(name, principal, seconds)
 
         async def send(params: Mapping[str, Any]) -> dict[str, Any]:
+            try:
+                return await link.request(method, params, seconds, hooks)
+            except RpcFailed as error:
+                if error.rpc_code != HEADER_MISMATCH or method != "tools/call":
+                    raise
+            await lists.read_tools(seconds)  # refused unread: learn what it wants repeated
             return await link.request(method, params, seconds, hooks)
 
-        if relay_input:
-            return await send(params)
-        return await completed(send, params, hooks.ask, name)
+        link.holders += 1  # also while somebody answers a question
+        try:
+            if relay_input:
+                return await send(params)
+            return await completed(send, params, hooks.ask, name)
+        finally:
+            link.holders -= 1
 
-    async def notify(self, name: str, method: str, params: Mapping[str, Any]) -> None:
-        """Tells an upstream something that has no answer."""
-        settings, link = self._known(name)
-        await link.notify(method, params, settings.timeout_seconds)
+    async def subscribe(self, name: str, principal: str, uri: str, seconds: float) -> None:
+        """Has updates of a resource told; returns when the upstream knows of it."""
+        link = await self._link(name, principal, seconds)
+        if link not in self._standing:
+            whose = None if link is self._known(name)[1].link else principal
+            notice = partial(self._tell, self._on_notice, name, whose)
+            self._standing[link] = Standing(link, notice)
+        await self._standing[link].subscribe(uri, principal, seconds)
 
-    def standing(self, name: str) -> Standing:
-        """What is wanted of an upstream for longer than a request."""
-        link = self._known(name)[1]
-        found = self._standing.get(name)
-        if found is None:
+    def unsubscribe(self, name: str, principal: str, uri: str) -> None:
+        """The principal wants to hear no more of a resource."""
+        for link in self._links_of(name, principal):
+            if link in self._standing:
+                self._standing[link].unsubscribe(uri, principal)
 
-            def notice(method: str, params: Mapping[str, Any]) -> None:
-                self._tell(self._on_notice, name, method, params)
-
-            found = self._standing[name] = Standing(link, notice)
-        return found
+    def tell_log_level(self, name: str, principal: str) -> None:
+        """Has an upstream log from another level on, where it has a session to be told in."""
+        for link in self._links_of(name, principal):
+            task = asyncio.create_task(link.tell_log_level())
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
     def on_tools_changed(self, callback: ToolsChanged) -> Callable[[], None]:
         """Calls back with a name when that upstream's tools should be listed again."""
         self._on_changed.append(callback)
         return lambda: self._on_changed.remove(callback)
 
+    def on_trouble(self, callback: Troubled) -> None:
+        """Calls back with a name and the reason why that upstream can't be listed or called."""
+        self._on_trouble.append(callback)
+
+    def on_replaced(self, callback: Callable[[str], None]) -> None:
+        """Calls back with the name of an upstream that is met anew, or for the first time."""
+        self._on_replaced.append(callback)
+
     def on_notification(self, callback: Notified) -> Callable[[], None]:
-        """Calls back with name, method and params of every notice but progress and tool changes."""
+        """Calls back with every notice but progress and changed tools.
+
+        With the upstream's name, the principal whom it concerns (None: all), method and params.
+        """
         self._on_notice.append(callback)
         return lambda: self._on_notice.remove(callback)
 
-    def _known(self, name: str) -> tuple[Upstream, Link]:
+    def _known(self, name: str) -> tuple[Upstream, Lists]:
         try:
-            return self._links[name]
+            return self._lists[name]
         except KeyError:
             raise Refused("not_connected", f"{name} is not connected") from None
 
-    def _link(self, name: str, settings: Upstream) -> Link:
-        http = settings.transport == "http"
-        lists = OtherLists(
-            settings.name, partial(self._tell, self._on_notice, name), self._pace.poll
-        )
-        link = Link(
-            settings.name,
-            lambda: self._session(name, settings, link, lists),
-            lazy=settings.lazy,
-            connect_seconds=settings.timeout_seconds if http else self._pace.start,
-            retry_on_demand=http,
-            changed=lambda: self._tell(self._on_changed, name),
-            beside=lists,
-            pace=self._pace,
-        )
-        return link
+    async def _link(self, name: str, principal: str | None, seconds: float) -> Link:
+        settings, lists = self._known(name)
+        if principal is None:
+            return lists.link
+        sharing = self.sharing(name)
+        if sharing is None:
+            await lists.link.ready(asyncio.get_running_loop().time() + seconds)
+            settings, lists = self._known(name)  # it may have been replaced meanwhile
+            sharing = self.sharing(name)
+        if sharing != "principal":
+            return lists.link
+        own = self._own.get((name, principal))
+        return (own or self._open_own(name, principal, settings, lists)).link
 
-    def _session(self, name: str, settings: Upstream, link: Link, lists: OtherLists) -> Session:
+    def _links_of(self, name: str, principal: str) -> list[Link]:
+        """The links that requests of a principal may have gone over."""
+        listed, own = self._lists.get(name), self._own.get((name, principal))
+        return [*((listed[1].link,) if listed else ()), *((own.link,) if own else ())]
+
+    def _open_own(self, name: str, principal: str, settings: Upstream, lists: Lists) -> _Own:
+        retiring = {task: link for task, link in self._retiring.items() if link.ends_idle}
+        ending = [task for task, link in retiring.items() if link.is_idle]
+        if len(self._own) + len(retiring) - len(ending) >= self._max_sessions:
+            ending.append(self._make_room())
+        full = len(self._own) + len(retiring) >= self._max_sessions
+
         def notice(method: str, params: Mapping[str, Any]) -> None:
-            if method == CHANGED:
-                link.changed()
-                return
-            if lists.told(method):
-                lists.again.set()  # to know it as it is now
-            self._tell(self._on_notice, name, method, params)
+            if method in (UPDATED, LOGGED):  # of changed lists the session that lists hears too
+                self._tell(self._on_notice, name, principal, method, params)
 
+        own = _Own(
+            lists,
+            partial(self._tell, self._on_trouble, name),
+            lambda: self.log_level(principal),
+        )
+        own.link = Link(
+            settings,
+            lambda: self._session(name, settings, lists, notice),
+            own,
+            self._pace,
+            lazy=True,
+            met=lists.link.peer,
+            ends_idle=True,
+            after=ending if full else (),
+        )
+        self._own[name, principal] = own
+        return own
+
+    def _make_room(self) -> asyncio.Task[None]:
+        idle = [key for key, own in self._own.items() if own.link.is_idle]
+        if not idle:
+            message = f"All {self._max_sessions} sessions with MCP servers are in use"
+            hint = "Try again; an operator can raise limits.upstream_sessions."
+            raise Overloaded("busy", message, hint)
+        oldest = min(idle, key=lambda key: self._own[key].link.used)
+        return self._retire(self._own.pop(oldest).link)
+
+    def _drop(self, name: str) -> None:
+        _, lists = self._lists.pop(name)
+        lists.stop()
+        self._retire(lists.link)
+        for key in [key for key in self._own if key[0] == name]:
+            self._retire(self._own.pop(key).link)
+
+    def _retire(self, link: Link) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._retired(link))
+        self._retiring[task] = link
+        task.add_done_callback(self._retiring.pop)
+        return task
+
+    async def _retired(self, link: Link) -> None:
+        if (standing := self._standing.pop(link, None)) is not None:
+            await standing.close()
+        await link.retire()
+
+    def _listed(self, name: str, settings: Upstream) -> Lists:
+        def session(lists: Lists) -> Session:
+            def notice(method: str, params: Mapping[str, Any]) -> None:
+                if not lists.take_note(method) and is_shared(lists):
+                    self._tell(self._on_notice, name, None, method, params)
+
+            return self._session(name, settings, lists, notice)
+
+        def is_shared(lists: Lists) -> bool:
+            return _sharing(settings, lists.link.peer) == "shared"
+
+        return Lists(
+            settings,
+            session,
+            self._pace,
+            changed=partial(self._tell, self._on_changed, name),
+            troubled=partial(self._tell, self._on_trouble, name),
+            notice=partial(self._tell, self._on_notice, name, None),
+            log_level=lambda lists: self.log_level(None) if is_shared(lists) else None,
+        )
+
+    def _session(self, name: str, settings: Upstream, lists: Lists, notice: Notice) -> Session:
         if settings.transport == "stdio":
             return StdioSession(
                 settings.name,
@@ -273,6 +396,7 @@ class Upstreams:
             open_=self._open,
             authorize=self._credentials(name),
             notice=notice,
+            marks=lists.marks,
             max_bytes=self._max_bytes,
         )
 
@@ -288,7 +412,57 @@ class Upstreams:
                 log.exception("upstream_listener_failed", upstream=what[0])
 
 
-async def _retired(link: Link, standing: Standing | None) -> None:
-    if standing is not None:
-        await standing.close()
-    await link.retire()
+class _Own:
+    """The life of a principal's own session. See `Life`."""
+
+    link: Link
+
+    def __init__(
+        self,
+        lists: Lists,
+        troubled: Callable[[GatewayError], None],
+        log_level: Callable[[], str | None],
+    ) -> None:
+        self.lists = lists
+        self.is_troubled = False
+        self.doubt = lists.doubt
+        self.log_level = log_level
+        self._troubled = troubled
+
+    async def check(self, ends: float) -> None:
+        """Raises why the principal has no session."""
+        try:
+            await self.link.ready(ends)
+        except UpstreamFailed as error:
+            raise _explained(error) from error
+
+    def failed(self, error: GatewayError) -> None:
+        self.is_troubled = True
+        if not self.lists.is_over:
+            self._troubled(error if self.lists.link.error else _explained(error))
+
+    def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
+        if self.is_troubled:
+            self.is_troubled = False
+            self.lists.changed()
+        if self.lists.link.error is not None:
+            self.lists.doubt()
+        if session.peer.era == "modern":  # which is asked for each kind of notice that is wanted
+            self.link.hearing.set()
+            return ()
+        return (self.link.listen(session),)
+
+
+def _explained(error: GatewayError) -> GatewayError:
+    """An upstream that lists its tools can't be used: more is known than the error says."""
+    what = f"A principal's session can't be opened beside the one that lists: {error.message}"
+    remedy = 'For a server that can only run once, set session = "shared".'
+    return UpstreamFailed(error.code, f"{what.rstrip('.')}. {remedy}")
+
+
+def _sharing(settings: Upstream, peer: Peer | None) -> Sharing | None:
+    if settings.session is not None:
+        return settings.session
+    if settings.transport == "stdio":
+        return "principal"
+    return None if peer is None else "principal" if peer.keeps_state else "shared"

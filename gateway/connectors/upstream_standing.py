@@ -1,4 +1,4 @@
-"""What callers want of one upstream for longer than a request: updates of resources, log messages.
+"""What callers want of one link for longer than a request: to hear of updates of resources.
 
 Sessions come and go behind a link, and with them what the upstream was told. So the wishes are kept
 here and told again to each new session: up to 2025-11-25 by requests, from 2026-07-28 by a stream
@@ -22,6 +22,7 @@ from gateway.errors import GatewayError, Overloaded
 
 MAX_URIS = 5000
 TELL_SECONDS = 10.0
+HEAR_SECONDS = 2.0
 FIRST_REST = 0.25
 LONGEST_REST = 30.0
 HELD_SECONDS = 1.0  # what lasted so long was no failure
@@ -31,52 +32,49 @@ log = structlog.get_logger(__name__)
 
 
 class Standing:
-    """The wishes that stand at one upstream."""
+    """The resources that are watched over one link."""
 
     def __init__(self, link: Link, notice: Notice) -> None:
         self._link = link
         self._notice = notice
-        self._uris: set[str] = set()
+        self._uris: dict[str, set[str]] = {}  # and the principals that watch each
         self._held: frozenset[str] = frozenset()  # what the upstream has been told of
         self._missed: frozenset[str] = frozenset()  # what nobody was listening for, for a while
-        self._level: str | None = None
         self._changed = asyncio.Event()
         self._moved = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
-    async def subscribe(self, uri: str, seconds: float) -> None:
+    async def subscribe(self, uri: str, principal: str, seconds: float) -> None:
         """Has updates of a resource told; returns when the upstream knows of it."""
         if len(self._uris) >= MAX_URIS and uri not in self._uris:
             raise Overloaded("busy", f"{self._link.name} is watched for too many resources")
         ends = asyncio.get_running_loop().time() + seconds
-        session = await self._link.ready(ends)
-        if session.peer.era == "handshake":  # a refusal is the caller's to read
-            await self._link.request("resources/subscribe", {"uri": uri}, seconds)
-        self._uris.add(uri)
-        self._change()
+        self._link.holders += 1
         try:
+            session = await self._link.ready(ends)
+            if session.peer.era == "handshake":  # a refusal is the caller's to read
+                await self._link.request("resources/subscribe", {"uri": uri}, seconds)
+            self._want(uri, principal)
             async with asyncio.timeout_at(ends), self._moved:
                 await self._moved.wait_for(lambda: uri in self._held)
-        except TimeoutError:
-            raise timed_out(self._link.name, seconds, sent=True) from None
+        except BaseException as error:
+            self.unsubscribe(uri, principal)
+            if isinstance(error, TimeoutError):
+                raise timed_out(self._link.name, seconds, sent=True) from None
+            raise
+        finally:
+            self._link.holders -= 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_SECONDS):
+                await self._link.hearing.wait()
 
-    def unsubscribe(self, uri: str) -> None:
-        """No more updates of this resource are wanted."""
-        if uri in self._uris:
-            self._uris.discard(uri)
-            self._change()
-
-    def log_from(self, level: str) -> None:
-        """Has messages of this level and above logged, where that is set once for all callers."""
-        if level != self._level:
-            self._level = level
-            self._change()
-
-    def take_over(self, earlier: Standing) -> None:
-        """Wants what was wanted of the same upstream when it was reached in another way."""
-        self._uris, self._level = set(earlier._uris), earlier._level
-        if self._uris or self._level:
-            self._change()
+    def unsubscribe(self, uri: str, principal: str) -> None:
+        """A principal wants no more updates of this resource."""
+        watching = self._uris.get(uri, set())
+        watching.discard(principal)
+        if not watching and self._uris.pop(uri, None) is not None:
+            self._link.holders -= 1
+            self._changed.set()
 
     async def close(self) -> None:
         """Stops; what the upstream was told ends with its session."""
@@ -84,14 +82,18 @@ class Standing:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _change(self) -> None:
+    def _want(self, uri: str, principal: str) -> None:
+        if uri not in self._uris:
+            self._uris[uri] = set()
+            self._link.holders += 1
+        self._uris[uri].add(principal)
         self._changed.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep(), name=f"standing {self._link.name}")
 
     async def _keep(self) -> None:
         loop, failures = asyncio.get_running_loop(), 0
-        while self._uris or self._level:
+        while self._uris:
             began = loop.time()
             try:
                 session = await self._link.ready(began + TELL_SECONDS)
@@ -105,7 +107,6 @@ class Standing:
 
     async def _tell(self, session: Session) -> None:
         """Up to 2025-11-25: one request a wish, as wishes come and go."""
-        level: str | None = None
         while not session.lost.is_set():
             self._changed.clear()
             wanted = frozenset(self._uris)
@@ -113,14 +114,11 @@ class Standing:
                 await _asked(session, "resources/subscribe", {"uri": uri})
             for uri in self._held - wanted:
                 await _asked(session, "resources/unsubscribe", {"uri": uri})
-            if self._level is not None and self._level != level:
-                level = self._level
-                await _asked(session, "logging/setLevel", {"level": level})
             await self._holds(wanted)
             await _first_of(self._changed.wait, session.lost.wait)
 
     async def _listen(self, session: Session) -> None:
-        """From 2026-07-28: one stream for all resources; a level goes with each request."""
+        """From 2026-07-28: one stream for all resources."""
         streams: list[asyncio.Task[bool]] = []
         loop = asyncio.get_running_loop()
         try:

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -20,7 +20,6 @@ import structlog
 
 from gateway.connectors.upstream_answers import MAX_CONTAINERS, is_intricate, too_large
 from gateway.connectors.upstream_child import READ_BYTES, Child, start_child
-from gateway.connectors.upstream_headers import HeaderMarks
 from gateway.connectors.upstream_rpc import (
     ACKNOWLEDGED,
     ASKED_ELSEWHERE,
@@ -38,6 +37,7 @@ from gateway.connectors.upstream_rpc import (
     NotOffered,
     Peer,
     RpcFailed,
+    Spoken,
     answer,
     encoded,
     negotiate,
@@ -93,7 +93,6 @@ class StdioSession:
         self.name = name
         self.peer = GREETING
         self.lost = asyncio.Event()
-        self.marks: Mapping[str, HeaderMarks] = {}
         self._start = (name, command, tuple(args), dict(env), cwd)
         self._notice = notice
         self._max_bytes = max_bytes
@@ -103,11 +102,12 @@ class StdioSession:
         self._pending: dict[int, _Pending] = {}
         self._background: set[asyncio.Task[None]] = set()
 
-    async def connect(self, remembered: Era | None, seconds: float) -> None:
+    async def connect(self, remembered: Era | None, seconds: float, spoken: Spoken) -> None:
         """Starts the child and meets it; afterwards requests can be made."""
         self._child = await start_child(*self._start)
         self._reader = asyncio.create_task(self._read(self._child))
-        self.peer = await negotiate(self._exchange, remembered, seconds)
+        peer = await negotiate(self._exchange, remembered, seconds, spoken)
+        self.peer = replace(peer, keeps_state=True)
         if self.peer.era == "handshake":
             await self.notify("notifications/initialized", {})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -21,6 +21,7 @@ from gateway.catalog.sources import prefix_of
 from gateway.catalog.upstreams import LiveUpstreams
 from gateway.config.connection import McpConnection
 from gateway.connectors.text import cut, visible
+from gateway.connectors.upstream_lists import CHANGED
 from gateway.connectors.upstream_rpc import LOGGED, Peer
 from gateway.connectors.upstream_standing import UPDATED
 from gateway.edge.gateway import Gateway
@@ -42,10 +43,6 @@ MAX_INSTRUCTIONS_CHARS = 8192  # of all servers together
 MAX_NOTICE_BYTES = 65_536
 GATHER_SECONDS = 0.02
 MAX_GATHERED = 256
-CHANGED: Mapping[str, str] = {
-    "notifications/prompts/list_changed": "prompts",
-    "notifications/resources/list_changed": "resources",
-}
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("listChanged",),
     "resources": ("subscribe", "listChanged"),
@@ -125,6 +122,14 @@ class UpstreamOffers:
             heard |= {"resourceSubscriptions": honoured} if honoured else {}
         return heard
 
+    def attend(self, holder: str) -> None:
+        """See `surface.Offers`."""
+        self._wishes.attend(holder)
+
+    def leave(self, holder: str) -> None:
+        """See `surface.Offers`."""
+        self._wishes.leave(holder)
+
     def forget(self, holder: str) -> None:
         """See `surface.Offers`."""
         self._wishes.forget(holder)
@@ -133,16 +138,14 @@ class UpstreamOffers:
         """Has other processes told what a session wants: its stream may be open there."""
         self._wishes.tell = tell
 
-    async def restore(self, kept: Sequence[dict[str, Any]]) -> None:
-        """Takes up what sessions wanted before this process began."""
-        await self._wishes.restore(kept)
-
     def take(self, wish: dict[str, Any]) -> None:
-        """Takes over what a session said to another process."""
+        """Takes over what a session said to another process, now or before this one began."""
         self._wishes.take(wish)
 
     def concerns(self, told: Told, principal: Principal, scope: Scope, holder: str) -> bool:
         """See `surface.Offers`."""
+        if told.principal not in (None, principal.name):
+            return False
         if told.method == UPDATED:
             wanted = self._wishes.watches(holder, told.server, str(told.params.get("uri")))
         else:  # outside any call it is only for who said from which level on
@@ -241,19 +244,22 @@ class UpstreamOffers:
             return False
         return True
 
-    def _heard(self, server: str, method: str, params: Mapping[str, Any]) -> None:
+    def _heard(
+        self, server: str, principal: str | None, method: str, params: Mapping[str, Any]
+    ) -> None:
         if method in CHANGED:
             self._owners.changed(server, CHANGED[method])
             for listener in tuple(self._on_change):
                 listener()
         elif method in (UPDATED, LOGGED) and (told := self._cleared(server, method, params)):
-            self._tell_soon(told)
+            self._tell_soon(replace(told, principal=principal))
 
     def _tell_soon(self, told: Told) -> None:
         """Tells in a moment, and of what changed several times once: a flood costs us little."""
         if not self._to_tell:
             asyncio.get_running_loop().call_later(GATHER_SECONDS, self._tell_now)
-        key = (told.server, told.params.get("uri")) if told.method == UPDATED else object()
+        what = (told.server, told.principal, told.params.get("uri"))
+        key = what if told.method == UPDATED else object()
         if key in self._to_tell or len(self._to_tell) < MAX_GATHERED:
             self._to_tell[key] = told
 

@@ -55,6 +55,9 @@ class Asked:
     async def page(self, name: str, method: str, params: Params) -> dict[str, Any]:
         return await self.ask(self.server(name), method, params)
 
+    def whose(self, name: str) -> str:
+        return self.context.principal.name if self.requests.are_apart(name) else ""
+
 
 Handler = Callable[[Asked, Params], Awaitable[dict[str, Any]]]
 
@@ -67,7 +70,7 @@ def _lists(kind: Kind) -> Handler:
         if params.get("cursor") is not None:
             raise RpcError(INVALID_PARAMS, "Invalid cursor")  # we never give one
         found: dict[str, Item] = {}
-        for name, items in await asked.owners.listed(asked.names, kind, asked.page):
+        for name, items in await asked.owners.listed(asked.names, kind, asked.page, asked.whose):
             for item in items:
                 shown = _prefixed(item, asked.prefix(name)) if kind == "prompts" else item
                 found.setdefault(shown[KEY_OF[kind]], shown)
@@ -121,10 +124,10 @@ async def _complete(asked: Asked, params: Params) -> dict[str, Any]:
 
 
 async def _set_level(asked: Asked, params: Params) -> dict[str, Any]:
-    session, level = asked.context.session, params["level"]
+    session, level, who = asked.context.session, params["level"], asked.context.principal.name
     if session is not None:
-        asked.wishes.set_level(session, level, asked.names)
-        asked.wishes.share(session=session, level=level, servers=asked.names)
+        asked.wishes.set_level(session, who, level, asked.names)
+        asked.wishes.share(session=session, principal=who, level=level, servers=asked.names)
     return {}
 
 
@@ -158,7 +161,7 @@ async def _prompt(asked: Asked, name: str) -> tuple[ConnectionState, str]:
         return asked.offering.sole, name
     prefixes = {server: asked.prefix(server) for server in asked.names}
     local = {s: name.removeprefix(p) for s, p in prefixes.items() if name.startswith(p)}
-    owner = await asked.owners.owner(asked.names, "prompts", local, asked.page)
+    owner = await asked.owners.owner(asked.names, "prompts", local, asked.page, asked.whose)
     if owner is None:
         raise RpcError(INVALID_PARAMS, f"Unknown prompt: {name[:MAX_NAME_ECHO]}")
     return asked.server(owner), local[owner]
@@ -169,8 +172,9 @@ async def _resource(asked: Asked, uri: str) -> ConnectionState:
     if len(asked.servers) == 1:
         return asked.servers[0]
     everyone = dict.fromkeys(asked.names, uri)
-    owner = await asked.owners.owner(asked.names, "resources", everyone, asked.page)
-    owner = owner or await asked.owners.template_owner(asked.names, uri, asked.page)
+    page, whose = asked.page, asked.whose
+    owner = await asked.owners.owner(asked.names, "resources", everyone, page, whose)
+    owner = owner or await asked.owners.template_owner(asked.names, uri, page, whose)
     if owner is None:
         raise _not_found(asked, uri)
     return asked.server(owner)
@@ -181,7 +185,8 @@ async def _template(asked: Asked, uri: str) -> ConnectionState:
     if len(asked.servers) == 1:
         return asked.servers[0]
     everyone = dict.fromkeys(asked.names, uri)
-    owner = await asked.owners.owner(asked.names, "resourceTemplates", everyone, asked.page)
+    page, whose = asked.page, asked.whose
+    owner = await asked.owners.owner(asked.names, "resourceTemplates", everyone, page, whose)
     return asked.server(owner) if owner is not None else await _resource(asked, uri)
 
 

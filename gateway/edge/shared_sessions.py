@@ -1,8 +1,9 @@
-"""What processes tell each other about MCP sessions: which ended, what clients say and want.
+"""What processes tell each other about MCP: which sessions ended, what clients say and want.
 
 A session lives in no process, so a client's next request may land anywhere. That a session was
 ended is kept in the store and told to all; a cancellation, or the answer to a question, is passed
-on to whoever runs the call, and what a session wants to hear of to whoever has its stream.
+on to whoever runs the call, and what a session wants to hear of to whoever has its stream. That a
+server can't be reached is told to all, who look for themselves.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ log = structlog.get_logger("gateway.edge")
 CANCELLED = "mcp_cancelled"
 ANSWERED = "mcp_answered"
 WISHED = "mcp_wished"
+DOUBTED = "mcp_doubted"
 MAX_ENDED = 100_000  # in memory; the oldest is the first to be forgotten
 
 
@@ -91,6 +93,10 @@ class StoreRelay:
         until = time.time() + SESSION_SECONDS
         self._tell(WISHED, wish, lambda tx: keep_wish_in(tx, key, wish, until))
 
+    def doubted(self, connection: str) -> None:
+        """Tells that a server was not to be reached from here."""
+        self._tell(DOUBTED, {"connection": connection})
+
     def _tell(
         self, kind: str, value: dict[str, Any], also: Callable[[Connection], None] = lambda tx: None
     ) -> None:
@@ -138,5 +144,15 @@ def on_wished(take: Callable[[dict[str, Any]], None]) -> Callable[[str], None]:
     def hear(payload: str) -> None:
         if payload:
             take(orjson.loads(payload))
+
+    return hear
+
+
+def on_doubted(look: Callable[[str], None]) -> Callable[[str], None]:
+    """Looks from here at a server that another process could not reach."""
+
+    def hear(payload: str) -> None:
+        if payload:
+            look(orjson.loads(payload)["connection"])
 
     return hear

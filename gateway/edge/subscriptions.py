@@ -244,9 +244,13 @@ class Streams:
         stream.marks = self._marks(stream.principal, stream.scope)
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
+        if self._offers is not None:
+            self._offers.attend(stream.wants.holder)
         try:
             await stream.run(receive, send)
         finally:
+            if self._offers is not None:
+                self._offers.leave(stream.wants.holder)
             self._open.pop(stream, None)
             self._count[name] -= 1
             if not self._count[name]:

@@ -96,6 +96,7 @@ class Told:
     server: str
     method: str
     params: Mapping[str, Any]
+    principal: str | None = None  # whom it concerns; None: whoever wants to hear of it
 
 
 class Offers(Protocol):
@@ -115,6 +116,12 @@ class Offers(Protocol):
         self, holder: str, principal: Principal, scope: Scope, wanted: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Takes note of what a stream wants to hear of; gives the part that it will hear."""
+
+    def attend(self, holder: str) -> None:
+        """A stream of this session, or the one that is its own holder, is open."""
+
+    def leave(self, holder: str) -> None:
+        """That stream is closed."""
 
     def forget(self, holder: str) -> None:
         """A session or a stream is over."""

@@ -19,7 +19,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.connectors.upstream_rpc import INTERACTIVE, Hooks
 from gateway.connectors.upstream_sessions import Upstreams
 from gateway.edge.surface import CallContext, askable_of
-from gateway.errors import UpstreamFailed, UpstreamRefused
+from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
 from gateway.invoke.limits import Limits
 from gateway.invoke.media import HEAVY_BYTES
 from gateway.invoke.prepared import Prepared, PreparedConnections
@@ -37,6 +37,13 @@ class UpstreamRequests:
         self._upstreams = upstreams
         self._limits = limits
         self._prepared = prepared
+
+    def are_apart(self, name: str) -> bool:
+        """Whether each principal has a session of its own with this server."""
+        try:
+            return self._upstreams.sharing(name) == "principal"
+        except GatewayError:
+            return False  # being taken out just now
 
     async def ask(
         self,
@@ -83,7 +90,12 @@ class UpstreamRequests:
         asks = asker(context, prepared.redactor, seconds)
         hooks = Hooks(context.progress, asks, context.notice, context.askable or None)
         result = await self._upstreams.request(
-            prepared.name, method, sent, hooks=hooks, relay_input=relays
+            prepared.name,
+            method,
+            sent,
+            principal=context.principal.name,
+            hooks=hooks,
+            relay_input=relays,
         )
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, context.askable)

@@ -140,7 +140,11 @@ tools = ["echo", "gone"]
         assert [drift["where"] for drift in orjson.loads(out)[0]["drift"]] == ["tools"]
         code, out, err = await gateway_command("inspect", "up", "--json", cwd=tmp_path)
         assert (code, err) == (0, "")
-        assert [tool["name"] for tool in orjson.loads(out)["tools"]] == ["up_echo"]
+        shown = orjson.loads(out)
+        assert [tool["name"] for tool in shown["tools"]] == ["up_echo"]
+        assert shown["session"] == "shared"
+        code, out, err = await gateway_command("inspect", "up", cwd=tmp_path)
+        assert "all principals share one" in out
 
 
 async def test_ids_are_never_cut_in_lists(demo: Running) -> None:

@@ -24,7 +24,9 @@ class Heard:
         self.methods: asyncio.Queue[str] = asyncio.Queue()
         ups.on_notification(self._hear)
 
-    def _hear(self, name: str, method: str, params: Mapping[str, Any]) -> None:
+    def _hear(
+        self, name: str, principal: str | None, method: str, params: Mapping[str, Any]
+    ) -> None:
         self.methods.put_nowait(method)
 
     async def next(self) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from gateway.connectors.upstream_sessions import Upstream, Upstreams
+from gateway.connectors.upstream_link import Upstream
+from gateway.connectors.upstream_sessions import Upstreams
 from gateway.errors import UpstreamFailed
 from tests.connectors.upstream_doors import (
     QUICK,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.connectors.upstream_answers import Headers, Streamed
-from gateway.connectors.upstream_link import Pace
-from gateway.connectors.upstream_sessions import Upstream, Upstreams
+from gateway.connectors.upstream_link import Pace, Upstream
+from gateway.connectors.upstream_sessions import Upstreams
 from gateway.egress import Egress, Request
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading certificates takes long

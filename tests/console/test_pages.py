@@ -12,6 +12,7 @@ from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.journeys.confirming import client
 from tests.peers import provider
+from tests.peers_mcp import mcp_peer
 
 
 async def rows(someone: Visitor, path: str, key: str) -> list[dict[str, Any]]:
@@ -137,6 +138,17 @@ async def test_a_connection_is_previewed_added_refreshed_and_deleted(
         assert "nothing has changed" in refreshed.text
         await someone.post("/console/connections/items/delete")
     assert "items" not in shop.app.gateway.snapshot.connections
+
+
+async def test_a_preview_of_an_mcp_server_says_whose_sessions_there_will_be(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    someone = await signed_in(shop)
+    words = {"handshake": "Each principal has a session of its own", "modern": "share one session"}
+    for era, said in words.items():
+        async with mcp_peer("handshake" if era == "handshake" else "modern") as peer:
+            form = {"kind": "mcp", "source": peer.url, "name": "up"}
+            assert said in (await someone.post("/console/connections/preview", **form)).text
 
 
 async def test_a_definition_that_can_not_be_read_says_why(
