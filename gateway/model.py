@@ -44,6 +44,13 @@ RISK_OF_ACCESS: Mapping[Access, Risk] = {
     "dangerous": "high",
 }
 
+# Ours to say in every request: what belongs to the connection, and how answers are packed.
+OWN_HEADERS = frozenset(
+    "host connection keep-alive te trailer transfer-encoding upgrade content-length expect"
+    " accept-encoding proxy-connection proxy-authenticate proxy-authorization".split()
+)
+DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
+
 
 # --- what a tool does when it is called -----------------------------------------------------------
 
@@ -222,6 +229,7 @@ class Source:
     auth_type: str = "none"
     auth_name: str | None = None  # api-key: parameter name and place
     auth_in: str | None = None
+    headers: tuple[str, ...] = ()  # names of those that are sent with every call
     idempotency_header: str | None = None
     authenticated: bool = True
     max_description_chars: int = 1024

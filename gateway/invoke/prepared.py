@@ -20,7 +20,7 @@ from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
 from gateway.invoke.credentials import Auth, Grant, renewable
 from gateway.invoke.redact import SECRET_NAME, Redactor, redactor_of
-from gateway.model import Build, RateLimit
+from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit
 
 # Names no connection can have: Azure's tokens are one for all connections behind it.
 AZURE = "[azure]"
@@ -30,7 +30,6 @@ RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
 MAX_ADDRESS = 4096
-DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
 
 
 @dataclass(frozen=True, slots=True)
