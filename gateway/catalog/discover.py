@@ -17,7 +17,7 @@ import orjson
 from gateway.catalog.azure import AzureDirectory
 from gateway.catalog.fetch import FETCH_SECONDS, Definition, Fetcher, same_bytes
 from gateway.catalog.names import Owner
-from gateway.catalog.snapshot import without_clashes
+from gateway.catalog.snapshot import clash_problems, without_clashes
 from gateway.catalog.sources import build_key, location_of, source_of
 from gateway.config.connection import (
     ArmConnection,
@@ -203,9 +203,11 @@ def previewed(
                 "path": skipped.path,
                 "reason": skipped.reason,
             }
-            for skipped in build.skipped
+            for skipped in (*build.skipped, *clashes)
         ],
-        "problems": [problem_dict(each) for each in (*build.problems, *clashes, *problems)],
+        "problems": [
+            problem_dict(each) for each in (*build.problems, *clash_problems(clashes), *problems)
+        ],
         "tokens": sum(tool.tokens for tool in exposed),
     }
 
