@@ -37,6 +37,7 @@ _BRACKETED = re.compile(r"<([^<>]*)>")
 _COMPARED = re.compile(r"[<>]=?")
 _COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
 _PLACES = ("path", "query", "header", "cookie")
+_LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 _RANKS = {"important": 0, "advanced": 2}
 
 
@@ -146,7 +147,19 @@ def remembered_slot(
 def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any) -> Slot:
     fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
     words = described(fragment.schema, mapping(raw), argument)
+    if schema is not None and required:
+        words = _not_empty(words, text_of(raw.get("in")))
     return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
+
+
+def _not_empty(schema: Schema, place: str) -> Schema:
+    """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
+    if isinstance(schema, bool) or "enum" in schema or "pattern" in schema:
+        return schema
+    least = _LEAST.get(str(schema.get("type", "string")))
+    if least is None or schema.get(least) or (least == "minLength" and place not in ("path", "")):
+        return schema
+    return {**schema, least: 1}
 
 
 def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:

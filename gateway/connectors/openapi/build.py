@@ -298,7 +298,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         path=path,
         parameters=(*sent, *fixed),
         body=body,
-        accept=_accept(contents),
+        accept=_accept(contents, wanted),
         idempotency_header=source.idempotency_header,
     )
     lookups = look_ups(document, slots, taken) if work.marks.microsoft else b""
@@ -364,10 +364,16 @@ def _input_schema(work: _Work, whole: Whole, budget: int) -> bytes:
     return schema
 
 
-def _accept(contents: Sequence[Content]) -> str:
+def _accept(contents: Sequence[Content], wanted: Sequence[Input]) -> str:
+    """The header, unless the caller has a say in it: one that the definition allows."""
     types = [content.media_type for content in contents]
     json = next((kind for kind in types if media_kind(kind) == "json" and "*" not in kind), None)
-    return json or ", ".join(types[:_MAX_ACCEPTED]) or "application/json"
+    own = json or ", ".join(types[:_MAX_ACCEPTED]) or "application/json"
+    for header in (each.raw for each in wanted if each.name == "Accept"):
+        allowed = [kind for kind in sequence(header.get("enum")) if isinstance(kind, str)]
+        default = text_of(header.get("default")).strip()
+        return default or (own if own in allowed or not allowed else allowed[0])
+    return own
 
 
 def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:

@@ -17,7 +17,6 @@ from gateway.connectors.openapi.document import (
     Made,
     Operation,
     Unusable,
-    is_internal,
     mapping,
     resolved,
     sequence,
@@ -125,9 +124,7 @@ def _is_ours(
     name = raw["name"].strip().lower()
     if name in OWN_HEADERS or not document.swagger:
         return name in OWN_HEADERS or name in _IGNORED_HEADERS
-    places = {each["in"] for each in listed}
-    told = "body" in places and is_internal(raw) and bool(_media_type_header(listed))
-    return name == "content-type" and (told or "formData" in places)
+    return name == "content-type" and any(each["in"] == "formData" for each in listed)
 
 
 def _input(document: Document, raw: Mapping[str, Any], place: Place) -> Input:

@@ -178,6 +178,7 @@ def test_a_connector_definition_becomes_whole_tools() -> None:
         "type": "string",
         "title": "Folder",
         "description": "Which folder. (lookup_values knows more, given mailbox.)",
+        "minLength": 1,
     }
     assert orjson.loads(listing.lookups) == {
         "folderId": {

@@ -69,7 +69,8 @@ def test_styles_of_openapi_3(written: Json, sent: Parameter) -> None:
 
     assert tool.http is not None
     assert tool.http.parameters == (sent,)
-    assert schema_of(tool)["properties"] == {"p": STRING}
+    nonempty = {"minLength": 1} if sent.place == "path" else {}
+    assert schema_of(tool)["properties"] == {"p": STRING | nonempty}
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,49 @@ def test_openapi_3_has_three_headers_ignored() -> None:
     assert schema_of(tool)["properties"] == {}
 
 
+@pytest.mark.parametrize(
+    ("more", "arguments", "accept"),
+    [
+        ({"default": "text/csv"}, {}, "text/csv"),
+        ({"default": "text/csv"}, {"Accept": "a/b"}, "a/b"),
+        ({"enum": ["text/csv", "a/b"]}, {}, "text/csv"),
+        ({"enum": ["text/csv", "application/json"]}, {}, "application/json"),
+    ],
+)
+def test_our_accept_is_one_that_the_definition_allows(
+    more: Json, arguments: Json, accept: str
+) -> None:
+    definition = swagger({"/a": {"get": operation(parameters=[_header("Accept", **more)])}})
+
+    assert dict(_sent(definition, arguments).headers) == {"Accept": accept}
+
+
+# --- what is empty --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "schema", "least"),
+    [
+        ("path", {"type": "string"}, {"minLength": 1}),
+        ("path", {"type": "string", "minLength": 3}, {"minLength": 3}),
+        ("path", {}, {"minLength": 1}),
+        ("path", {"type": "integer"}, {}),
+        ("path", {"enum": ["a"]}, {}),
+        ("path", {"type": "array"}, {"minItems": 1}),
+        ("query", {"type": "array"}, {"minItems": 1}),
+        ("query", {"type": "object"}, {"minProperties": 1}),
+        ("query", {"type": "string"}, {}),
+    ],
+)
+def test_what_must_be_there_can_not_be_empty(place: str, schema: Json, least: Json) -> None:
+    path = "/a/{p}" if place == "path" else "/a"
+    parameter = {"name": "p", "in": place, "required": True, "schema": schema}
+    tool = only_tool(openapi({path: {"get": operation(parameters=[parameter])}}))
+
+    listed = schema_of(tool)["properties"]["p"]
+    assert {key: listed[key] for key in listed if key.startswith("min")} == least
+
+
 # --- bytes ----------------------------------------------------------------------------------------
 
 BYTES = {"type": "string", "format": "binary"}
