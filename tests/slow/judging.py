@@ -104,7 +104,8 @@ class Definition:
                     translated, registry=self._registry, offline=True
                 )
             except (ValueError, jsonschema_rs.ReferencingError) as error:
-                raise Unjudged(f"a schema can't be used: {str(error)[:200]}") from error
+                words = str(error).partition("\n")[0][:200]
+                raise Unjudged(f"a schema can't be used: {words}") from error
         for found in self._validators[key].iter_errors(value):
             where = "/".join(map(str, found.instance_path))
             yield f"{where}: {found.message[:200]}"
@@ -358,6 +359,10 @@ class _Judgement:
         schema = raw.get("schema", {})
         return _Declared(raw["name"], place, required, schema, style, explode, False, double)
 
+    def names_at(self, place: str) -> set[str]:
+        """The names that parameters have in this place."""
+        return {each.name for each in self._at(place)}
+
     def _at(self, place: str) -> list[_Declared]:
         return [each for each in self._parameters if each.place == place]
 
@@ -374,6 +379,8 @@ class _Judgement:
             yield Fault("path", f"{path} is not {template}")
             return
         template, found = matches[-1]
+        if "}{" in template:
+            return  # there is no telling where one value ends
         values = dict(zip(_VARIABLE.findall(template), found.groups(), strict=True))
         for each in self._at("path"):
             if each.name in values:
@@ -634,6 +641,8 @@ def _query_readings(
     judged: _Judgement, each: _Declared, given: list[tuple[str, str]]
 ) -> tuple[set[str], Iterator[Any]]:
     """The names that a parameter has in a query or form, and the values these may stand for."""
+    others = judged.names_at(each.place) - {each.name}
+    given = [(name, value) for name, value in given if name not in others]
     values = [value for name, value in given if name == each.name]
     if values:
         return {each.name}, _named_readings(judged, each, values)

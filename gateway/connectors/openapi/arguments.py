@@ -154,7 +154,7 @@ def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any
 
 def _not_empty(schema: Schema, place: str) -> Schema:
     """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
-    if isinstance(schema, bool) or "enum" in schema or "pattern" in schema:
+    if isinstance(schema, bool) or "enum" in schema:
         return schema
     least = _LEAST.get(str(schema.get("type", "string")))
     if least is None or schema.get(least) or (least == "minLength" and place not in ("path", "")):
