@@ -49,7 +49,6 @@ from gateway.edge.identity import Identity, auth_settings
 from gateway.edge.mcp_server import EdgeSettings, McpEndpoint, resource_metadata
 from gateway.edge.metrics import Metrics
 from gateway.edge.offers import UpstreamOffers
-from gateway.edge.own_tools import RESERVED_NAMES
 from gateway.edge.rest import RestApi, refusal_response
 from gateway.edge.shared_sessions import (
     ANSWERED,
@@ -220,7 +219,6 @@ async def running(
             settings,
             discoverer,
             persistence,
-            reserved=RESERVED_NAMES,
             portable=portable_tools,
             demo={"demo": demo_connection(place.own_url)},
         )

@@ -37,7 +37,8 @@ def blocked_by(patterns: Sequence[str], base_url: str, path: str) -> str | None:
 
 def may_mean(template: str, base_url: str, path: str) -> bool:
     """Whether some server might take this path for one of the template's."""
-    segments = _normalised(re.sub(r"\{[^{}/]*\}", "*", template))
+    address = re.sub(r"\{[^{}/]*\}", "*", _END.split(template, maxsplit=1)[0])
+    segments = _normalised(address)
     exact = re.compile("".join("/" + _segment(s) for s in segments) + r"\Z", re.DOTALL)
     return any(
         exact.match("".join(f"/{s}" for s in reading)) for reading in _readings(base_url, path)

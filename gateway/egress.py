@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from gateway.addresses import Literals, Target, forbidden, locate, networks
 from gateway.dialling import DNS_THREADS, Lookup, Pool, Rules
 from gateway.errors import Broken, Fixable, Refused
+from gateway.model import OWN_HEADERS
 from gateway.no_answer import SLOW, Closed, NoAnswer, Unanswered, unanswered, undialled
 from gateway.unpack import ENCODINGS, PLAIN, Bound, Room, collected, unpacked
 from gateway.wire import Wire
@@ -277,12 +278,6 @@ async def _asked(wire: Wire, request: Request, head: bytes, time: _Time) -> Pair
         timer.cancel()
 
 
-# Ours to say: what belongs to the connection, and how answers are packed.
-_OWN_HEADERS = frozenset(
-    {"host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
-    | {"content-length", "expect", "accept-encoding"}
-    | {"proxy-connection", "proxy-authenticate", "proxy-authorization"}
-)
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -325,7 +320,7 @@ def _kind(name: str) -> str:
     """What is done with a header of this name."""
     if not _NAME.fullmatch(name):
         return "bad"
-    if name.lower() in _OWN_HEADERS:
+    if name.lower() in OWN_HEADERS:
         return "own"
     return "agent" if name.lower() == "user-agent" else "sent"
 

@@ -44,6 +44,20 @@ RISK_OF_ACCESS: Mapping[Access, Risk] = {
     "dangerous": "high",
 }
 
+# Ours to say in every request: what belongs to the connection, and how answers are packed.
+OWN_HEADERS = frozenset(
+    "host connection keep-alive te trailer transfer-encoding upgrade content-length expect"
+    " accept-encoding proxy-connection proxy-authenticate proxy-authorization".split()
+)
+# The gateway's own tools: no other tool may have one of these names.
+OWN_TOOL_NAMES = frozenset(
+    "delete_connection find_execution get_connection get_execution get_managed_api list_connections"
+    " list_dynamic_tools list_executions list_managed_apis lookup_schema lookup_values"
+    " mcp_call_tool mcp_get_tool_schema mcp_list_tools mcp_search_tools put_connection read_result"
+    " refresh_tools".split()
+)
+DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
+
 
 # --- what a tool does when it is called -----------------------------------------------------------
 
@@ -223,6 +237,7 @@ class Source:
     auth_type: str = "none"
     auth_name: str | None = None  # api-key: parameter name and place
     auth_in: str | None = None
+    headers: tuple[str, ...] = ()  # names of those that are sent with every call
     idempotency_header: str | None = None
     authenticated: bool = True
     max_description_chars: int = 1024

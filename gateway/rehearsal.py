@@ -23,7 +23,7 @@ from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Settings
 from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
-from gateway.edge.own_tools import OWN_TOOLS, RESERVED_NAMES
+from gateway.edge.own_tools import OWN_TOOLS
 from gateway.egress import Egress
 from gateway.errors import UpstreamFailed
 from gateway.model import Principal
@@ -72,7 +72,6 @@ async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> lis
             settings,
             discoverer,
             StoredCatalog(db, seal),
-            reserved=RESERVED_NAMES,
             portable=portable_tools,
             demo={"demo": demo_connection(f"http://{settings.server.host}")},
         )

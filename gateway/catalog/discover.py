@@ -26,7 +26,7 @@ from gateway.catalog.fetch import (
     same_bytes,
 )
 from gateway.catalog.names import Owner
-from gateway.catalog.snapshot import without_clashes
+from gateway.catalog.snapshot import clash_problems, without_clashes
 from gateway.catalog.sources import build_key, is_built_in, location_of, source_of
 from gateway.catalog.upstreams import Listed
 from gateway.config.connection import (
@@ -284,9 +284,11 @@ def previewed(
                 "path": skipped.path,
                 "reason": skipped.reason,
             }
-            for skipped in build.skipped
+            for skipped in (*build.skipped, *clashes)
         ],
-        "problems": [problem_dict(each) for each in (*build.problems, *clashes, *problems)],
+        "problems": [
+            problem_dict(each) for each in (*build.problems, *clash_problems(clashes), *problems)
+        ],
         "tokens": sum(tool.tokens for tool in exposed),
     }
 

@@ -67,13 +67,11 @@ class Catalog:
         discoverer: Discoverer,
         persistence: StoredCatalog,
         *,
-        reserved: Collection[str] = (),
         portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
         demo: Mapping[str, Connection] | None = None,
     ) -> None:
         self._discoverer = discoverer
         self._persistence = persistence
-        self._reserved = reserved
         self._portable = portable
         self._demo = demo or {}
         self._states: dict[str, ConnectionState] = {}
@@ -219,7 +217,7 @@ class Catalog:
         """What a put would expose, with nothing stored."""
         settings = read_planned(self.current.settings, name, values)
         found = await self._discover_new(name, settings, planned=True)
-        owner = owner_in(self.current, name, settings, self._reserved)
+        owner = owner_in(self.current, name, settings)
         return previewed(name, kind_of(settings), found, owner=owner)
 
     async def refresh(
@@ -422,7 +420,6 @@ class Catalog:
             max(self.current.revision + 1, revision),
             settings or self.current.settings,
             [self._advised(state) for state in self._states.values()],
-            reserved=self._reserved,
             choices=self._choices,
             stored_permissions=self._permissions,
             portable=self._portable,

@@ -7,7 +7,7 @@ when each connection's `ConnectionState` was made, and is shared between snapsho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
@@ -15,7 +15,7 @@ from typing import Literal
 from gateway.catalog.names import NameSpaces, Owner, name_spaces
 from gateway.config.connection import Connection
 from gateway.config.settings import Permissions, Settings
-from gateway.model import Build, Level, Problem, Status, Tool
+from gateway.model import OWN_TOOL_NAMES, Build, Level, Problem, Skipped, Status, Tool
 
 Origin = Literal["config", "stored", "demo", "azure"]
 # First come, first served where two connections want one name: a put can't take a configured name.
@@ -34,6 +34,7 @@ class ConnectionState:
     build: Build | None = None
     tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
     problems: tuple[Problem, ...] = ()
+    clashes: tuple[Skipped, ...] = ()  # what would be tools, but for names that others have
     entry_digests: tuple[bytes, ...] = ()
     consent_link: str | None = None
     tokens: int = 0
@@ -41,6 +42,11 @@ class ConnectionState:
     @property
     def display_name(self) -> str:
         return self.settings.display_name or (self.build.title if self.build else "") or self.name
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Every operation that is no tool, with the reason."""
+        return (*(self.build.skipped if self.build else ()), *self.clashes)
 
     @property
     def reads(self) -> tuple[Tool, ...]:
@@ -81,7 +87,6 @@ def assemble(
     settings: Settings,
     states: Iterable[ConnectionState],
     *,
-    reserved: Collection[str] = (),
     choices: Mapping[tuple[str, str], Level] | None = None,
     stored_permissions: Permissions | None = None,
     portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
@@ -94,7 +99,7 @@ def assemble(
     connections: dict[str, ConnectionState] = {}
     for state in ordered:
         state = _with_portable(state, settings, portable)
-        state = _without_clashes(state, _owner(state, spaces, taken, reserved))
+        state = _without_clashes(state, _owner(state, spaces, taken))
         connections[state.name] = state
         taken.update((tool.name, tool) for tool in state.tools)
     return Snapshot(
@@ -108,14 +113,12 @@ def assemble(
     )
 
 
-def owner_in(
-    snapshot: Snapshot, name: str, settings: Connection, reserved: Collection[str]
-) -> Owner:
+def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:
     """Tells who else would have the names of a connection that is put."""
     state = ConnectionState(name, settings, "stored")
     spaces = _spaces([*snapshot.connections.values(), state], snapshot.settings)
     others = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}
-    return _owner(state, spaces, others, reserved)
+    return _owner(state, spaces, others)
 
 
 def same_content(one: Snapshot, other: Snapshot) -> bool:
@@ -141,17 +144,12 @@ def _spaces(states: Iterable[ConnectionState], settings: Settings) -> NameSpaces
     return name_spaces(ranked, settings.capabilities)
 
 
-def _owner(
-    state: ConnectionState,
-    spaces: NameSpaces,
-    taken: Mapping[str, Tool],
-    reserved: Collection[str],
-) -> Owner:
+def _owner(state: ConnectionState, spaces: NameSpaces, taken: Mapping[str, Tool]) -> Owner:
     """Tells for a name who else has it: the gateway, a tool that was first, a connection."""
     rank = ORIGIN_ORDER[state.origin]
 
     def owner(name: str) -> str | None:
-        if name in reserved:
+        if name in OWN_TOOL_NAMES:
             return "the gateway itself"
         holder = taken[name].connection if name in taken else spaces.owner(name, state.name, rank)
         return holder and f"connection {holder!r}"
@@ -160,25 +158,31 @@ def _owner(
 
 
 def _without_clashes(state: ConnectionState, owner: Owner) -> ConnectionState:
-    kept, problems = without_clashes(state.tools, owner)
-    if not problems:
+    kept, clashes = without_clashes(state.tools, owner)
+    if not clashes:
         return state
-    return replace(with_tools(state, kept), problems=(*state.problems, *problems))
+    problems = (*state.problems, *clash_problems(clashes))
+    return replace(with_tools(state, kept), problems=problems, clashes=clashes)
 
 
 def without_clashes(
     tools: Sequence[Tool], owner: Owner
-) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
-    """The tools whose names are free, and a problem for each of the others."""
+) -> tuple[tuple[Tool, ...], tuple[Skipped, ...]]:
+    """The tools whose names are free, and the others with the reason why they are none."""
     owners = {tool.name: whose for tool in tools if (whose := owner(tool.name))}
-    problems = tuple(
-        Problem(
-            "error",
-            tool.operation or tool.path,
-            f"not exposed: the tool name {tool.name!r} belongs to {owners[tool.name]}; "
-            "set another prefix",
+    clashes = tuple(
+        Skipped(
+            tool.operation,
+            tool.method,
+            tool.path,
+            f"the tool name {tool.name!r} belongs to {owners[tool.name]}; set another prefix",
         )
         for tool in tools
         if tool.name in owners
     )
-    return tuple(tool for tool in tools if tool.name not in owners), problems
+    return tuple(tool for tool in tools if tool.name not in owners), clashes
+
+
+def clash_problems(clashes: Sequence[Skipped]) -> list[Problem]:
+    """The same as problems: what somebody connected is not there, and it can be mended."""
+    return [Problem("error", c.operation or c.path, f"not exposed: {c.reason}") for c in clashes]

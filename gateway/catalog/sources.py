@@ -43,6 +43,7 @@ def source_of(
         auth_type=auth.type,
         auth_name=auth.name if isinstance(auth, ApiKeyAuth) else None,
         auth_in=auth.place if isinstance(auth, ApiKeyAuth) else None,
+        headers=tuple(sorted(settings.headers)),
         idempotency_header=(
             settings.idempotency_header if isinstance(settings, OpenApiConnection) else None
         ),

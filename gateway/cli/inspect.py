@@ -128,7 +128,6 @@ async def _preview(
     from gateway.cli.discover import upstreams_over
     from gateway.config.reading import parse_connection
     from gateway.connectors.workers import Workers
-    from gateway.edge.own_tools import RESERVED_NAMES
     from gateway.egress import Egress
     from gateway.invoke.azure import ask_azure
     from gateway.invoke.credentials import Credentials
@@ -162,7 +161,7 @@ async def _preview(
         if kind_of(connection) == "openapi":
             advice = await workers.advise(found.definition.packed)
     known = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
-    owner = owner_in(Snapshot(0, settings, known), name, connection, RESERVED_NAMES)
+    owner = owner_in(Snapshot(0, settings, known), name, connection)
     return previewed(name, kind_of(connection), found, advice, owner=owner)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gateway.model import Access, Risk
+from gateway.model import OWN_HEADERS, Access, Risk
 
 MAX_OPERATIONS = 500
 MAX_DEPTH = 8  # of nested objects and arrays in one value
@@ -30,7 +30,7 @@ ACCESS_OF_METHOD: Mapping[str, Access] = {
     "PATCH": "write",
     "DELETE": "delete",
 }
-OWN_HEADERS = frozenset(("authorization", "host", "content-type", "content-length", "connection"))
+_NOT_SET = OWN_HEADERS | {"authorization", "content-type"}  # headers
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
@@ -180,7 +180,7 @@ class Manifest(Table):
     @classmethod
     def _headers_can_be_sent(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
-            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in OWN_HEADERS:
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _NOT_SET:
                 raise ValueError(f"{name!r} is not a header a manifest may set")
             if not value.isprintable():
                 raise ValueError(f"the value of {name!r} holds a character that can't be sent")
@@ -306,7 +306,7 @@ def _arguments(where: str, params: tuple[Param, ...]) -> Iterator[tuple[str, str
                 f"{where}.params",
                 f"{name!r} can't be an argument; give it an `argument` of letters, digits, _ . -",
             )
-        if param.place == "header" and param.name.lower() in OWN_HEADERS:
+        if param.place == "header" and param.name.lower() in _NOT_SET:
             yield f"{where}.params", f"{param.name!r} is not a header a manifest may set"
         if param.place != "query" and param.type in ("array", "object"):
             kind = _article(param.type)

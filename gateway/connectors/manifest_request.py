@@ -7,8 +7,8 @@ where names collide. An open body, whose properties differ from account to accou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from gateway.connectors.manifest_format import (
     Manifest,
@@ -22,6 +22,7 @@ from gateway.model import Body, Field, Parameter, Source
 
 WHOLE_BODY = "body"
 Schema = dict[str, Any]
+Sent = TypeVar("Sent", Parameter, Field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,22 @@ def request_shape(manifest: Manifest, operation: Operation, source: Source) -> R
         *(_Argument(_argument_of(p), _schema(p), p.required or p.place == "path") for p in params),
         *fields,
     ]
-    shown = [argument for argument in arguments if argument.name not in source.inject]
+    parameters = [_parameter(param) for param in params]
+    named: list[Parameter | Field] = [*parameters, *(body.fields if body else ())]
+    hidden = {*source.inject, *(each.argument for each in named if each.name in source.inject)}
+    shown = [argument for argument in arguments if argument.name not in hidden]
+    if body is not None:
+        body = replace(body, fields=tuple(_bound(each, source) for each in body.fields))
     return RequestShape(
         _object({a.name: a.schema for a in shown}, [a.name for a in shown if a.required]),
-        (*(_parameter(param) for param in params), *_constants(manifest, operation, source)),
+        (*(_bound(p, source) for p in parameters), *_constants(manifest, operation, source)),
         body,
     )
+
+
+def _bound(sent: Sent, source: Source) -> Sent:
+    """What is sent, from the value that the connection gives under its wire name, if it does."""
+    return replace(sent, argument=sent.name) if sent.name in source.inject else sent
 
 
 def _argument_of(param: Param) -> str:

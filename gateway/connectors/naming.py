@@ -11,11 +11,11 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway.model import Problem
+from gateway.model import OWN_TOOL_NAMES, Problem
 
 MAX_NAME = 64
 MAX_TOLD = 50
@@ -38,23 +38,27 @@ class Nameable:
 def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:
     """One name for each operation, prefix included: all different, none over 64 characters."""
     plain = [prefix + local_name(operation) for operation in operations]
-    counts = Counter(plain)
+    shared = _shared(plain)
     names = [
-        _with_suffix(name, operation) if counts[name] > 1 or len(name) > MAX_NAME else name
+        _with_suffix(name, operation) if name in shared or len(name) > MAX_NAME else name
         for name, operation in zip(plain, operations, strict=True)
     ]
     return _all_different(names, operations)
 
 
+def _shared(names: Sequence[str]) -> Mapping[str, str]:
+    """The names that are not one operation's alone, and what is to be said of each."""
+    counts = Counter(names)
+    told = "{} operations have this name: each gets a suffix"
+    shared = {name: told.format(count) for name, count in counts.items() if count > 1}
+    own = "the gateway has a tool of this name: the operation's gets a suffix"
+    return shared | dict.fromkeys(sorted(OWN_TOOL_NAMES & counts.keys()), own)
+
+
 def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
-    """The names that several operations want, and what these get instead."""
-    counts = Counter(prefix + local_name(operation) for operation in operations)
-    told = (
-        Problem("info", name, f"{count} operations have this name: each gets a suffix")
-        for name, count in counts.items()
-        if count > 1
-    )
-    return list(islice(told, MAX_TOLD))
+    """The names that an operation can't have for itself, and what it gets instead."""
+    shared = _shared([prefix + local_name(operation) for operation in operations])
+    return [Problem("info", name, told) for name, told in islice(shared.items(), MAX_TOLD)]
 
 
 def local_name(operation: Nameable) -> str:

@@ -266,5 +266,3 @@ OWN_TOOLS: tuple[OwnTool, ...] = (
         reads=False,
     ),
 )
-
-RESERVED_NAMES = frozenset(tool.name for tool in OWN_TOOLS)

@@ -74,7 +74,7 @@ def connection_detail(
     }
     if principal.admin:
         row["settings"] = masked_settings(state.settings)
-        row["skipped"] = len(state.build.skipped) if state.build else 0
+        row["skipped"] = len(state.skipped)
     return row
 
 

@@ -22,7 +22,7 @@ from gateway.egress import Answer, Request
 from gateway.invoke.credentials import Auth, Credentials, Grant, renewable, send_granted
 from gateway.invoke.redact import SECRET_NAME, Redactor, redactor_of
 from gateway.invoke.request import with_headers
-from gateway.model import Build, RateLimit
+from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit
 
 # Names no connection can have: Azure's tokens are one for all connections behind it.
 AZURE = "[azure]"
@@ -34,7 +34,6 @@ RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 Exchange = Callable[[Request], Awaitable[Answer]]
 
 MAX_ADDRESS = 4096
-DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,14 +48,14 @@ def build_request(
     path = _path(operation, arguments)
     check_not_blocked(blocklist, operation.base_url, path)
     query = _query(operation.parameters, arguments)
-    headers = [("Accept", operation.accept), *_headers(operation.parameters, arguments)]
     body = encode_body(operation.body, arguments) if operation.body else None
+    headers = {"Accept": operation.accept, **dict(_headers(operation.parameters, arguments))}
     if body:
-        headers.append(("Content-Type", body[0]))
+        headers.setdefault("Content-Type", body[0])
     return Request(
         operation.method.upper(),
         with_query(join(operation.base_url, path), query),
-        tuple(headers),
+        tuple(headers.items()),
         body[1] if body else None,
     )
 

@@ -280,6 +280,14 @@ def test_injected_parameter_leaves_the_schema_but_is_still_sent() -> None:
     assert built.http.parameters[0] == Parameter("shelf", "path", "shelf")
 
 
+def test_parameter_injected_by_its_wire_name_is_sent_too() -> None:
+    built = tool(library(inject=("filter[genre]",)), "searchBooks")
+    assert "genre" not in orjson.loads(built.input_schema)["properties"]
+    assert built.http is not None
+    (genre,) = [p for p in built.http.parameters if p.name == "filter[genre]"]
+    assert genre.argument == "filter[genre]"
+
+
 def test_connection_that_can_not_work_is_warned_about() -> None:
     build = library(auth_type="basic", operations={"lendBok": Override(access="read")})
     assert build.problems == (

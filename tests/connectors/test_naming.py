@@ -103,6 +103,17 @@ def test_names_are_always_distinct_and_within_bounds(
     assert tool_names(prefix, operations[::-1]) == names[::-1]
 
 
+@pytest.mark.parametrize(("prefix", "wanted"), [("", "listConnections"), ("mcp_", "call_tool")])
+def test_a_name_of_the_gateways_own_tools_gets_a_suffix(prefix: str, wanted: str) -> None:
+    operations = [Nameable(wanted, "GET", "/a"), Nameable("other", "GET", "/b")]
+    (name, other), own = tool_names(prefix, operations), prefix + snake_case(wanted)
+
+    assert re.fullmatch(f"{own}_[0-9a-f]{{8}}", name)
+    assert other == f"{prefix}other"
+    told = "the gateway has a tool of this name: the operation's gets a suffix"
+    assert collisions(prefix, operations) == [Problem("info", own, told)]
+
+
 def test_names_that_several_operations_want_are_told() -> None:
     wanted = [
         Nameable("same", "GET", "/a"),

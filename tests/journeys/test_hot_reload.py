@@ -67,6 +67,38 @@ async def test_a_dry_run_shows_the_tools_and_keeps_nothing(gateway: Running) -> 
         assert (await own_call(client, "list_connections"))["connections"] == []
 
 
+async def test_operations_whose_names_others_have_are_tools_or_skipped(gateway: Running) -> None:
+    async with provider() as peer, Client(gateway.mcp) as client:
+        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
+        item = {"responses": {"200": {"description": "fine"}}}
+        names = ("listConnections", "shop_get_items", "shop_add", "other")
+        peer.document["paths"] = {
+            f"/{name}": {"get": {"operationId": name, **item}} for name in names
+        }
+        wanted = {"name": "bare", "kind": "openapi", "spec": peer.spec, "prefix": ""}
+        preview = await own_call(client, "put_connection", **wanted, dry_run=True)
+        put = await own_call(client, "put_connection", **wanted)
+        renamed, other = sorted(tool["name"] for tool in preview["tools"])
+        assert (renamed[:-8], other) == ("list_connections_", "other")
+        assert {skipped["operation"]: skipped["reason"] for skipped in preview["skipped"]} == {
+            name: f"the tool name {name!r} belongs to connection 'shop'; set another prefix"
+            for name in ("shop_get_items", "shop_add")
+        }
+        assert put["added"] == [renamed, other]
+        assert (await own_call(client, renamed))["path"] == "/listConnections"
+        assert (await own_call(client, "get_connection", name="bare"))["skipped"] == 2
+
+
+async def test_what_is_injected_by_its_wire_name_is_sent(gateway: Running) -> None:
+    async with provider() as peer, Client(gateway.mcp) as client:
+        top = {"name": "$top", "in": "query", "schema": {"type": "integer"}}
+        peer.document["paths"]["/items/{id}"]["get"]["parameters"].append(top)
+        connection = {"name": "shop", "kind": "openapi", "spec": peer.spec}
+        await own_call(client, "put_connection", **connection, inject={"$top": 5})
+        await own_call(client, "shop_get_items", id="a")
+        assert peer.requests == [("GET", "/items/a?$top=5", b"")]
+
+
 async def test_a_refresh_reports_what_was_added_changed_and_removed(gateway: Running) -> None:
     async with provider() as peer, Client(gateway.mcp) as client:
         peer.document = items_api(peer.url, "apples", "pears")

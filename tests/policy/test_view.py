@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
-from gateway.edge.own_tools import OWN_TOOLS, RESERVED_NAMES
-from gateway.model import Principal, Tool
+from gateway.edge.own_tools import OWN_TOOLS
+from gateway.model import OWN_TOOL_NAMES, Principal, Tool
 from gateway.policy.view import Scope, View, view
 from tests.policy.values import connection, snapshot, tool
 
@@ -180,12 +180,17 @@ def test_an_untrusted_connection_is_reached_by_meta_bundles_that_name_tools(
 def test_no_connection_takes_a_name_of_the_gateway_or_of_another() -> None:
     mine = tool("shop", "get_book")
     thief = connection("thief", mine, tool("thief", "get_x"))
-    impostor = connection("imp", *(_named(tool("imp", "get_y"), n) for n in RESERVED_NAMES))
-    now = assemble(1, Settings(), [SHOP, thief, impostor], reserved=RESERVED_NAMES)
+    impostor = connection("imp", *(_named(tool("imp", "get_y"), n) for n in OWN_TOOL_NAMES))
+    now = assemble(1, Settings(), [SHOP, thief, impostor])
     assert now.tools["shop_get_book"].connection == "shop"
     assert [t.name for t in now.connections["thief"].tools] == ["thief_get_x"]
     assert now.connections["imp"].tools == ()
     assert {problem.severity for problem in now.connections["imp"].problems} == {"error"}
+    assert len(now.connections["imp"].skipped) == len(OWN_TOOL_NAMES)
+
+
+def test_the_names_of_the_gateways_own_tools_are_known_to_connectors() -> None:
+    assert {own.name for own in OWN_TOOLS} == OWN_TOOL_NAMES
 
 
 @pytest.mark.parametrize(

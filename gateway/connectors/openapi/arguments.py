@@ -26,13 +26,18 @@ from gateway.connectors.openapi.document import (
 )
 from gateway.connectors.openapi.inputs import MAX_INPUTS, Input
 from gateway.connectors.openapi.schema import Schema, Schemas
+from gateway.connectors.openapi.security import folded
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
 from gateway.model import Parameter, Source
 
 MAX_ARGUMENT = 64
 MAX_CONSTANT = 16 * 1024
 _OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
+_BRACKETED = re.compile(r"<([^<>]*)>")
+_COMPARED = re.compile(r"[<>]=?")
+_COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
 _PLACES = ("path", "query", "header", "cookie")
+_LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 _RANKS = {"important": 0, "advanced": 2}
 
 
@@ -58,7 +63,7 @@ class ArgumentNames:
         """A name for what the wire calls so, unlike any taken before."""
         if len(self._taken) > MAX_INPUTS:
             raise Unusable(f"it has more than {MAX_INPUTS:,} inputs")
-        wanted = _OUTSIDE.sub("_", wire_name).strip("_")[:MAX_ARGUMENT] or place
+        wanted = _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[:MAX_ARGUMENT] or place
         name, turn = wanted, 1
         if name.lower() in self._taken:
             name = wanted = f"{place}_{wanted}"[:MAX_ARGUMENT]
@@ -67,6 +72,14 @@ class ArgumentNames:
             name = f"{wanted[: MAX_ARGUMENT - 5]}_{turn}"
         self._taken.add(name.lower())
         return name
+
+
+def _spelled_out(wire_name: str) -> str:
+    """`DateCreated<` and `DateCreated>` as words: the difference is all there is to them."""
+    if "<" not in wire_name and ">" not in wire_name:
+        return wire_name
+    plain = _BRACKETED.sub(r" \1 ", wire_name)
+    return _COMPARED.sub(lambda found: _COMPARISONS[found[0]], plain)
 
 
 def parameter_slots(
@@ -89,16 +102,18 @@ def parameter_slots(
             sent.append(_parameter(given, None, None))  # nobody is asked; a look-up may give it
             continue
         argument = names.take(given.name, given.place)
-        sent.append(_parameter(given, argument, None))
-        if not is_injected(source, given.name, argument):
+        injected = injected_as(source, given.place, given.name, argument)
+        sent.append(_parameter(given, injected or argument, None))
+        if injected is None:
             slot = remembered_slot(schemas, given.raw, argument, given.required, given.schema)
             slots.append(slot)
     return sent, slots
 
 
-def is_injected(source: Source, wire_name: str, argument: str) -> bool:
-    """Whether the connection fills this in itself, so that nobody is asked for it."""
-    return wire_name in source.inject or argument in source.inject
+def injected_as(source: Source, place: str, wire_name: str, argument: str) -> str | None:
+    """The name under which the connection fills this in itself, so that nobody is asked for it."""
+    names = {folded(place, name) for name in (wire_name, argument)}
+    return next((name for name in source.inject if folded(place, name) in names), None)
 
 
 def constant(document: Document, value: Any) -> Any:
@@ -132,7 +147,19 @@ def remembered_slot(
 def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any) -> Slot:
     fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
     words = described(fragment.schema, mapping(raw), argument)
+    if schema is not None and required:
+        words = _not_empty(words, text_of(raw.get("in")))
     return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
+
+
+def _not_empty(schema: Schema, place: str) -> Schema:
+    """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
+    if isinstance(schema, bool) or "enum" in schema:
+        return schema
+    least = _LEAST.get(str(schema.get("type", "string")))
+    if least is None or schema.get(least) or (least == "minLength" and place not in ("path", "")):
+        return schema
+    return {**schema, least: 1}
 
 
 def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:

@@ -16,7 +16,7 @@ from gateway.connectors.openapi.arguments import (
     Slot,
     constant,
     described,
-    is_injected,
+    injected_as,
     rank_of,
     remembered_slot,
 )
@@ -76,7 +76,7 @@ def body_slots(
     around: Surroundings, body: RequestBody, names: ArgumentNames
 ) -> tuple[Body | None, list[Slot]]:
     """How the body is put together, and the arguments the caller gives for it."""
-    content = chosen_content(body)
+    content = chosen_content(around.document, body)
     kind = media_kind(content.media_type)
     if is_internal(body.raw) and isinstance(
         hidden := _defaults(around.document, content.schema, 0), Mapping
@@ -92,9 +92,16 @@ def body_slots(
     return _taken_apart(around, content, body, names, shape)
 
 
-def chosen_content(body: RequestBody) -> Content:
-    """The body in the media type that is sent."""
-    return min(body.contents, key=lambda each: _preference(each.media_type))
+def chosen_content(document: Document, body: RequestBody) -> Content:
+    """The body in the media type that is sent; bytes are JSON only if a definition insists."""
+
+    def preference(each: Content) -> tuple[bool, tuple[int, bool]]:
+        json = media_kind(each.media_type) == "json"
+        return json and _is_file(document, each.schema), _preference(each.media_type)
+
+    chosen = min(body.contents, key=preference)
+    anything = "*" in chosen.media_type and _is_file(document, chosen.schema)
+    return replace(chosen, media_type=OCTETS) if anything else chosen
 
 
 @lru_cache(maxsize=256)
@@ -224,9 +231,11 @@ def _taken_apart(
         field = _field(around, content, name, raw, names.take(name, "body"), names)
         if name in shape.required and body.required is False:
             field = replace(field, needed=True)
-        fields.append(field)
-        if not is_injected(around.source, name, field.argument):
+        if injected := injected_as(around.source, "body", name, field.argument):
+            field = replace(field, argument=injected)
+        else:
             slots.extend(_field_slots(around, field, raw, needed))
+        fields.append(field)
     required = bool(body.required) or bool(constants)
     media_type = sendable(content.media_type)
     return Body(media_type, tuple(fields), required=required, constants=constants), slots
@@ -310,8 +319,9 @@ def _whole(
     fragment = around.schemas.translate(content.schema)
     schema = described(fragment.schema, body.raw, argument)
     required = body.required is True
-    taken = Body(sendable(content.media_type), whole=argument, required=required)
-    if is_injected(around.source, "body", argument):
+    injected = injected_as(around.source, "body", "body", argument)
+    taken = Body(sendable(content.media_type), whole=injected or argument, required=required)
+    if injected is not None:
         return taken, []
     rank = rank_of(body.raw)
     return taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)]

@@ -6,6 +6,7 @@ skipped with its reason and never fails the rest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,15 +48,15 @@ from gateway.connectors.openapi.inputs import (
 )
 from gateway.connectors.openapi.lookups import look_ups, with_hint
 from gateway.connectors.openapi.parts import PartUnreadable
-from gateway.connectors.openapi.paths import called_path, path_inputs
+from gateway.connectors.openapi.paths import called_path
 from gateway.connectors.openapi.plans import Findings, Plan, Whole, finished
 from gateway.connectors.openapi.reading import read_definition, read_in_parts
 from gateway.connectors.openapi.schema import Schemas
 from gateway.connectors.openapi.security import (
-    declared_key,
+    declared_keys,
     folded,
-    provided_by_auth,
     required_credentials,
+    sent_with_every_call,
 )
 from gateway.connectors.openapi.selection import (
     NO_MARKS,
@@ -88,10 +89,12 @@ MAX_PROBLEMS = 200
 MAX_LISTED = 24 * 1024 * 1024
 MAX_ANSWERS = 12 * 1024 * 1024  # bytes of answers' schemas that are kept
 MAX_KEYWORDS = 1_000  # characters
+MAX_KEYS = 5  # named in a problem
 _MAX_ACCEPTED = 5
 _LONG_TEXT = 4_096
 _WORDS_COST = 256  # characters, for one unit of work
 _OPERATION_COST = 5  # units of work, whatever is in it
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 
 
@@ -165,7 +168,7 @@ class _Work:
     def __post_init__(self) -> None:
         self.taken = Schemas(self.document, "input", self.reports.here)
         self.given = Schemas(self.document, "output", lambda severity, message: None)
-        self.provided = provided_by_auth(self.document, self.source)
+        self.provided = sent_with_every_call(self.document, self.source)
         self.home = home_of(self.document, self.source, self.base_url)
 
     def take(self, found: Operation | tuple[str, str, str]) -> None:
@@ -219,6 +222,11 @@ class _Work:
         if self.source.auth_type == "none" and all(plan.security for plan in plans) and plans:
             asked = plans[0].security
             self.reports.add("warning", "security", f"asks for {asked}; the connection has no auth")
+        keys = declared_keys(self.document, self.source)
+        if self.source.auth_type == "api-key" and len(keys) > 1:
+            several = ", ".join(f"{name} in {place}" for name, place in keys[:MAX_KEYS])
+            words = f"there are several API keys ({several}): auth.name and auth.in say which"
+            self.reports.add("warning", "security", words)
         own = replace(self.source, base_url=None)
         return Findings(
             source=self.source,
@@ -230,7 +238,7 @@ class _Work:
             hidden=tuple(self.hidden),
             skipped=tuple(self.skipped),
             problems=tuple(self.reports.problems),
-            key=declared_key(self.document),
+            key=keys[0] if len(keys) == 1 else (None, None),
         )
 
     def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
@@ -268,11 +276,13 @@ def _length_of_words(operation: Operation) -> int:
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
     listed = parameters(document, operation)
-    declared = inputs(document, listed)
-    path, fixed = called_path(
-        operation, declared, microsoft=work.marks.microsoft, arm=source.kind == "arm"
+    override = override_of(operation, source)
+    access = override.access or _ACCESS.get(operation.method, "write")
+    microsoft, arm = work.marks.microsoft, source.kind == "arm"
+    path, wanted, fixed = called_path(
+        operation, inputs(document, listed), microsoft=microsoft, arm=arm
     )
-    wanted = [each for each in path_inputs(path, declared) if not _is_provided(work, each)]
+    wanted = [each for each in wanted if _is_asked_for(work, each, access)]
     names = ArgumentNames()
     sent, slots = parameter_slots(document, wanted, names, work.taken, source)
     body, taken = None, None
@@ -280,7 +290,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         around = Surroundings(document, work.taken, source, operation.method)
         body, more = body_slots(around, written, names)
         slots.extend(more)
-        taken = chosen_content(written).schema
+        taken = chosen_content(document, written).schema
     contents = answers(document, operation)
     http = HttpOperation(
         method=operation.method,
@@ -288,7 +298,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         path=path,
         parameters=(*sent, *fixed),
         body=body,
-        accept=_accept(contents),
+        accept=_accept(contents, wanted),
         idempotency_header=source.idempotency_header,
     )
     lookups = look_ups(document, slots, taken) if work.marks.microsoft else b""
@@ -296,8 +306,6 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         slots = [with_hint(document, slot) for slot in slots]
     whole = _whole_input(slots)
     schema = _input_schema(work, whole, work.budget)
-    override = override_of(operation, source)
-    access = override.access or _ACCESS.get(operation.method, "write")
     return Plan(
         operation=_nameable(operation),
         revision=revision_of(operation) if work.marks.microsoft else None,
@@ -318,8 +326,14 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     )
 
 
-def _is_provided(work: _Work, given: Input) -> bool:
-    return (given.place, folded(given.place, given.name)) in work.provided
+def _is_asked_for(work: _Work, given: Input, access: Access) -> bool:
+    """Whether callers can give this, and the connection does not send it itself."""
+    place, name = given.place, folded(given.place, given.name)
+    if place == "header" and not _HEADER_NAME.fullmatch(name):
+        work.reports.here("warning", f"no header can be called {name!r}: it is never sent")
+        return False
+    token = (work.source.idempotency_header or "").lower() if access != "read" else ""
+    return (place, name) not in work.provided and (place, name) != ("header", token)
 
 
 def _risk(operation: Operation, access: Access) -> Risk:
@@ -350,10 +364,16 @@ def _input_schema(work: _Work, whole: Whole, budget: int) -> bytes:
     return schema
 
 
-def _accept(contents: Sequence[Content]) -> str:
+def _accept(contents: Sequence[Content], wanted: Sequence[Input]) -> str:
+    """The header, unless the caller has a say in it: one that the definition allows."""
     types = [content.media_type for content in contents]
     json = next((kind for kind in types if media_kind(kind) == "json" and "*" not in kind), None)
-    return json or ", ".join(types[:_MAX_ACCEPTED]) or "application/json"
+    own = json or ", ".join(types[:_MAX_ACCEPTED]) or "application/json"
+    for header in (each.raw for each in wanted if each.name == "Accept"):
+        allowed = [kind for kind in sequence(header.get("enum")) if isinstance(kind, str)]
+        default = text_of(header.get("default")).strip()
+        return default or (own if own in allowed or not allowed else allowed[0])
+    return own
 
 
 def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:

@@ -22,8 +22,9 @@ from gateway.connectors.openapi.document import (
     sequence,
     spend,
     spend_on,
+    text_of,
 )
-from gateway.model import Place, Style
+from gateway.model import OWN_HEADERS, Place, Style
 
 MAX_INPUTS = 1_000  # parameters of one operation
 MAX_NAME = 500  # of a parameter on the wire
@@ -31,7 +32,9 @@ _MAX_MEDIA_TYPES = 30
 _MAX_MEDIA_TYPE = 200  # characters
 
 _EMPTY: Mapping[str, Any] = {}
-_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
+# What a request has anyway is spelled in one way, so that a parameter can take its place.
+_SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
 _PLACES: Mapping[str, Place] = {
     "path": "path",
     "query": "query",
@@ -110,24 +113,33 @@ def inputs(document: Document, listed: Sequence[Mapping[str, Any]]) -> tuple[Inp
     return tuple(
         _input(document, raw, _PLACES[raw["in"]])
         for raw in listed
-        if raw["in"] in _PLACES and not _is_ignored(raw)
+        if raw["in"] in _PLACES and not (raw["in"] == "header" and _is_ours(document, raw, listed))
     )
 
 
-def _is_ignored(raw: Mapping[str, Any]) -> bool:
-    return raw["in"] == "header" and raw["name"].lower() in _IGNORED_HEADERS
+def _is_ours(
+    document: Document, raw: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether the request has this header anyway, and nobody else's would be sent."""
+    name = raw["name"].strip().lower()
+    if name in OWN_HEADERS or not document.swagger:
+        return name in OWN_HEADERS or name in _IGNORED_HEADERS
+    return name == "content-type" and any(each["in"] == "formData" for each in listed)
 
 
 def _input(document: Document, raw: Mapping[str, Any], place: Place) -> Input:
     required = place == "path" or raw.get("required") is True
+    name = (
+        _SPELLED.get(raw["name"].strip().lower(), raw["name"]) if place == "header" else raw["name"]
+    )
     if document.swagger:
         style, explode = _collection_style(raw, place)
-        return Input(raw["name"], place, required, _own_schema(raw), raw, style, explode)
+        return Input(name, place, required, _own_schema(raw), raw, style, explode)
     media_type, schema = _parameter_schema(raw)
     style = _STYLES.get(str(raw.get("style")), "form" if place in ("query", "cookie") else "simple")
     explode = raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form"
     return Input(
-        raw["name"],
+        name,
         place,
         required,
         schema,
@@ -197,11 +209,10 @@ def _swagger_body(
     fields = [raw for raw in listed if raw["in"] == "formData"]
     if len(bodies) > 1 or (bodies and fields):
         raise Unusable("it has more than one body")
-    consumes = _media_types(document, operation, "consumes")
+    consumes = _media_type_header(listed) or _media_types(document, operation, "consumes")
     if bodies:
         raw = bodies[0]
-        types = consumes or ("application/json",)
-        contents = tuple(Content(kind, raw.get("schema", {})) for kind in types)
+        contents = tuple(Content(kind, raw.get("schema", {})) for kind in consumes or ("*/*",))
         return RequestBody(contents, _said(raw.get("required")), raw)
     return _form(fields, consumes) if fields else None
 
@@ -216,6 +227,13 @@ def _form(fields: Sequence[Mapping[str, Any]], consumes: Sequence[str]) -> Reque
     encoding = {name: {"style": s, "explode": e} for name, (s, e) in styles.items()}
     media_type = "multipart/form-data" if multipart else "application/x-www-form-urlencoded"
     return RequestBody((Content(media_type, schema, encoding),), bool(required), _EMPTY)
+
+
+def _media_type_header(listed: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The media type that a definition of 2.0 wants to be announced, where it says so itself."""
+    headers = (raw for raw in listed if raw["in"] == "header")
+    found = (raw for raw in headers if raw["name"].strip().lower() == "content-type")
+    return tuple(kind for raw in found if (kind := text_of(raw.get("default")).strip()))[:1]
 
 
 def _media_types(document: Document, operation: Operation, key: str) -> tuple[str, ...]:

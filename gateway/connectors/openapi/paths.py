@@ -1,21 +1,22 @@
 """The path an operation is called at, out of the path its definition is filed under.
 
 The template's own text stays as it is: slashes are not tidied, some APIs tell operations apart by
-them. Three things are not part of a path: a fixed query (kept, as constants), a fragment (AWS files
-several operations under one path so; there is no telling how to call them), and `{connectionId}`
-in front, where Microsoft's connectors have it and their gateway fills it in.
+them. Three things are not part of a path: a fragment (it only tells operations apart, the address
+has none), a query (its variables are parameters, the rest is always sent), and `{connectionId}` in
+front, where Microsoft's connectors have it and their gateway fills it in.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 from gateway.connectors.openapi.document import Operation, Unusable, is_internal
-from gateway.connectors.openapi.inputs import Input
-from gateway.model import Parameter
+from gateway.connectors.openapi.inputs import MAX_INPUTS, Input
+from gateway.model import Parameter, Place
 
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _CONNECTION = "{connectionId}"
@@ -25,38 +26,59 @@ _SAYS_NOTHING: Mapping[str, Any] = {}
 
 
 def called_path(
-    operation: Operation, inputs: tuple[Input, ...], *, microsoft: bool, arm: bool
-) -> tuple[str, list[Parameter]]:
-    """The template to fill in, beginning with a slash, and what is always in the query."""
-    path, question, query = operation.path.partition("?")
-    if "#" in operation.path:
-        raise Unusable("its path has a fragment (#), so it has no address of its own")
-    if question and ("{" in query or not query):
-        raise Unusable("its path has a query (?) with variables in it")
-    if _is_microsofts(path, inputs, microsoft, arm):
+    operation: Operation, declared: Sequence[Input], *, microsoft: bool, arm: bool
+) -> tuple[str, list[Input], list[Parameter]]:
+    """The template to fill in, the inputs whose place exists, and what is always in the query."""
+    path, _, query = operation.path.partition("#")[0].partition("?")
+    if _is_microsofts(path, declared, microsoft, arm):
         path = path.replace(_CONNECTION, "", 1).replace("//", "/", 1)
+    inputs, fixed = list(declared), list[Parameter]()
+    for pair in query.split("&", MAX_INPUTS) if query else ():
+        name, equals, value = pair.partition("=")
+        wire = unquote_plus(name) if equals else name.strip("{}")
+        if _VARIABLE.fullmatch(value if equals else name) and "{" not in wire:
+            _move(inputs, path, (value or name)[1:-1], "query", wire)
+        elif "{" in pair:  # filled in where it stands, in the midst of other text
+            for variable in _VARIABLE.findall(pair):
+                _move(inputs, path, variable, "path", variable)
+            path += f"{'&' if '?' in path else '?'}{pair}"
+        elif pair:
+            constant = unquote_plus(value)
+            fixed.append(Parameter(wire, "query", style="form", explode=True, constant=constant))
     _check_braces(path)
-    constants = [
-        Parameter(name, "query", style="form", explode=True, constant=value)
-        for name, value in parse_qsl(query, keep_blank_values=True, max_num_fields=100)
-    ]
-    return path if path.startswith("/") else f"/{path}", constants
+    names = {each.name for each in fixed}
+    inputs = [each for each in inputs if each.place != "query" or each.name not in names]
+    return path if path.startswith("/") else f"/{path}", list(_with_place(path, inputs)), fixed
 
 
-def path_inputs(path: str, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """The inputs whose place exists; variables nobody declared are required texts."""
+def _move(inputs: list[Input], path: str, variable: str, place: Place, name: str) -> None:
+    """Put a variable of the query where it belongs, wherever the definition thinks it is."""
+    known = ((variable, "path"), (variable, "query"), (name, "query"))
+    found = [index for index, each in enumerate(inputs) if (each.name, each.place) in known]
+    if not found:
+        inputs.append(_undeclared(name, place))
+        return
+    each = inputs[found[0]]
+    moved = replace(each, name=name, place=place, required=each.required or place == "path")
+    if each.place == "path" and place == "query" and f"{{{variable}}}" in path:
+        inputs.append(moved)  # it is in both
+    else:
+        inputs[found[0]] = moved
+
+
+def _with_place(path: str, inputs: Sequence[Input]) -> Iterator[Input]:
+    """The inputs that can be sent; variables nobody declared are required texts."""
     variables = dict.fromkeys(_VARIABLE.findall(path))
     declared = {each.name for each in inputs if each.place == "path"}
-    missing = tuple(
-        Input(name, "path", True, _TEXT, _SAYS_NOTHING, "simple", False)
-        for name in variables
-        if name not in declared
-    )
-    kept = tuple(each for each in inputs if each.place != "path" or each.name in variables)
-    return missing + kept
+    yield from (_undeclared(name, "path") for name in variables if name not in declared)
+    yield from (each for each in inputs if each.place != "path" or each.name in variables)
 
 
-def _is_microsofts(path: str, inputs: tuple[Input, ...], microsoft: bool, arm: bool) -> bool:
+def _undeclared(name: str, place: Place) -> Input:
+    return Input(name, place, True, _TEXT, _SAYS_NOTHING, "simple", False)
+
+
+def _is_microsofts(path: str, inputs: Sequence[Input], microsoft: bool, arm: bool) -> bool:
     """A `connectionId` elsewhere than in front, or shown to people, is the API's own."""
     if not path.lstrip("/").startswith(_CONNECTION) or not (microsoft or arm):
         return False

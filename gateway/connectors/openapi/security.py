@@ -15,31 +15,39 @@ from gateway.connectors.openapi.document import (
     text_of,
 )
 from gateway.connectors.text import cut
-from gateway.model import Source
+from gateway.model import DEFAULT_KEY_HEADER, Source
 
 MAX_ALTERNATIVES = 20
 MAX_SECURITY = 1_000  # characters of the canonical spelling
 
 
-def provided_by_auth(document: Document, source: Source) -> frozenset[tuple[str, str]]:
-    """Place and name of what carries the connection's own credentials: nobody's to fill in."""
-    if source.auth_type == "none":
-        return frozenset()
-    found = {(source.auth_in or "", source.auth_name or "")}
-    for scheme in (_scheme(document, name) for name in _schemes(document)):
-        if scheme.get("type") == "apiKey":
-            found.add((text_of(scheme.get("in")), text_of(scheme.get("name"))))
-    return frozenset((place, folded(place, name)) for place, name in found)
+def sent_with_every_call(document: Document, source: Source) -> frozenset[tuple[str, str]]:
+    """Place and name of what the connection itself sends: nobody's to fill in."""
+    sent = {("header", name) for name in source.headers}
+    keys = declared_keys(document, source)
+    if source.auth_type == "api-key":
+        name, place = keys[0] if len(keys) == 1 else (DEFAULT_KEY_HEADER, "header")
+        sent.add((source.auth_in or place, source.auth_name or name))
+    elif source.auth_type != "none":
+        sent.add(("header", "Authorization"))
+    if source.kind == "arm":  # Azure holds what a connector asks for
+        sent.update((place, name) for name, place in keys)
+    return frozenset((place, folded(place, name)) for place, name in sent)
 
 
-def declared_key(document: Document) -> tuple[str | None, str | None]:
-    """Name and place of the API key a definition asks for, where it asks for just one kind."""
-    found = {
+def declared_keys(document: Document, source: Source) -> list[tuple[str, str]]:
+    """Name and place of each API key of the definition that the connection's may be."""
+    schemes = (_scheme(document, name) for name in _schemes(document))
+    found = (
         (text_of(scheme.get("name")), text_of(scheme.get("in")))
-        for scheme in (_scheme(document, name) for name in _schemes(document))
+        for scheme in schemes
         if scheme.get("type") == "apiKey" and scheme.get("in") in ("header", "query")
-    }
-    return found.pop() if len(found) == 1 else (None, None)
+    )
+    return [
+        (name, place)
+        for name, place in dict.fromkeys(found)
+        if source.auth_name in (None, name) and source.auth_in in (None, place)
+    ]
 
 
 def folded(place: str, name: str) -> str:

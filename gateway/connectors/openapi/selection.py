@@ -127,7 +127,7 @@ def _configured(operation: Operation, source: Source, base_url: str) -> Refusal 
     if pattern := _matching(name, source.exclude):
         return Refusal(f"excluded by {pattern!r}")
     for path in {operation.path, operation.path.replace("/{connectionId}", "", 1)}:
-        if pattern := blocked_by(source.blocklist, base_url, path.partition("?")[0]):
+        if pattern := blocked_by(source.blocklist, base_url, path):
             return Refusal(f"its path is on the blocklist ({pattern})")
     if override_of(operation, source).access == "dangerous":
         return Refusal("marked dangerous in the configuration")

@@ -225,7 +225,7 @@ async def _shown(visit: Visit) -> dict[str, Any]:
     filter = {key: visit.query(key) for key in ("change_status", "change_class")}
     return {
         "one": connection_detail(asked.snapshot, visit.principal, state, refreshed),
-        "skipped": state.build.skipped[:MAX_SKIPPED] if state.build else (),
+        "skipped": state.skipped[:MAX_SKIPPED],
         "tools": [tool_row(t, asked.snapshot.permissions) for t in tools[:MAX_LISTED_TOOLS]],
         "all_tools": len(tools),
         "changes": [_change(change) for change in found],

@@ -54,7 +54,12 @@ def _whole(tool: Tool, schema: Json, annotations: Json) -> Tool:
 def test_an_ordinary_definition_becomes_whole_tools() -> None:
     get, put = _build("bookshop.yaml", BOOKS).tools
 
-    isbn = {"type": "string", "pattern": "^[0-9]{13}$", "description": "The book's number."}
+    isbn = {
+        "type": "string",
+        "pattern": "^[0-9]{13}$",
+        "description": "The book's number.",
+        "minLength": 1,
+    }
     fields = {
         "type": "array",
         "items": {"type": "string", "enum": ["title", "price", "no"]},
@@ -74,7 +79,7 @@ def test_an_ordinary_definition_becomes_whole_tools() -> None:
         description="[Book shop] One book — Everything the shop knows about one book.",
         input_schema=b"",
         entry=b"",
-        tokens=120,
+        tokens=123,
         fingerprint=get.fingerprint,
         http=HttpOperation(
             "GET",
@@ -178,6 +183,7 @@ def test_a_connector_definition_becomes_whole_tools() -> None:
         "type": "string",
         "title": "Folder",
         "description": "Which folder. (lookup_values knows more, given mailbox.)",
+        "minLength": 1,
     }
     assert orjson.loads(listing.lookups) == {
         "folderId": {

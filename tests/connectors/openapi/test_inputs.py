@@ -69,7 +69,8 @@ def test_styles_of_openapi_3(written: Json, sent: Parameter) -> None:
 
     assert tool.http is not None
     assert tool.http.parameters == (sent,)
-    assert schema_of(tool)["properties"] == {"p": STRING}
+    nonempty = {"minLength": 1} if sent.place == "path" else {}
+    assert schema_of(tool)["properties"] == {"p": STRING | nonempty}
 
 
 @pytest.mark.parametrize(
@@ -245,11 +246,14 @@ def test_injected_names_are_not_asked_for_but_stay_bound() -> None:
     ("auth", "asked"),
     [
         ({}, ["X-Key", "token", "q"]),
-        ({"auth_type": "api-key", "auth_name": "token", "auth_in": "query"}, ["q"]),
-        ({"auth_type": "bearer"}, ["token", "q"]),
+        ({"auth_type": "api-key"}, ["token", "q"]),
+        ({"auth_type": "api-key", "auth_name": "token", "auth_in": "query"}, ["X-Key", "q"]),
+        ({"auth_type": "bearer"}, ["X-Key", "token", "q"]),
+        ({"headers": ("x-KEY",)}, ["token", "q"]),
+        ({"idempotency_header": "x-key"}, ["X-Key", "token", "q"]),  # only writes have a token
     ],
 )
-def test_what_the_connections_own_auth_provides_is_nobodys_to_fill_in(
+def test_what_the_connection_sends_itself_is_nobodys_to_fill_in(
     auth: Json, asked: list[str]
 ) -> None:
     schemes = {"key": {"type": "apiKey", "in": "header", "name": "x-key"}}
