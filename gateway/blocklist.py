@@ -37,10 +37,10 @@ def blocked_by(patterns: Sequence[str], base_url: str, path: str) -> str | None:
 
 def may_mean(template: str, base_url: str, path: str) -> bool:
     """Whether some server might take this path for one of the template's."""
-    segments = _normalised(re.sub(r"\{[^{}/]*\}", "*", template))
-    exact = re.compile("".join("/" + _segment(s) for s in segments) + r"\Z", re.DOTALL)
+    wanted = _normalised(_VARIABLE.sub("*", template))
     return any(
-        exact.match("".join(f"/{s}" for s in reading)) for reading in _readings(base_url, path)
+        len(wanted) == len(found) and all(map(_fits, wanted, found))
+        for found in _known_readings(base_url, path)
     )
 
 
@@ -55,6 +55,7 @@ def decodings(text: str) -> Iterator[str]:
     yield text
 
 
+_VARIABLE = re.compile(r"\{[^{}/]*\}")
 _OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]")
 _WIDE = re.compile(r"%u([0-9a-fA-F]{4})")
 
@@ -70,6 +71,11 @@ def _decoded(text: str) -> str:
         unquote_to_bytes(text.encode("utf-8", "replace")),
     )
     return data.decode("utf-8", "replace")
+
+
+@lru_cache(maxsize=64)  # one path is compared with every operation of a connection
+def _known_readings(base_url: str, path: str) -> frozenset[Segments]:
+    return frozenset(_readings(base_url, path))
 
 
 def _readings(base_url: str, path: str) -> Iterator[Segments]:
@@ -118,10 +124,17 @@ def _matcher(pattern: str) -> re.Pattern[str]:
     """An expression that matches `/a/b` when the pattern blocks it."""
     if not pattern.strip():
         return re.compile(r"(?!)")  # an empty line in a list blocks nothing; "/" blocks everything
-    segments = _normalised(re.sub(r"\{[^{}/]*\}", "*", pattern))
+    segments = _normalised(_VARIABLE.sub("*", pattern))
     parts = [_SEGMENTS if s == "**" else "/" + _segment(s) for s in segments]
     collapsed = [p for i, p in enumerate(parts) if p != _SEGMENTS or parts[i - 1 : i] != [p]]
     return re.compile("".join(collapsed) + r"(?:/|\Z)" if collapsed else "", re.DOTALL)
+
+
+def _fits(wanted: str, found: str) -> bool:
+    """Whether one segment of a template may stand for one of a path."""
+    if wanted in ("*", found):
+        return True
+    return "*" in wanted and bool(re.fullmatch(_segment(wanted), found, re.DOTALL))
 
 
 _SEGMENTS = "(?:/[^/]*)*"

@@ -43,6 +43,14 @@ RISK_OF_ACCESS: Mapping[Access, Risk] = {
     "delete": "high",
     "dangerous": "high",
 }
+ACCESS_OF_METHOD: Mapping[str, Access] = {
+    "GET": "read",
+    "HEAD": "read",
+    "POST": "write",
+    "PUT": "write",
+    "PATCH": "write",
+    "DELETE": "delete",
+}
 
 
 # --- what a tool does when it is called -----------------------------------------------------------
@@ -148,12 +156,15 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An operation that is not a tool, and why."""
+    """An operation that is not a tool, and why; the API has it all the same."""
 
     operation: str | None
     method: str
     path: str
     reason: str
+    access: Access | None = None  # what it does, as configured or by its method
+    tool: str = ""  # the name it would have
+    base_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,7 @@ class Problem:
     severity: Severity
     where: str
     message: str
+    configured: bool = False  # it lies in what an operator wrote, not in what was found
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +257,7 @@ class Principal:
     connections: Mapping[str, Level] = field(default_factory=dict)
 
 
-BUILD_CODEC_VERSION = 1
+BUILD_CODEC_VERSION = 2
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Build)
 _raw_tools = msgspec.msgpack.Decoder(list[msgspec.Raw])
