@@ -1,4 +1,4 @@
-"""Paths that are never exposed nor reached, whatever their spelling.
+"""Paths that are never exposed nor reached, and parameters that nobody may fill in.
 
 A server may decode, fold and resolve a path in ways we cannot know, so a path is read in every way
 a server might read it: as it stands and after each round of percent-decoding, with and without the
@@ -8,6 +8,10 @@ A pattern blocks what it matches and everything below: `/users` also blocks `/us
 stands for any text within one segment, `**` for any number of segments, `{name}` for one segment.
 At build a template such as `/users/{id}` is checked with its variables as they stand; at call the
 path that would be dialled is checked again, with the values that complete it.
+
+Path and method say what a request is, so a caller may not say it a second time in a place where
+some servers look as well: `X-HTTP-Method-Override`, `_method`, `X-Original-URL`, `Host` and the
+like, in any spelling that some server folds into one of these.
 """
 
 from __future__ import annotations
@@ -53,6 +57,40 @@ def decodings(text: str) -> Iterator[str]:
             return
         text = decoded
     yield text
+
+
+_FOLDED = re.compile(r"[^a-z0-9]+")
+_OTHER_METHOD = re.compile(
+    r"(?:-|x-)(?:(?:http|request|original|forwarded|rewrite|tunnel(?:l?ed)?)-?)*(?:method|verb)"
+    r"|[-x]*(?:(?:http|request)-?)*(?:method|verb)-?override"
+)
+_OTHER_ADDRESS = re.compile(  # headers: some proxy on the way acts on them
+    r"(?:x-)?(?:http-)?host(?:-override)?|(?:x-)?forwarded(?:-.+)?|x-envoy-.+|proxy-.+"
+    r"|x-(?:original|rewrite|override|proxy|backend|upstream|request|http)-(?:ur[il]|path|host)"
+    r"(?:-override)?|(?:request|http|base)-ur[il]|connection|keep-alive|te|trailer|transfer-encoding|upgrade"
+    r"|content-length|expect"
+)
+
+
+@lru_cache(maxsize=4096)
+def may_reroute(name: str, place: str) -> bool:
+    """Whether a parameter of this name may make the request another one than it seems to be."""
+    if place == "path":
+        return False
+    for text in decodings(name):
+        # `_method[]` and ` .method` are `_method` to some, a header's `_` is its `-`.
+        folded = _FOLDED.sub("-", text.partition("[")[0].strip().lower()).rstrip("-")
+        if _OTHER_METHOD.fullmatch(folded):
+            return True
+        if place == "header" and _OTHER_ADDRESS.fullmatch(folded):
+            return True
+    return False
+
+
+def left_out(name: str, place: str) -> str:
+    """Why a parameter that may reroute is not asked for, in words."""
+    words = "it could make the request another one; `inject` it if the API needs it"
+    return f"{name} ({place}) is left out: {words}"
 
 
 _VARIABLE = re.compile(r"\{[^{}/]*\}")

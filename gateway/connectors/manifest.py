@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.blocklist import blocked_by
+from gateway.blocklist import blocked_by, left_out
 from gateway.connectors import manifest_format as form
 from gateway.connectors.manifest_format import Manifest, Operation
-from gateway.connectors.manifest_request import RequestShape, request_shape
+from gateway.connectors.manifest_request import RequestShape, detours, request_shape
 from gateway.connectors.naming import (
     Nameable,
     did_you_mean,
@@ -220,6 +220,9 @@ def _problems(context: _Context) -> Iterator[Problem]:
             f"{manifest.display_name} takes {allowed}{hint}, not {source.auth_type}",
             configured=True,
         )
+    for operation in manifest.operations:
+        for name, place in sorted(detours(manifest, operation, source)):
+            yield Problem("warning", operation.id, left_out(name, place))
     yield from unmatched(source, [operation.id for operation in manifest.operations])
 
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from gateway.blocklist import decodings, may_mean
+from gateway.blocklist import decodings, may_mean, may_reroute
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.catalog.sources import kind_of
 from gateway.errors import Fixable, NotFound, Refused
@@ -133,6 +133,7 @@ def plain_path(path: str) -> tuple[str, dict[str, Any]]:
 def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest) -> Proxied:
     """The request as a tool of its own; raises what the caller is told where it may not be made."""
     state = _connection(snapshot, principal, request.connection)
+    _check_names(request)
     skipped, known = list(_skipped(state, request)), list(_known(state, request))
     if any(each.access == "dangerous" for each in skipped):
         raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
@@ -146,6 +147,14 @@ def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: Proxy
     if level(snapshot, principal, state) == "read-only" and tool.access != "read":
         raise Refused("read_only", f"You have read-only access to {state.display_name}")
     return Proxied(tool, _judged(snapshot, tool, [t.name for t in known], skipped))
+
+
+def _check_names(request: ProxyRequest) -> None:
+    """Refuses a second word on the method, which some servers take before the first one."""
+    body = request.body if isinstance(request.body, Mapping) else {}
+    for place, names in (("query", request.query), ("body", body)):
+        if name := next((name for name in names if may_reroute(name, place)), None):
+            raise _not_allowed(f"{name[:64]!r} in the {place} could make it another request.")
 
 
 def _judged(

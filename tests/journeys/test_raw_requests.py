@@ -153,6 +153,49 @@ async def test_what_is_dangerous_is_known_by_its_whole_address(
     assert peer.requests == []
 
 
+async def test_a_request_says_its_method_once(make_gateway: GatewayMaker, peer: Provider) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY))
+    said: list[dict[str, Any]] = [
+        wanted("POST", "/notes?_method=DELETE"),
+        wanted("POST", "/notes?%5fmethod=DELETE"),
+        wanted("GET", "/notes", query={"X-HTTP-Method-Override": "DELETE"}),
+        wanted("POST", "/notes", query={"_method[]": ["DELETE"]}),
+        wanted("POST", "/notes", body={"_method": "DELETE"}),
+    ]
+    async with api(shop.url, "ann") as ann:
+        answers = [await ann("POST", "/proxy", request) for request in said]
+        deep = await ann("POST", "/proxy", wanted("POST", "/notes", body={"a": {"_method": "x"}}))
+    assert [(status, body["error"]["code"]) for status, body in answers] == [
+        (403, "blocked_path")
+    ] * len(said)
+    assert (deep[0], len(peer.requests)) == (200, 1)
+
+
+async def test_a_tool_says_its_method_once(make_gateway: GatewayMaker, peer: Provider) -> None:
+    anything = {"type": "object", "additionalProperties": {"type": "string"}}
+    override = {"name": "X-HTTP-Method-Override", "in": "header", "schema": {"type": "string"}}
+    filters = {"name": "filters", "in": "query", "schema": anything}
+    form = {"content": {"application/x-www-form-urlencoded": {"schema": anything}}}
+    peer.document["paths"]["/notes"] = {
+        "get": {"operationId": "list", "parameters": [override, filters], "responses": {}},
+        "post": {"operationId": "add", "requestBody": form, "responses": {}},
+    }
+    shop: Running = await make_gateway(config(peer, FREELY))
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("list", {"X-HTTP-Method-Override": "DELETE"}),
+        ("list", {"filters": {"_method": "DELETE"}}),
+        ("add", {"body": {"_method": "DELETE"}}),
+        ("list", {"filters": {"colour": "red"}}),
+    ]
+    async with api(shop.url, "ann") as ann:
+        answers = [
+            await ann("POST", f"/tools/shop_{name}/call", {"arguments": arguments})
+            for name, arguments in calls
+        ]
+    assert [status for status, _ in answers] == [422, 422, 422, 200]
+    assert peer.requests == [("GET", "/base/notes?colour=red", b"")]
+
+
 async def test_read_only_caller_reads_only(make_gateway: GatewayMaker, peer: Provider) -> None:
     shop: Running = await make_gateway(config(peer, FREELY, connection=RULES))
     async with api(shop.url, "ann") as ann:
