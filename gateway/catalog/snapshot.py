@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from gateway.catalog.names import NameSpaces, Owner, name_spaces
+from gateway.catalog.sources import prefix_of
 from gateway.config.connection import Connection
 from gateway.config.settings import Permissions, Settings
 from gateway.model import Build, Level, Problem, Status, Tool
@@ -41,6 +42,10 @@ class ConnectionState:
     @property
     def display_name(self) -> str:
         return self.settings.display_name or (self.build.title if self.build else "") or self.name
+
+    @property
+    def prefix(self) -> str:
+        return prefix_of(self.name, self.settings)
 
     @property
     def reads(self) -> tuple[Tool, ...]:

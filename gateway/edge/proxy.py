@@ -35,12 +35,11 @@ from gateway.model import (
 )
 from gateway.model import digest as sha256
 from gateway.policy.access import level, may_know
-from gateway.policy.decide import decide
+from gateway.policy.decide import caution, decide
 from gateway.policy.view import View, bundles_of
 
 NAME = "proxy"
 STRICTNESS: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
-CAUTION = {"allow": 0, "confirm": 1, "block": 2}
 MAX_PATH_CHARS = 4096
 _SCALAR = {"type": ["string", "number", "boolean", "null"]}
 SCHEMA = {
@@ -163,7 +162,7 @@ def _judged(
     """The request under the name that permissions are strictest with, of those it goes by."""
     names = [*known, *(each.tool for each in skipped)] or [NAME]
     named = [replace(tool, name=name) for name in names]
-    return max(named, key=lambda each: CAUTION[decide(each, snapshot.permissions).outcome])
+    return max(named, key=lambda each: caution(decide(each, snapshot.permissions)))
 
 
 def _connection(snapshot: Snapshot, principal: Principal, name: str) -> ConnectionState:

@@ -13,9 +13,14 @@ from typing import Any, cast
 
 import orjson
 
-from gateway.blocklist import left_out, may_reroute
 from gateway.connectors.naming import Nameable, local_name, unmatched
-from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
+from gateway.connectors.openapi.arguments import (
+    ArgumentNames,
+    Slot,
+    check_fixed,
+    parameter_slots,
+    without_detours,
+)
 from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
 from gateway.connectors.openapi.bundle import (
     INPUT_BUDGET,
@@ -77,10 +82,8 @@ from gateway.errors import DefinitionUnreadable
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
-    Body,
     Build,
     HttpOperation,
-    Parameter,
     Problem,
     Risk,
     Severity,
@@ -297,8 +300,8 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         body, more = body_slots(around, written, names)
         slots.extend(more)
         taken = chosen_content(written).schema
-    _check_fixed(fixed)
-    sent, body, slots = _without_detours(work, sent, body, slots)
+    check_fixed(fixed)
+    sent, body, slots = without_detours(source, work.reports.here, sent, body, slots)
     contents = answers(document, operation)
     http = HttpOperation(
         method=operation.method,
@@ -334,38 +337,6 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         lookups=lookups,
         security=required_credentials(document, operation),
     )
-
-
-def _without_detours(
-    work: _Work, sent: list[Parameter], body: Body | None, slots: list[Slot]
-) -> tuple[list[Parameter], Body | None, list[Slot]]:
-    """The same without what would make the request another one, unless the connection gives it."""
-    places: dict[tuple[str, str], str | None] = {(p.name, p.place): p.argument for p in sent}
-    if body is not None:
-        places |= {(name, "body"): None for name in body.constants}
-        places |= {(each.name, "body"): each.argument for each in body.fields}
-    injected = set(work.source.inject)
-    out = {
-        (name, place): argument
-        for (name, place), argument in places.items()
-        if may_reroute(name, place) and injected.isdisjoint((name, argument))
-    }
-    if not out:
-        return sent, body, slots
-    for name, place in out:
-        work.reports.here("warning", left_out(name, place))
-    if body is not None:
-        fields = tuple(each for each in body.fields if (each.name, "body") not in out)
-        kept = {key: value for key, value in body.constants.items() if (key, "body") not in out}
-        body = replace(body, fields=fields, constants=kept)
-    sent = [each for each in sent if (each.name, each.place) not in out]
-    return sent, body, [slot for slot in slots if slot.argument not in out.values()]
-
-
-def _check_fixed(fixed: Sequence[Parameter]) -> None:
-    for each in fixed:
-        if may_reroute(each.name, each.place):
-            raise Unusable(f"its path has {each.name} in it, which makes it another request")
 
 
 def _is_provided(work: _Work, given: Input) -> bool:
