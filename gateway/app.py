@@ -330,7 +330,7 @@ def _assembled(
         offers=offers,
     )
 
-    metrics = Metrics(lambda: gateway.snapshot, mcp.figures)
+    metrics = Metrics(lambda: gateway.snapshot, mcp.figures, lambda: gateway.unknown_calls)
     for listener in (metrics.finished, log_call):
         gateway.invoker.on_finished(listener)
     health = Health(gateway, identity, metrics.registry, mcp.figures)

@@ -1,4 +1,4 @@
-"""Paths that are never exposed nor reached, whatever their spelling.
+"""Paths that are never exposed nor reached, and parameters that nobody may fill in.
 
 A server may decode, fold and resolve a path in ways we cannot know, so a path is read in every way
 a server might read it: as it stands and after each round of percent-decoding, with and without the
@@ -8,6 +8,10 @@ A pattern blocks what it matches and everything below: `/users` also blocks `/us
 stands for any text within one segment, `**` for any number of segments, `{name}` for one segment.
 At build a template such as `/users/{id}` is checked with its variables as they stand; at call the
 path that would be dialled is checked again, with the values that complete it.
+
+Path and method say what a request is, so a caller may not say it a second time in a place where
+some servers look as well: `X-HTTP-Method-Override`, `_method`, `X-Original-URL`, `Host` and the
+like, in any spelling that some server folds into one of these.
 """
 
 from __future__ import annotations
@@ -37,11 +41,11 @@ def blocked_by(patterns: Sequence[str], base_url: str, path: str) -> str | None:
 
 def may_mean(template: str, base_url: str, path: str) -> bool:
     """Whether some server might take this path for one of the template's."""
-    address = re.sub(r"\{[^{}/]*\}", "*", _END.split(template, maxsplit=1)[0])
-    segments = _normalised(address)
-    exact = re.compile("".join("/" + _segment(s) for s in segments) + r"\Z", re.DOTALL)
+    address = _END.split(template, maxsplit=1)[0]
+    wanted = _normalised(_VARIABLE.sub("*", address))
     return any(
-        exact.match("".join(f"/{s}" for s in reading)) for reading in _readings(base_url, path)
+        len(wanted) == len(found) and all(map(_fits, wanted, found))
+        for found in _known_readings(base_url, path)
     )
 
 
@@ -56,6 +60,41 @@ def decodings(text: str) -> Iterator[str]:
     yield text
 
 
+_FOLDED = re.compile(r"[^a-z0-9]+")
+_OTHER_METHOD = re.compile(
+    r"(?:-|x-)(?:(?:http|request|original|forwarded|rewrite|tunnel(?:l?ed)?)-?)*(?:method|verb)"
+    r"|[-x]*(?:(?:http|request)-?)*(?:method|verb)-?override"
+)
+_OTHER_ADDRESS = re.compile(  # headers: some proxy on the way acts on them
+    r"(?:x-)?(?:http-)?host(?:-override)?|(?:x-)?forwarded(?:-.+)?|x-envoy-.+|proxy-.+"
+    r"|x-(?:original|rewrite|override|proxy|backend|upstream|request|http)-(?:ur[il]|path|host)"
+    r"(?:-override)?|(?:request|http|base)-ur[il]|connection|keep-alive|te|trailer|transfer-encoding|upgrade"
+    r"|content-length|expect"
+)
+
+
+@lru_cache(maxsize=4096)
+def may_reroute(name: str, place: str) -> bool:
+    """Whether a parameter of this name may make the request another one than it seems to be."""
+    if place == "path":
+        return False
+    for text in decodings(name):
+        # `_method[]` and ` .method` are `_method` to some, a header's `_` is its `-`.
+        folded = _FOLDED.sub("-", text.partition("[")[0].strip().lower()).rstrip("-")
+        if _OTHER_METHOD.fullmatch(folded):
+            return True
+        if place == "header" and _OTHER_ADDRESS.fullmatch(folded):
+            return True
+    return False
+
+
+def left_out(name: str, place: str) -> str:
+    """Why a parameter that may reroute is not asked for, in words."""
+    words = "it could make the request another one; `inject` it if the API needs it"
+    return f"{name} ({place}) is left out: {words}"
+
+
+_VARIABLE = re.compile(r"\{[^{}/]*\}")
 _OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]")
 _WIDE = re.compile(r"%u([0-9a-fA-F]{4})")
 
@@ -71,6 +110,11 @@ def _decoded(text: str) -> str:
         unquote_to_bytes(text.encode("utf-8", "replace")),
     )
     return data.decode("utf-8", "replace")
+
+
+@lru_cache(maxsize=64)  # one path is compared with every operation of a connection
+def _known_readings(base_url: str, path: str) -> frozenset[Segments]:
+    return frozenset(_readings(base_url, path))
 
 
 def _readings(base_url: str, path: str) -> Iterator[Segments]:
@@ -119,10 +163,17 @@ def _matcher(pattern: str) -> re.Pattern[str]:
     """An expression that matches `/a/b` when the pattern blocks it."""
     if not pattern.strip():
         return re.compile(r"(?!)")  # an empty line in a list blocks nothing; "/" blocks everything
-    segments = _normalised(re.sub(r"\{[^{}/]*\}", "*", pattern))
+    segments = _normalised(_VARIABLE.sub("*", pattern))
     parts = [_SEGMENTS if s == "**" else "/" + _segment(s) for s in segments]
     collapsed = [p for i, p in enumerate(parts) if p != _SEGMENTS or parts[i - 1 : i] != [p]]
     return re.compile("".join(collapsed) + r"(?:/|\Z)" if collapsed else "", re.DOTALL)
+
+
+def _fits(wanted: str, found: str) -> bool:
+    """Whether one segment of a template may stand for one of a path."""
+    if wanted in ("*", found):
+        return True
+    return "*" in wanted and bool(re.fullmatch(_segment(wanted), found, re.DOTALL))
 
 
 _SEGMENTS = "(?:/[^/]*)*"

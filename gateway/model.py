@@ -43,6 +43,14 @@ RISK_OF_ACCESS: Mapping[Access, Risk] = {
     "delete": "high",
     "dangerous": "high",
 }
+ACCESS_OF_METHOD: Mapping[str, Access] = {
+    "GET": "read",
+    "HEAD": "read",
+    "POST": "write",
+    "PUT": "write",
+    "PATCH": "write",
+    "DELETE": "delete",
+}
 
 # Ours to say in every request: what belongs to the connection, and how answers are packed.
 OWN_HEADERS = frozenset(
@@ -162,12 +170,15 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An operation that is not a tool, and why."""
+    """An operation that is not a tool, and why; the API has it all the same."""
 
     operation: str | None
     method: str
     path: str
     reason: str
+    access: Access | None = None  # what it does, as configured or by its method
+    tool: str = ""  # the name it would have
+    base_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +188,7 @@ class Problem:
     severity: Severity
     where: str
     message: str
+    configured: bool = False  # it lies in what an operator wrote, not in what was found
 
 
 @dataclass(frozen=True, slots=True)

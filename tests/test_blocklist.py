@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocklist import blocked_by
+from gateway.blocklist import blocked_by, may_reroute
 
 BASE = "https://api.example.test/v1"
 PATTERNS = ["/users", "/admin/**", "/a/*/b"]
@@ -107,3 +107,26 @@ def test_blocked_path_stays_blocked_however_it_is_dressed_up(
         word = "".join(f"%{ord(c):02x}" for c in word) if "%" not in word else quote(word)
     below = quote(tail.replace("..", "").replace(".", ""), safe="")
     assert blocked_by(["/users"], BASE, f"{lead}{word}/x{below}") == "/users"
+
+
+ELSEWHERE = """X-HTTP-Method-Override x-http-method X_METHOD_OVERRIDE X-HTTP-Verb _method
+_HttpMethod %5Fmethod _method[] .method $httpMethod methodOverride""".split()
+HEADERS = """Host X-Host X-Forwarded-Host X-Forwarded-For Forwarded X-Original-URL X-Rewrite-Url
+X-Original-Host X_Override_URL Connection Transfer-Encoding X-Envoy-Original-Path""".split()
+HARMLESS = """method http_method payment_method method_id shipping-method verbs hostname host_id
+X-Request-Id X-Method-Id Access-Control-Request-Method origin path url""".split()
+
+
+@pytest.mark.parametrize("place", ["header", "query", "cookie", "body"])
+def test_a_second_word_on_the_method_is_known_in_every_spelling(place: str) -> None:
+    assert [name for name in ELSEWHERE if not may_reroute(name, place)] == []
+    assert [name for name in HARMLESS if may_reroute(name, place)] == []
+
+
+def test_a_second_address_is_known_among_headers_only() -> None:
+    assert [name for name in HEADERS if not may_reroute(name, "header")] == []
+    assert [name for name in HEADERS if may_reroute(name, "query")] == []
+
+
+def test_a_variable_of_the_path_may_have_any_name() -> None:
+    assert not may_reroute("_method", "path")

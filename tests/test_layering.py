@@ -90,6 +90,30 @@ def test_a_module_imports_only_what_lies_below_it(part: str, path: Path) -> None
     assert wrong == set()
 
 
+WORDS = ("reason", "message", "hint")
+SEARCHES = ("startswith", "endswith", "find", "index", "count")
+
+
+def judged(node: ast.AST) -> list[ast.expr]:
+    """What an expression compares, or searches for something."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    searched = isinstance(node, ast.Attribute) and node.attr in SEARCHES
+    return [node.value] if searched and isinstance(node, ast.Attribute) else []
+
+
+def test_no_decision_hangs_on_the_text_of_a_message() -> None:
+    found = []
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = judged(node)
+            absent = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
+            texts = [part for part in parts if isinstance(part, ast.Attribute)]
+            if not absent and any(part.attr in WORDS for part in texts):
+                found.append(f"{path.relative_to(ROOT)}: {ast.unparse(node)}")
+    assert found == []
+
+
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=str(path.relative_to(ROOT))) for _, path in modules()]
 )

@@ -21,7 +21,7 @@ async def decides(one: Client) -> None:
     for approval in found.get("approvals", []):
         decision = one.chance.choice(("approve", "deny", "always_allow", ""))
         if decision:
-            one.tally.left["grants"] += 1
+            one.tally.left["standing_grants"] += 1
             body = {"decision": decision}
             path = f"/approvals/{approval['id']}"
             await one.rest("POST", path, body, ok=(200, 404, 409))  # another was first, or too late

@@ -12,6 +12,13 @@ from gateway.config.settings import Settings, bundle_trust_problems
 from gateway.errors import ConfigInvalid, Fixable, Refused
 
 
+def read_put(name: str, values: Mapping[str, Any], organization: str | None) -> Connection:
+    """A connection as it is put: one that names no organization belongs to its admin's."""
+    if organization is not None and values.get("organization") is None:
+        values = {**values, "organization": organization}
+    return parse_connection(name, values)
+
+
 def read_planned(settings: Settings, name: str, values: Mapping[str, Any]) -> Connection:
     """A connection that is only looked at: what may not be put is not tried either."""
     connection = parse_connection(name, values)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
-from gateway.catalog.admission import read_planned, refuse_configured, refuse_put
+from gateway.catalog.admission import read_planned, read_put, refuse_configured, refuse_put
 from gateway.catalog.adopt import (
     Adoption,
     Report,
@@ -44,7 +44,6 @@ from gateway.catalog.snapshot import (
 )
 from gateway.catalog.sources import is_active, is_lazy, is_local, kind_of, location_of, resting
 from gateway.config.connection import Connection
-from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.model import Level, Problem, Tool
@@ -147,7 +146,7 @@ class Catalog:
         expected: int | None = None,
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
-        asked, old = parse_connection(name, values), self._states.get(name)
+        asked, old = read_put(name, values, within), self._states.get(name)
         refuse_put(self.current.settings, name, asked, old, within)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:

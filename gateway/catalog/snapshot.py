@@ -13,11 +13,14 @@ from hashlib import blake2b
 from typing import Literal
 
 from gateway.catalog.names import NameSpaces, Owner, name_spaces
-from gateway.config.connection import Connection
+from gateway.catalog.sources import prefix_of
+from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Permissions, Settings
-from gateway.model import OWN_TOOL_NAMES, Build, Level, Problem, Skipped, Status, Tool
+from gateway.connectors.naming import Nameable, local_name, matching, override_for
+from gateway.model import OWN_TOOL_NAMES, Build, Level, Override, Problem, Skipped, Status, Tool
 
 Origin = Literal["config", "stored", "demo", "azure"]
+NAMING = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
 # First come, first served where two connections want one name: a put can't take a configured name.
 ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "stored": 3}
 
@@ -49,6 +52,10 @@ class ConnectionState:
         return (*(self.build.skipped if self.build else ()), *self.clashes)
 
     @property
+    def prefix(self) -> str:
+        return prefix_of(self.name, self.settings)
+
+    @property
     def reads(self) -> tuple[Tool, ...]:
         return tuple(tool for tool in self.tools if tool.access == "read")
 
@@ -73,13 +80,46 @@ class Snapshot:
 
 def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState:
     """The connection with these tools, in stable order and hashed once."""
-    ordered = tuple(sorted(tools, key=lambda tool: tool.name))
+    allowed = as_configured(state.settings, tools)
+    ordered = tuple(sorted(allowed, key=lambda tool: tool.name))
     return replace(
         state,
         tools=ordered,
         entry_digests=tuple(blake2b(tool.entry, digest_size=16).digest() for tool in ordered),
         tokens=sum(tool.tokens for tool in ordered),
     )
+
+
+def as_configured(settings: Connection, tools: Iterable[Tool]) -> Iterable[Tool]:
+    """The tools that the settings leave there, with the access they give them.
+
+    Most were built so. One that a change is held back for, or that was accepted, may have been
+    built before the settings were edited: what an operator says now holds all the same.
+    """
+    if not NAMING & settings.model_fields_set:
+        return tools
+    rules = {name: Override(access=each.access) for name, each in settings.operations.items()}
+    return [found for tool in tools if (found := _as_configured(settings, rules, tool))]
+
+
+def _as_configured(settings: Connection, rules: Mapping[str, Override], tool: Tool) -> Tool | None:
+    name = tool.operation or local_name(Nameable(None, tool.method, tool.path))
+    names = (name, tool.local_name) if tool.upstream else (name,)
+    access = override_for(rules, *names).access
+    if access == "dangerous" or _is_left_out(settings, name):
+        return None
+    return tool if access in (None, tool.access) else replace(tool, access=access)
+
+
+def _is_left_out(settings: Connection, name: str) -> bool:
+    if matching(name, settings.exclude):
+        return True
+    if isinstance(settings, McpConnection):
+        if any(rule.tool == name for rule in settings.wrap):
+            return False
+        if matching(name, settings.exclude_tools) or not matching(name, settings.tools):
+            return True
+    return not matching(name, settings.include)
 
 
 def assemble(

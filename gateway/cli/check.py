@@ -24,8 +24,9 @@ def check(
 ) -> None:
     """Validate the configuration and its manifests without starting.
 
-    Exit 0, or 2 with file, key, what is wrong and what is allowed. With `--replay N` it also says
-    which of the last N recorded calls this configuration would have refused or asked about.
+    Exit 0, or 2 with file, key, what is wrong and what is allowed. Names that match nothing, and
+    permissions that were put over stricter ones, are warnings. With `--replay N` it also says which
+    of the last N recorded calls this configuration would have refused or asked about.
 
     Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
     """
@@ -40,7 +41,7 @@ def check(
             raise typer.Exit(2) from error
         raise
     if replay is None:
-        _report(settings, config, as_json)
+        _report(settings, config, _warnings(settings, config.resolve()), as_json)
     else:
         _rehearse(settings, config, replay, as_json)
 
@@ -95,7 +96,27 @@ def _check_manifests(settings: Settings, config: Path) -> None:
         raise ConfigInvalid(problems)
 
 
-def _report(settings: Settings, config: Path, as_json: bool) -> None:
+def _warnings(settings: Settings, config: Path) -> list[tuple[str, str]]:
+    """Key path and what does not hold there, as far as it can be known without starting."""
+    import asyncio
+    import logging
+
+    from gateway.cli.discover import upstreams_over
+    from gateway.cli.remote import quiet
+    from gateway.egress import Egress
+    from gateway.rehearsal import find_problems
+
+    async def found() -> list[tuple[str, str]]:
+        async with Egress(settings.network.allow) as egress, upstreams_over(egress) as upstreams:
+            return await find_problems(settings, config, egress, upstreams.read)
+
+    quiet(logging.ERROR)
+    return asyncio.run(found())
+
+
+def _report(
+    settings: Settings, config: Path, warnings: list[tuple[str, str]], as_json: bool
+) -> None:
     counts = {
         "connections": len(settings.connections) + settings.demo.enabled,
         "principals": len(settings.principals),
@@ -104,6 +125,9 @@ def _report(settings: Settings, config: Path, as_json: bool) -> None:
     if as_json:
         import orjson
 
-        print(orjson.dumps({"valid": True, **counts}).decode())
+        shown = [{"where": where, "message": message} for where, message in warnings]
+        print(orjson.dumps({"valid": True, **counts, "warnings": shown}).decode())
     else:
+        for where, message in warnings:
+            print(f"{config}: warning: {where}: {message}")
         print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in counts.items())})")

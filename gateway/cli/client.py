@@ -21,6 +21,8 @@ from gateway.cli.remote import (
     show_table,
 )
 
+INVALID_PARAMS = -32602  # of JSON-RPC: what is answered where a name is no tool
+
 
 def tools(
     search: Annotated[str | None, typer.Argument(help="Only those whose name has this.")] = None,
@@ -120,8 +122,10 @@ async def _listed(gateway: Remote) -> list[dict[str, Any]]:
 
 
 def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
-    if not str(error.get("message", "")).startswith("Unknown tool"):
+    if error.get("code") != INVALID_PARAMS:
         return ""
     known = [tool["name"] for tool in run(_listed(gateway))]
+    if name in known:
+        return ""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"\nDid you mean {', '.join(close)}?" if close else "\n`gateway tools` lists yours."

@@ -145,7 +145,9 @@ def list_approvals(
 @approvals.command("approve")
 def approve(
     id: Id,
-    always: Annotated[bool, typer.Option(help="Also for later calls of this session.")] = False,
+    always: Annotated[
+        bool, typer.Option(help="Also for later calls of this session, or of this client.")
+    ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
     token: TokenOption = None,
@@ -166,6 +168,43 @@ def deny(
     Example: `gateway approvals deny 01a1…`
     """
     _decide(id, "deny", as_json, url, token)
+
+
+@approvals.command("grants")
+def list_grants(
+    as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
+) -> None:
+    """List what is always allowed: for whom, which tool, how long.
+
+    Example: `gateway approvals grants`
+    """
+    found = run(remote(url, token).rest("GET", "/standing-grants"))
+    columns = {
+        "id": "Id",
+        "tool": "Tool",
+        "principal": "Who",
+        "client": "Client",
+        "session": "Session",
+        "granted_by": "By",
+        "expires_at": "Until",
+    }
+    if as_json:
+        show_json(found)
+        return
+    grants = found["standing_grants"]
+    show_table([{**row, "expires_at": _time(row["expires_at"])} for row in grants], columns)
+
+
+@approvals.command("revoke")
+def revoke_grant(
+    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
+) -> None:
+    """End what is always allowed: the next call is asked about again.
+
+    Example: `gateway approvals revoke 01a1…`
+    """
+    answer = run(remote(url, token).rest("DELETE", f"/standing-grants/{segment(id)}"))
+    show_json(answer) if as_json else print(f"{answer['tool']} is asked about again")
 
 
 @changes.command("list")

@@ -117,11 +117,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         fail(f"the gateway can't be reached: {error}")
 
 
-def quiet() -> None:
+def quiet(level: int = logging.WARNING) -> None:
     """Sends what the gateway's parts log to standard error, and only what is amiss."""
     from gateway.logs import set_up
 
-    set_up(logging.WARNING)
+    set_up(level)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

@@ -7,22 +7,27 @@ it was thought of; it is never exposed, whatever the configuration says.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.blocklist import blocked_by
+from gateway.blocklist import blocked_by, left_out
 from gateway.connectors import manifest_format as form
 from gateway.connectors.manifest_format import Manifest, Operation
-from gateway.connectors.manifest_request import RequestShape, request_shape
-from gateway.connectors.naming import Nameable, tool_names
+from gateway.connectors.manifest_request import RequestShape, detours, request_shape
+from gateway.connectors.naming import (
+    Nameable,
+    did_you_mean,
+    matching,
+    override_for,
+    tool_names,
+    unmatched,
+)
 from gateway.connectors.text import visible
 from gateway.connectors.tools import description_of, http_tool
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
@@ -31,7 +36,6 @@ from gateway.model import (
     Access,
     Build,
     HttpOperation,
-    Override,
     Problem,
     RateLimit,
     Skipped,
@@ -41,15 +45,13 @@ from gateway.model import (
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 MAX_MANIFEST_BYTES = 1024 * 1024
-DANGEROUS = "dangerous: never exposed"
-_NO_OVERRIDE = Override()
 
 
 def load_builtin(name: str) -> bytes:
     """The text of a manifest that comes with the gateway; raises DefinitionUnreadable."""
     if name not in BUILTIN:
         raise DefinitionUnreadable(
-            f"manifest: {name!r} does not come with the gateway{_close(name, BUILTIN)}",
+            f"manifest: {name!r} does not come with the gateway{did_you_mean(name, BUILTIN)}",
             f"Use one of {', '.join(BUILTIN)}, or the path of a file.",
         )
     return (files("gateway") / "manifests" / f"{name}.toml").read_bytes()
@@ -75,7 +77,8 @@ def region_problem(manifest: Manifest, region: str | None) -> str | None:
     if manifest.regions is None:
         return f"region: {manifest.display_name} has no regions; remove the key"
     known = tuple(manifest.regions.values)
-    return f"region: {region!r} is not allowed{_close(region, known)}; allowed: {', '.join(known)}"
+    meant = did_you_mean(region, known)
+    return f"region: {region!r} is not allowed{meant}; allowed: {', '.join(known)}"
 
 
 def build_manifest(raw: bytes, source: Source) -> Build:
@@ -119,7 +122,7 @@ def _build(context: _Context) -> Build:
     skipped: list[Skipped] = []
     for name, operation in zip(names, manifest.operations, strict=True):
         if reason := _reason_to_skip(context, operation):
-            skipped.append(Skipped(operation.id, operation.method, operation.path, reason))
+            skipped.append(_skipped(context, name, operation, reason))
         else:
             tools.append(_tool(context, name, operation))
     limit = manifest.rate_limit
@@ -136,13 +139,19 @@ def _build(context: _Context) -> Build:
     )
 
 
+def _skipped(context: _Context, name: str, operation: Operation, reason: str) -> Skipped:
+    access = _access(context, operation)
+    spelled = (operation.id, operation.method, operation.path)
+    return Skipped(*spelled, reason, access, name, context.base_url)
+
+
 def _reason_to_skip(context: _Context, operation: Operation) -> str | None:
     source = context.source
     if _access(context, operation) == "dangerous":
-        return DANGEROUS
-    if not _matches(operation.id, source.include):
+        return "dangerous: never exposed"
+    if not matching(operation.id, source.include):
         return "not included by the connection"
-    if _matches(operation.id, source.exclude):
+    if matching(operation.id, source.exclude):
         return "excluded by the connection"
     if pattern := blocked_by(context.blocklist, context.base_url, operation.path):
         return f"blocklisted by {pattern}"
@@ -151,19 +160,15 @@ def _reason_to_skip(context: _Context, operation: Operation) -> str | None:
     return None
 
 
-def _matches(operation: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(operation, pattern) for pattern in patterns)
-
-
 def _access(context: _Context, operation: Operation) -> Access:
-    override = context.source.operations.get(operation.id, _NO_OVERRIDE)
+    override = override_for(context.source.operations, operation.id)
     if operation.effective_access == "dangerous":
         return "dangerous"
     return override.access or operation.effective_access
 
 
 def _tool(context: _Context, name: str, operation: Operation) -> Tool:
-    override = context.source.operations.get(operation.id, _NO_OVERRIDE)
+    override = override_for(context.source.operations, operation.id)
     shape = request_shape(context.manifest, operation, context.source)
     access = _access(context, operation)
     stated = operation.risk if override.access is None else None
@@ -213,13 +218,12 @@ def _problems(context: _Context) -> Iterator[Problem]:
             "warning",
             "auth.type",
             f"{manifest.display_name} takes {allowed}{hint}, not {source.auth_type}",
+            configured=True,
         )
-    known = tuple(operation.id for operation in manifest.operations)
-    for name in source.operations:
-        if name not in known:
-            yield Problem(
-                "warning", f"operations.{name}", f"no such operation{_close(name, known)}"
-            )
+    for operation in manifest.operations:
+        for name, place in sorted(detours(manifest, operation, source)):
+            yield Problem("warning", operation.id, left_out(name, place))
+    yield from unmatched(source, [operation.id for operation in manifest.operations])
 
 
 def _document(raw: bytes, name: str) -> dict[str, Any]:
@@ -258,7 +262,7 @@ def _what(detail: ErrorDetails) -> str:
     match detail["type"]:
         case "extra_forbidden":
             allowed = _keys_at(detail["loc"][:-1])
-            guess = _close(str(detail["loc"][-1]), allowed)
+            guess = did_you_mean(str(detail["loc"][-1]), allowed)
             return f"unknown key{guess}; allowed: {', '.join(allowed)}"
         case "missing":
             return "is required"
@@ -289,11 +293,6 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
         return annotation
     inner = (_inner_model(part) for part in getattr(annotation, "__args__", ()))
     return next((model for model in inner if model), None)
-
-
-def _close(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _kind_of(value: object) -> str:

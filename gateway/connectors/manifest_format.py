@@ -16,20 +16,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gateway.model import OWN_HEADERS, Access, Risk
+from gateway.model import ACCESS_OF_METHOD, OWN_HEADERS, Access, Risk
 
 MAX_OPERATIONS = 500
 MAX_DEPTH = 8  # of nested objects and arrays in one value
 ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 VARIABLE = re.compile(r"\{([^{}]*)\}")
-ACCESS_OF_METHOD: Mapping[str, Access] = {
-    "GET": "read",
-    "HEAD": "read",
-    "POST": "write",
-    "PUT": "write",
-    "PATCH": "write",
-    "DELETE": "delete",
-}
 _NOT_SET = OWN_HEADERS | {"authorization", "content-type"}  # headers
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]

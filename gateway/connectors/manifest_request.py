@@ -6,10 +6,11 @@ where names collide. An open body, whose properties differ from account to accou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gateway.blocklist import may_reroute
 from gateway.connectors.manifest_format import (
     Manifest,
     Operation,
@@ -45,8 +46,10 @@ class _Argument:
 
 def request_shape(manifest: Manifest, operation: Operation, source: Source) -> RequestShape:
     """How this operation is called through this connection."""
-    params = params_of(manifest, operation)
-    body, fields = _body(operation, taken={_argument_of(param) for param in params})
+    out = detours(manifest, operation, source)
+    params = [p for p in params_of(manifest, operation) if (p.name, p.place) not in out]
+    taken = {_argument_of(param) for param in params}
+    body, fields = _body(operation, taken, {name for name, place in out if place == "body"})
     arguments = [
         *(_Argument(_argument_of(p), _schema(p), p.required or p.place == "path") for p in params),
         *fields,
@@ -67,6 +70,17 @@ def request_shape(manifest: Manifest, operation: Operation, source: Source) -> R
 def _bound(sent: Sent, source: Source) -> Sent:
     """What is sent, from the value that the connection gives under its wire name, if it does."""
     return replace(sent, argument=sent.name) if sent.name in source.inject else sent
+
+
+def detours(manifest: Manifest, operation: Operation, source: Source) -> frozenset[tuple[str, str]]:
+    """Name and place of what would make the request another one: nobody's to fill in."""
+    params = [(p.name, p.place, _argument_of(p)) for p in params_of(manifest, operation)]
+    properties = operation.body.properties if operation.body else ()
+    return frozenset(
+        (name, place)
+        for name, place, argument in (*params, *((name, "body", name) for name in properties))
+        if may_reroute(name, place) and not {name, argument}.intersection(source.inject)
+    )
 
 
 def _argument_of(param: Param) -> str:
@@ -95,7 +109,9 @@ def _constants(manifest: Manifest, operation: Operation, source: Source) -> Iter
         )
 
 
-def _body(operation: Operation, taken: set[str]) -> tuple[Body | None, list[_Argument]]:
+def _body(
+    operation: Operation, taken: set[str], out: Collection[str]
+) -> tuple[Body | None, list[_Argument]]:
     body = operation.body
     if body is None:
         return None, []
@@ -105,14 +121,18 @@ def _body(operation: Operation, taken: set[str]) -> tuple[Body | None, list[_Arg
         schema = _properties_schema(body.properties, is_open=True)
         whole = Body(body.media_type, whole=name, required=body.required, wrap=wrap)
         return whole, [_Argument(name, schema, body.required)]
-    fields, arguments = _fields(body, taken)
+    fields, arguments = _fields(body, taken, out)
     required = any(argument.required for argument in arguments)
     return Body(body.media_type, fields=fields, required=required, wrap=wrap), arguments
 
 
-def _fields(body: RequestBody, taken: set[str]) -> tuple[tuple[Field, ...], list[_Argument]]:
+def _fields(
+    body: RequestBody, taken: set[str], out: Collection[str]
+) -> tuple[tuple[Field, ...], list[_Argument]]:
     fields, arguments = [], []
     for name, value in body.properties.items():
+        if name in out:
+            continue
         argument = _free(name, taken)
         arguments.append(_Argument(argument, _schema(value), value.required))
         if not _is_file(body, value):

@@ -3,27 +3,35 @@
 A name is the connection's prefix and the operation's words in snake_case. What is too long is cut,
 and what collides is told apart, by a hash of method and path: both stay the same when operations
 are added or reordered around them.
+
+The other way round, configuration names operations, one by one or by a glob (`read_*`). Where
+several globs match, the most exact one counts: the name itself before any glob, then the one with
+more literal characters. A name that matches nothing is a problem: its rule holds nowhere.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from itertools import islice
 
-from gateway.model import OWN_TOOL_NAMES, Problem
+from gateway.model import OWN_TOOL_NAMES, Override, Problem, Source
 
 MAX_NAME = 64
 MAX_TOLD = 50
+MAX_COMPARED = 1_000  # names among which one is looked for that was meant
 _CUT = 55  # leaves room for "_" and eight hex digits
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _GAP = re.compile(r"__+")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
+_WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +107,74 @@ def _all_different(names: Sequence[str], operations: Sequence[Nameable]) -> tupl
         taken.add(candidate)
         result.append(candidate)
     return tuple(result)
+
+
+# --- names in configuration -----------------------------------------------------------------------
+
+
+def override_for(operations: Mapping[str, Override], *names: str) -> Override:
+    """What configuration says of the operation with these names: key by key, the most exact."""
+    found = [pattern for pattern in operations if any(_means(pattern, name) for name in names)]
+    said: dict[str, object] = {}
+    for pattern in sorted(found, key=lambda pattern: _exactness(pattern, names)):
+        override = operations[pattern]
+        values = {each.name: getattr(override, each.name) for each in fields(override)}
+        said |= {key: value for key, value in values.items() if value is not None}
+    return Override(**said)  # type: ignore[arg-type]  # each value comes from a field of this name
+
+
+def matching(name: str, patterns: Sequence[str]) -> str | None:
+    """The first of these patterns that means the name."""
+    return next((pattern for pattern in patterns if _means(pattern, name)), None)
+
+
+def unmatched(
+    source: Source,
+    names: Collection[str],
+    noun: str = "operation",
+    *,
+    given: Collection[str] = (),
+    **more: Sequence[str],
+) -> list[Problem]:
+    """What configuration names and nothing has, of `operations`, `include`, `exclude` and `more`.
+
+    `given` are names that an operator gave, by which `operations` may call a tool as well.
+    """
+    lists = {**more, "include": source.include, "exclude": source.exclude}
+    asked = [(key, pattern) for key, patterns in lists.items() for pattern in patterns]
+    problems = [
+        _problem(key, f"{pattern!r} ", pattern, names, noun)
+        for key, pattern in asked
+        if pattern != "*" and not _means_any(pattern, names)
+    ]
+    problems += [
+        _problem(f"operations.{pattern}", "", pattern, names, noun)
+        for pattern in source.operations
+        if not _means_any(pattern, names) and not _means_any(pattern, given)
+    ]
+    return problems[:MAX_TOLD]
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """The known name that a word is close to, as an addition to a sentence."""
+    close = difflib.get_close_matches(word, list(islice(known, MAX_COMPARED)), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _problem(where: str, named: str, pattern: str, names: Collection[str], noun: str) -> Problem:
+    words = f"{named}matches no {noun}{did_you_mean(pattern, names)}"
+    return Problem("warning", where, words, configured=True)
+
+
+def _means(pattern: str, name: str) -> bool:
+    return pattern == name or fnmatchcase(name, pattern)
+
+
+def _means_any(pattern: str, names: Collection[str]) -> bool:
+    return pattern in names or any(fnmatchcase(name, pattern) for name in names)
+
+
+def _exactness(pattern: str, names: Sequence[str]) -> tuple[int, int, int, str]:
+    """Grows with how exactly a pattern means an operation, whose own name comes first."""
+    own = -names.index(pattern) if pattern in names else -len(names)
+    return own, len(_WILDCARDS.sub("", pattern)), -pattern.count("*"), pattern

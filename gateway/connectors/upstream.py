@@ -14,13 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema_rs
 import orjson
 
+from gateway.connectors.naming import matching, override_for, unmatched
 from gateway.connectors.text import cut, visible
 from gateway.connectors.tools import opening, token_cost
 from gateway.connectors.upstream_extras import extras, listed_output
@@ -32,6 +32,7 @@ from gateway.model import (
     Build,
     Override,
     Problem,
+    Severity,
     Skipped,
     Source,
     Tool,
@@ -98,47 +99,34 @@ def drift(
     """Where the configuration names what the upstream no longer has."""
     by_name = {str(raw.get("name")): raw for raw in listing}
     problems = [problem for wrap in wraps for problem in _wrap_drift(wrap, by_name)]
-    named = {"tools": allow, "exclude_tools": exclude}
-    named |= {"include": source.include, "exclude": source.exclude}
-    for key, patterns in named.items():
-        problems += [
-            Problem("warning", key, f"{pattern!r} matches no tool of the upstream")
-            for pattern in patterns
-            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in by_name)
-        ]
     parameters = {name for raw in listing for name in _properties(raw.get("inputSchema"))}
     problems += [
-        Problem("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
+        _configured("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
         for name in source.inject
         if name not in parameters
     ]
-    return [*problems, *_unknown_overrides(listing, source, wraps)]
+    given = [wrap.as_ for wrap in wraps if wrap.as_]
+    noun, lists = "tool of the upstream", {"tools": allow, "exclude_tools": exclude}
+    return [*problems, *unmatched(source, by_name, noun, given=given, **lists)]
 
 
 def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
     where = f"wrap.{wrap.tool}"
     if wrap.tool not in by_name:
-        yield Problem("error", where, f"the upstream has no tool {wrap.tool!r}")
+        yield _configured("error", where, f"the upstream has no tool {wrap.tool!r}")
         return
     properties = _properties(by_name[wrap.tool].get("inputSchema"))
     if wrap.idempotency_field and wrap.idempotency_field not in properties:
         message = f"the upstream's tool has no parameter {wrap.idempotency_field!r}"
-        yield Problem("error", f"{where}.idempotency_field", message)
+        yield _configured("error", f"{where}.idempotency_field", message)
     for name in wrap.inject:
         if name not in properties:
             message = f"the upstream's tool has no parameter {name!r}"
-            yield Problem("warning", f"{where}.inject", message)
+            yield _configured("warning", f"{where}.inject", message)
 
 
-def _unknown_overrides(
-    listing: Sequence[Mapping[str, Any]], source: Source, wraps: Sequence[Wrap]
-) -> list[Problem]:
-    known = {str(raw.get("name")) for raw in listing} | {wrap.as_ for wrap in wraps}
-    return [
-        Problem("warning", f"operations.{name}", "the upstream has no such tool")
-        for name in source.operations
-        if name not in known
-    ]
+def _configured(severity: Severity, where: str, message: str) -> Problem:
+    return Problem(severity, where, message, configured=True)
 
 
 def _usable(
@@ -168,7 +156,7 @@ def _wanted(
     by_name = {raw["name"]: raw for raw in usable}
     wrapped: dict[str, list[str]] = {}
     for wrap in wraps:
-        if wrap.tool in by_name and not _matches(wrap.tool, source.exclude):
+        if wrap.tool in by_name and not matching(wrap.tool, source.exclude):
             wrapped.setdefault(wrap.tool, []).append(wrap.as_ or wrap.tool)
             yield by_name[wrap.tool], wrap
     for name, raw in by_name.items():
@@ -183,13 +171,13 @@ def _wanted(
 
 
 def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[str]) -> str | None:
-    if _matches(name, source.exclude):
+    if matching(name, source.exclude):
         return "excluded by `exclude`"
-    if not _matches(name, source.include):
+    if not matching(name, source.include):
         return "not in `include`"
-    if not _matches(name, allow):
+    if not matching(name, allow):
         return "not in `tools`"
-    if _matches(name, exclude):
+    if matching(name, exclude):
         return "excluded by `exclude_tools`"
     return None
 
@@ -234,7 +222,7 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
     name = local if wrap and wrap.as_ else source.prefix + local
     if not NAME_PATTERN.fullmatch(name):
         return _skip(raw, f"its name is not allowed: {NAME_RULE}")
-    override = source.operations.get(raw["name"]) or source.operations.get(local) or Override()
+    override = override_for(source.operations, raw["name"], local)
     access = override.access or _access_by_hints(raw, source)
     if access == "dangerous":
         return _skip(raw, "marked dangerous")
@@ -381,10 +369,6 @@ def _hints(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _skip(raw: Mapping[str, Any], reason: str) -> Skipped:

@@ -22,10 +22,13 @@ from gateway.edge.meta_tools import HANDLERS, Asked, reached_tool
 from gateway.edge.own_tools import OWN_TOOLS, SCHEMAS
 from gateway.edge.results import error_result, value_result
 from gateway.edge.surface import CallContext, askable_of
-from gateway.errors import Broken, GatewayError, UnknownTool, UpstreamRefused
+from gateway.edge.throttle import Throttle
+from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
 from gateway.invoke.approvals import Approvals
 from gateway.invoke.arguments import check_arguments
+from gateway.invoke.attempt import refusal_of
 from gateway.invoke.call import Invoker
+from gateway.invoke.caller import Caller
 from gateway.invoke.lookups import LookUps
 from gateway.model import Principal, Tool
 from gateway.policy.offering import offering
@@ -35,6 +38,8 @@ from gateway.store.database import Database
 log = structlog.get_logger("gateway.edge")
 
 MAX_VIEWS = 2048
+MAX_UNKNOWN_BY_ONE = 20  # calls a minute of tools that are not there: recorded; all are counted
+MAX_UNKNOWN = 200
 MAX_WHOLE = 2**53  # beyond it, a float is no longer exact
 
 
@@ -56,6 +61,8 @@ class Gateway:
         self.azure = azure
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None
+        self.unknown_calls = 0
+        self._unknown = Throttle(from_one=MAX_UNKNOWN_BY_ONE, overall=MAX_UNKNOWN)
         self._views: dict[tuple[Any, ...], View] = {}
         catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
         self._index: tuple[int, ToolIndex] | None = None
@@ -125,7 +132,18 @@ class Gateway:
             )
         if name in seen.own:
             return await self._call_own(name, arguments, Asked(self, context, snapshot, seen))
+        self.note_unknown(snapshot, context, name)
         raise UnknownTool(name)
+
+    def note_unknown(self, snapshot: Snapshot, caller: Caller, name: str) -> None:
+        """Records a call of a tool that the caller does not have, whoever else may have it."""
+        self.unknown_calls += 1
+        principal = caller.principal.name
+        if self._unknown.wait(principal) > 0:
+            return
+        self._unknown.failed(principal)
+        error = Refused("access_denied", "there is no such tool for this caller")
+        self.invoker.record(refusal_of(snapshot, caller, name, error))
 
     async def _call_upstream(
         self,
@@ -159,9 +177,14 @@ class Gateway:
             return error_result(Broken("internal", "the gateway failed on this call"))
 
     async def _call_reached(self, arguments: dict[str, Any], asked: Asked) -> dict[str, Any]:
-        tool = reached_tool(asked.view, arguments["server_id"], arguments["tool_name"])
-        server = asked.snapshot.connections[tool.connection]
-        asked.context.askable = askable_of(asked.context, server)
+        server, name = arguments["server_id"], arguments["tool_name"]
+        try:
+            tool = reached_tool(asked.view, server, name)
+        except NotFound:
+            self.note_unknown(asked.snapshot, asked.context, f"{server} {name}")
+            raise
+        reached = asked.snapshot.connections[tool.connection]
+        asked.context.askable = askable_of(asked.context, reached)
         door = tool_door(self, tool.name, asked.context.scope)
         return await self.invoker.call(
             asked.snapshot,

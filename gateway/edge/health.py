@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
+import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -24,9 +25,12 @@ from gateway.edge.gateway import Gateway
 from gateway.edge.http_guard import fold, respond
 from gateway.edge.identity import Identity
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.model import Principal
+from gateway.model import Principal, Problem
 from gateway.policy.access import may_know
+from gateway.policy.problems import configuration_problems
 from gateway.store.approvals import count_waiting
+
+log = structlog.get_logger("gateway.configuration")
 
 TEXT = b"text/plain; charset=utf-8"
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -52,6 +56,9 @@ class Health:
         self._started = time.time()
         self.draining = False
         self.config_problem: str | None = None
+        self._told: set[tuple[str, Problem]] = set()
+        gateway.on_change(self.log_problems)
+        self.log_problems()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):
@@ -92,15 +99,27 @@ class Health:
         summed.register(_Summed(self._registry))
         return generate_latest(summed)
 
+    def log_problems(self) -> None:
+        """Logs what operators wrote and what does not hold, each once for as long as it is so."""
+        snapshot = self._gateway.snapshot
+        problems = [("", each) for each in configuration_problems(snapshot)]
+        for name, state in snapshot.connections.items():
+            problems += [(name, each) for each in state.problems if each.configured]
+        for connection, problem in problems:
+            if (connection, problem) not in self._told:
+                about = {"connection": connection} if connection else {}
+                log.warning("configuration problem", **about, **problem_dict(problem))
+        self._told = set(problems)
+
     async def report(self, who: Principal | None) -> dict[str, Any]:
         """The whole state in one object, as far as the caller may know it."""
         snapshot = self._gateway.snapshot
         states = [s for s in snapshot.connections.values() if who and may_know(who, s)]
         store = await self._store()
         admin = who is not None and who.admin
-        problems = [problem_dict(each) for each in snapshot.problems] if admin else []
+        problems = (*snapshot.problems, *configuration_problems(snapshot))
         return {
-            "status": self._status(snapshot, store),
+            "status": self._status(snapshot, store, problems),
             "version": __version__,
             "revision": snapshot.revision,
             "uptime_seconds": round(time.time() - self._started, 1),
@@ -111,16 +130,16 @@ class Health:
             "draining": self.draining,
             "config": "ok" if self.config_problem is None else "problem",
             "config_problem": self.config_problem if admin else None,
-            "problems": problems,
+            "problems": [problem_dict(each) for each in problems] if admin else [],
             **self._figures(),
         }
 
-    def _status(self, snapshot: Snapshot, store: str) -> str:
+    def _status(self, snapshot: Snapshot, store: str, problems: Iterable[Problem]) -> str:
         if store != "ok":
             return "failing"
         failing = any(state.status == "failing" for state in snapshot.connections.values())
-        wrong = failing or bool(snapshot.problems) or self.config_problem is not None
-        return "degraded" if wrong else "ok"
+        wrong = any(problem.severity == "error" for problem in problems)
+        return "degraded" if failing or wrong or self.config_problem is not None else "ok"
 
     def _row(self, state: ConnectionState) -> dict[str, Any]:
         return {

@@ -1,21 +1,28 @@
-"""Past and running calls as a caller may read them: its own, and everyone's for an admin."""
+"""Past and running calls, and what is always allowed: a caller's own, and all for an admin."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
+
+import structlog
 
 from gateway.edge.shown_history import execution_record
 from gateway.errors import Fixable, NotFound
 from gateway.model import Principal
 from gateway.policy.access import oversees
+from gateway.store import approvals
 from gateway.store import executions as ledger
+from gateway.store.approvals import StandingGrant
 from gateway.store.executions import Execution, ExecutionStatus
 from gateway.store.history import Filter, find_by_token
 from gateway.store.history import list_executions as read_page
 
 if TYPE_CHECKING:
     from gateway.edge.meta_tools import Asked
+
+log = structlog.get_logger("gateway.approvals")
 
 DEFAULT_LIMIT = 50
 STATUSES = get_args(ExecutionStatus)
@@ -76,6 +83,28 @@ async def known_execution(asked: Asked, id: str) -> Execution:
             "invalid_arguments", "there is no such execution", "list_executions names yours."
         )
     return found
+
+
+async def known_grants(asked: Asked) -> list[StandingGrant]:
+    """The standing grants that hold and are this caller's business."""
+    found = await approvals.list_grants(asked.gateway.db, time.time())
+    return [grant for grant in found if _concerns(asked, grant)]
+
+
+async def revoke_grant(asked: Asked, id: str) -> StandingGrant:
+    """Ends a standing grant: the next call is asked about again."""
+    grant = await approvals.get_grant(asked.gateway.db, id)
+    if grant is None or not _concerns(asked, grant):
+        raise NotFound("invalid_arguments", "there is no such standing grant")
+    await approvals.revoke_grant(asked.gateway.db, id)
+    by = asked.context.principal.name
+    log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
+    return grant
+
+
+def _concerns(asked: Asked, grant: StandingGrant) -> bool:
+    caller = asked.context.principal
+    return grant.principal == caller.name or oversees(asked.snapshot, caller, grant.connection)
 
 
 def overseen(asked: Asked) -> tuple[str, ...] | None:

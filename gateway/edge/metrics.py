@@ -40,8 +40,10 @@ class Metrics(Collector):
         self,
         snapshot: Callable[[], Snapshot],
         figures: Callable[[], dict[str, int]],
+        unknown: Callable[[], int] = lambda: 0,
     ) -> None:
         self._snapshot = snapshot
+        self._unknown = unknown  # calls of tools that their callers don't have
         self._calls: dict[tuple[str, str, str], int] = {}  # by connection, access, status
         self._errors: dict[tuple[str, str], int] = {}  # by connection and code
         self._answers: dict[tuple[str, int], int] = {}  # by connection and class of status
@@ -51,7 +53,9 @@ class Metrics(Collector):
         self.registry.register(_State(snapshot, figures))
 
     def finished(self, execution: Execution) -> None:
-        """Counts one call."""
+        """Counts one call; one that found no tool is counted where it was refused."""
+        if not execution.connection:
+            return
         connection, status = execution.connection, execution.upstream_status
         times = self._times.get(connection)
         if times is None:
@@ -102,7 +106,9 @@ class Metrics(Collector):
         for connection, times in self._times.items():
             whole.add_metric((connection,), times.whole.buckets(), times.whole.sum)
             upstream.add_metric((connection,), times.upstream.buckets(), times.upstream.sum)
-        return iter((calls, errors, answers, whole, upstream))
+        words = "Calls of tools that the caller does not have, hidden or not there at all."
+        unknown = CounterMetricFamily("gateway_unknown_tool_calls", words, value=self._unknown())
+        return iter((calls, errors, answers, whole, upstream, unknown))
 
 
 class _Spread:

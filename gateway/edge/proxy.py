@@ -2,40 +2,43 @@
 
 The request goes to the connection's own base URL and nowhere else. Its path is made plain first:
 dot segments are resolved, and a path that leaves the base path in any spelling is refused. Where it
-is the path of a tool, what is said of that tool holds here too; what a manifest or the operator
-calls dangerous can't be reached; and a caller whose role narrows what it sees reaches only that.
+is the path of an operation, what is said of that operation holds here too, whether or not it is a
+tool; what a manifest or the operator calls dangerous can't be reached; and a caller whose role
+narrows what it sees reaches only that.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from gateway.blocklist import decodings, may_mean
+from gateway.blocklist import decodings, may_mean, may_reroute
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.catalog.sources import kind_of
-from gateway.connectors.manifest import DANGEROUS
 from gateway.errors import Fixable, NotFound, Refused
-from gateway.model import RISK_OF_ACCESS, Access, Body, HttpOperation, Parameter, Principal, Tool
+from gateway.model import (
+    ACCESS_OF_METHOD,
+    RISK_OF_ACCESS,
+    Access,
+    Body,
+    HttpOperation,
+    Parameter,
+    Principal,
+    Skipped,
+    Tool,
+)
 from gateway.model import digest as sha256
 from gateway.policy.access import level, may_know
+from gateway.policy.decide import caution, decide
 from gateway.policy.view import View, bundles_of
 
 NAME = "proxy"
-ACCESS_OF_METHOD: Mapping[str, Access] = {
-    "GET": "read",
-    "HEAD": "read",
-    "POST": "write",
-    "PUT": "write",
-    "PATCH": "write",
-    "DELETE": "delete",
-}
 STRICTNESS: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
 MAX_PATH_CHARS = 4096
 _SCALAR = {"type": ["string", "number", "boolean", "null"]}
@@ -54,6 +57,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _SCHEMA = orjson.dumps(SCHEMA)
+_END = re.compile(r"[?#]")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\#]")
 
 
@@ -128,24 +132,37 @@ def plain_path(path: str) -> tuple[str, dict[str, Any]]:
 def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest) -> Proxied:
     """The request as a tool of its own; raises what the caller is told where it may not be made."""
     state = _connection(snapshot, principal, request.connection)
-    build = state.build
-    assert build is not None
-    for skipped in build.skipped:
-        dangerous = skipped.reason == DANGEROUS or skipped.reason.startswith("marked dangerous")
-        if dangerous and _same(skipped.method, skipped.path, _base_url(state), request):
-            raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
-    known = list(_known(state, request))
+    _check_names(request)
+    skipped, known = list(_skipped(state, request)), list(_known(state, request))
+    if any(each.access == "dangerous" for each in skipped):
+        raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
     if bundles_of(snapshot, principal, seen.scope) is not None:
         known = [tool for tool in known if tool.name in seen.tools]
         if not known:
             raise Refused(
                 "access_denied", "your role has no tool for this request", "Use a tool you see."
             )
-    tool = _tool(state, request, known)
+    tool = _tool(state, request, known, [each.access for each in skipped if each.access])
     if level(snapshot, principal, state) == "read-only" and tool.access != "read":
         raise Refused("read_only", f"You have read-only access to {state.display_name}")
-    named = known[0].name if known else NAME
-    return Proxied(tool, replace(tool, name=named))
+    return Proxied(tool, _judged(snapshot, tool, [t.name for t in known], skipped))
+
+
+def _check_names(request: ProxyRequest) -> None:
+    """Refuses a second word on the method, which some servers take before the first one."""
+    body = request.body if isinstance(request.body, Mapping) else {}
+    for place, names in (("query", request.query), ("body", body)):
+        if name := next((name for name in names if may_reroute(name, place)), None):
+            raise _not_allowed(f"{name[:64]!r} in the {place} could make it another request.")
+
+
+def _judged(
+    snapshot: Snapshot, tool: Tool, known: Sequence[str], skipped: Sequence[Skipped]
+) -> Tool:
+    """The request under the name that permissions are strictest with, of those it goes by."""
+    names = [*known, *(each.tool for each in skipped)] or [NAME]
+    named = [replace(tool, name=name) for name in names]
+    return max(named, key=lambda each: caution(decide(each, snapshot.permissions)))
 
 
 def _connection(snapshot: Snapshot, principal: Principal, name: str) -> ConnectionState:
@@ -175,20 +192,43 @@ def _base_url(state: ConnectionState) -> str:
 def _known(state: ConnectionState, request: ProxyRequest) -> Iterator[Tool]:
     """The tools that make this request, the strictest first."""
     base_url = _base_url(state)
-    same = [tool for tool in state.tools if _same(tool.method, tool.path, base_url, request)]
+    same = [
+        tool
+        for tool in state.tools
+        if tool.http and _same(tool.method, tool.http.path, tool.http.base_url, base_url, request)
+    ]
     yield from sorted(same, key=lambda tool: -STRICTNESS[tool.access])
 
 
-def _same(method: str, path: str, base_url: str, request: ProxyRequest) -> bool:
+def _skipped(state: ConnectionState, request: ProxyRequest) -> Iterator[Skipped]:
+    """The operations that are no tools and that this request means."""
+    assert state.build is not None
+    base_url = _base_url(state)
+    for each in state.build.skipped:
+        if _same(each.method, each.path, each.base_url, base_url, request):
+            yield each
+
+
+def _same(method: str, path: str, home: str, base_url: str, request: ProxyRequest) -> bool:
+    """Whether the request may mean the operation at this path of `home`.
+
+    The operation may have a server of its own, whose path can be reached from the connection's. A
+    query in its path is not looked at: some servers would find it elsewhere in the request.
+    """
     reads = ("GET", "HEAD")
-    same = method.upper() == request.method or (method.upper() in reads and request.method in reads)
-    return same and may_mean(path, base_url, request.path)
+    if method.upper() != request.method and not {method.upper(), request.method} <= {*reads}:
+        return False
+    plain = _END.split(path, maxsplit=1)[0]
+    spellings = {plain, plain.replace("/{connectionId}", "", 1)}
+    spellings |= {urlsplit(home).path + each for each in spellings}
+    return any(may_mean(each, base_url, request.path) for each in spellings)
 
 
-def _tool(state: ConnectionState, request: ProxyRequest, known: list[Tool]) -> Tool:
-    access = ACCESS_OF_METHOD[request.method]
-    for tool in known:
-        access = max(access, tool.access, key=lambda one: STRICTNESS[one])
+def _tool(
+    state: ConnectionState, request: ProxyRequest, known: list[Tool], more: list[Access]
+) -> Tool:
+    said = [ACCESS_OF_METHOD[request.method], *more, *(tool.access for tool in known)]
+    access = max(said, key=lambda one: STRICTNESS[one])
     operation = HttpOperation(
         method=request.method,
         base_url=_base_url(state),

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from gateway.edge.doors import proxy_door, tool_door
 from gateway.edge.history import known_execution
 from gateway.edge.meta_tools import HANDLERS, Asked
+from gateway.edge.proxy import NAME as PROXY
 from gateway.edge.proxy import proxied, proxy_request
 from gateway.edge.rest import (
     STATUS_OF_CODE,
@@ -24,8 +25,8 @@ from gateway.edge.rest import (
     whole_number,
 )
 from gateway.edge.shown_history import execution_record
-from gateway.errors import Fixable, UnknownTool
-from gateway.invoke.attempt import output_of
+from gateway.errors import Fixable, NotFound, Refused, UnknownTool
+from gateway.invoke.attempt import output_of, refusal_of
 from gateway.invoke.background import CANCEL
 from gateway.invoke.call import BACKGROUND_META
 from gateway.invoke.caller import AbsentCaller
@@ -42,6 +43,7 @@ async def call_tool(asked: Asked, request: Request, body: Any) -> Answered:
     name = request.path_params["name"]
     tool = asked.view.tools.get(name)
     if tool is None:
+        asked.gateway.note_unknown(asked.snapshot, asked.context, name)
         raise UnknownTool(name)
     wanted = object_body({} if body is None else body)
     arguments = wanted.get("arguments", {})
@@ -79,7 +81,23 @@ async def proxy(asked: Asked, request: Request, body: Any) -> Answered:
         query=wanted.get("query"),
         body=wanted.get("body"),
     )
-    found = proxied(asked.snapshot, asked.context.principal, asked.view, raw)
+    try:
+        found = proxied(asked.snapshot, asked.context.principal, asked.view, raw)
+    except NotFound:
+        asked.gateway.note_unknown(asked.snapshot, asked.context, f"{PROXY} {raw.connection}")
+        raise
+    except Refused as error:
+        asked.gateway.invoker.record(
+            refusal_of(
+                asked.snapshot,
+                asked.context,
+                PROXY,
+                error,
+                connection=raw.connection,
+                arguments={"method": raw.method, "path": raw.path},
+            )
+        )
+        raise
     result = await asked.gateway.invoker.call(
         asked.snapshot,
         found.tool,

@@ -1,4 +1,4 @@
-"""REST: executions, approvals, changes, permissions."""
+"""REST: executions, approvals, standing grants, changes, permissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.config.settings import Permissions
 from gateway.edge import history
 from gateway.edge.meta_tools import Asked
 from gateway.edge.rest import Handler, error_response, need_admin, object_body, whole_number
-from gateway.edge.shown_history import approval_row, change_row, decided_row
+from gateway.edge.shown_history import approval_row, change_row, decided_row, grant_row
 from gateway.errors import Fixable, NotFound
 from gateway.invoke.asking import DECISIONS
 from gateway.invoke.outcomes import NotApproved
@@ -73,6 +73,16 @@ async def decide_approval(asked: Asked, request: Request, body: Any) -> dict[str
     except NotApproved as error:  # someone, or time, was faster
         return error_response(error, 409)
     return decided_row(decided)
+
+
+async def list_grants(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
+    return {"standing_grants": [grant_row(grant) for grant in await history.known_grants(asked)]}
+
+
+async def revoke_grant(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
+    return grant_row(await history.revoke_grant(asked, request.path_params["id"])) | {
+        "revoked": True
+    }
 
 
 async def list_changes(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
@@ -154,6 +164,8 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/approvals", list_approvals),
     ("GET", "/approvals/{id}", get_approval),
     ("POST", "/approvals/{id}", decide_approval),
+    ("GET", "/standing-grants", list_grants),
+    ("DELETE", "/standing-grants/{id}", revoke_grant),
     ("GET", "/changes", list_changes),
     ("POST", "/changes/{id}/accept", accept_change),
     ("POST", "/changes/{id}/reject", reject_change),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.store.approvals import Approval
+from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.changes import Change
 from gateway.store.executions import Execution
 
@@ -91,6 +91,22 @@ def decided_row(approval: Approval) -> dict[str, Any]:
         "status": approval.status,
         "decided_by": approval.decided_by,
         "decided_at": approval.decided_at,
+    }
+
+
+def grant_row(grant: StandingGrant) -> dict[str, Any]:
+    """One tool that somebody is always allowed: for whom, in what, how long, and by whom."""
+    return {
+        "id": grant.id,
+        "tool": grant.tool,
+        "connection": grant.connection,
+        "request": grant.request,
+        "principal": grant.principal,
+        "session": grant.session or None,
+        "client": grant.client,
+        "granted_by": grant.granted_by,
+        "created_at": grant.created_at,
+        "expires_at": grant.expires_at,
     }
 
 

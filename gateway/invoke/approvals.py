@@ -31,11 +31,18 @@ from gateway.invoke.outcomes import NotApproved, Unanswered, failed_result, goin
 from gateway.invoke.prepared import PreparedConnections
 from gateway.invoke.questions import ELICIT
 from gateway.invoke.signals import Signals, heard_within
-from gateway.invoke.validity import grant_of, judged_again, may_always, too_late
+from gateway.invoke.validity import (
+    always_words,
+    grant_of,
+    judged_again,
+    may_always,
+    name_of_client,
+    too_late,
+)
 from gateway.model import Principal
 from gateway.policy.offering import elicitation_modes
 from gateway.store import approvals as store
-from gateway.store.approvals import APPROVAL_CHANGED, Approval
+from gateway.store.approvals import APPROVAL_CHANGED, Approval, StandingGrant
 from gateway.store.database import Database
 from gateway.store.executions import FINISHED, Execution, get_execution
 from gateway.store.precedents import (
@@ -91,8 +98,8 @@ class Approvals:
 
     async def obtain(self, attempt: Attempt) -> Approval | None:
         """See `call.Approver`."""
-        if await self._is_granted(attempt):
-            attempt.reason = "always allowed by a person"
+        if grant := await self._grant(attempt):
+            attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             return None
         approval = await self._answered(attempt) or await self._open(attempt)
         attempt.id, attempt.at, attempt.on_disk = approval.execution_id, approval.created_at, True
@@ -161,16 +168,17 @@ class Approvals:
         for approval_id, _ in self._waiting.values():
             self._signals.hear(APPROVAL_CHANGED, approval_id)
 
-    async def _is_granted(self, attempt: Attempt) -> bool:
+    async def _grant(self, attempt: Attempt) -> StandingGrant | None:
         caller, tool = attempt.caller, attempt.tool
         if not may_always(attempt.snapshot, tool.risk):
-            return False
-        return await store.is_granted(
+            return None
+        return await store.find_grant(
             self._db,
             principal=caller.principal.name,
             tool=tool.name,
             fingerprint=tool.fingerprint,
-            session=caller.session,
+            session=caller.session or "",
+            client=name_of_client(caller.client),
             now=time.time(),
         )
 
@@ -225,7 +233,7 @@ class Approvals:
         if era == UNATTENDED:
             return True
         if replica == self._replica:
-            _, gone = self._waiting.get(execution_id, ("", _always))
+            _, gone = self._waiting.get(execution_id, ("", lambda: True))
             return not gone()
         return bool(replica) and replica in await living(self._db)
 
@@ -261,14 +269,14 @@ class Approvals:
                 with_token(going_on(attempt, "pending_confirmation", text), attempt.token)
             )
         if takes_forms(attempt.caller):
-            always = may_always(attempt.snapshot, approval.risk)
+            always = always_words(attempt.snapshot, approval)
             state = sealed_state(self._seal, approval)
             name = attempt.state.display_name
             raise Unanswered(asking.input_required(approval, name, always, state))
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval when it is no longer pending."""
-        gone = attempt.caller.gone or _never
+        gone = attempt.caller.gone or (lambda: False)
         self._waiting[attempt.id] = (approval.id, gone)
         elicited = self._elicited(attempt, approval)
         try:
@@ -329,14 +337,14 @@ class Approvals:
         return asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
 
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
-        caller, always = attempt.caller, may_always(attempt.snapshot, approval.risk)
+        caller, always = attempt.caller, always_words(attempt.snapshot, approval)
         assert caller.ask is not None
         try:
             question = asking.question(approval, attempt.state.display_name, always)
             answer = await caller.ask(ELICIT, question)
             if caller.gone is not None and caller.gone():
                 return  # cut off, which is no answer
-            decision = asking.decision_of(answer, always)
+            decision = asking.decision_of(answer, bool(always))
             # The session that answers may be another one than that which first asked.
             mine = replace(approval, session=caller.session)
             await self._decide(mine, decision, caller.principal.name)
@@ -389,11 +397,3 @@ class Approvals:
     def _tell(self, approval: Approval) -> None:
         self._signals.hear(APPROVAL_CHANGED, approval.id)
         self._told(approval)
-
-
-def _never() -> bool:
-    return False
-
-
-def _always() -> bool:
-    return True

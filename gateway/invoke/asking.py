@@ -48,17 +48,17 @@ def message(approval: Approval, display_name: str) -> str:
     return text
 
 
-def question(approval: Approval, display_name: str, always: bool) -> dict[str, Any]:
-    """What a person is shown: the words and the form."""
+def question(approval: Approval, display_name: str, always: str) -> dict[str, Any]:
+    """What a person is shown: the words and the form; `always`, what "always allow" would mean."""
     return {"message": message(approval, display_name), "requestedSchema": form(always)}
 
 
-def form(always: bool) -> dict[str, Any]:
+def form(always: str) -> dict[str, Any]:
     """The form that goes with it; without an answer it says no."""
     choices = ["deny", "approve", *(["always_allow"] if always else [])]
     about = "approve: this call, once. deny: the agent is told no."
     if always:
-        about += " always_allow: this tool, for the rest of this session."
+        about += f" always_allow: this tool, {_plain(always)}."
     return {
         "type": "object",
         "properties": {
@@ -85,7 +85,7 @@ def decision_of(answer: object, always: bool) -> Decision:
     return "always_allow" if decision == "always_allow" and always else "deny"
 
 
-def input_required(approval: Approval, display_name: str, always: bool, state: str) -> Any:
+def input_required(approval: Approval, display_name: str, always: str, state: str) -> Any:
     """The question as a result (2026-07-28): the client answers by calling again."""
     params = {"mode": "form", **question(approval, display_name, always)}
     return {

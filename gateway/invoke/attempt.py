@@ -23,6 +23,7 @@ from gateway.store.columns import json_bytes
 from gateway.store.executions import Execution, ExecutionStatus
 from gateway.store.ids import new_id
 
+MAX_NAME_CHARS = 128
 MAX_RECORDED_BYTES = 16 * 1024
 CUT_CHARS = 2000
 UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
@@ -116,6 +117,39 @@ def execution_of(
         client=caller.client,
         era=UNATTENDED if attempt.unattended else caller.era,
         replica=attempt.replica,
+    )
+
+
+def refusal_of(
+    snapshot: Snapshot,
+    caller: Caller,
+    tool: str,
+    error: GatewayError,
+    *,
+    connection: str = "",
+    arguments: Mapping[str, Any] | None = None,
+) -> Execution:
+    """The record of a call that found no tool: nothing in it tells a hidden one from none."""
+    now = time.time()
+    return Execution(
+        id=new_id(now),
+        tool=tool if len(tool) <= MAX_NAME_CHARS else f"{tool[: MAX_NAME_CHARS - 1]}…",
+        connection=connection,
+        principal=caller.principal.name,
+        status="denied",
+        access="",
+        risk="none",
+        arguments=arguments or {},
+        args_digest="",
+        created_at=now,
+        revision=snapshot.revision,
+        result={"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0},
+        error_code=error.code,
+        finished_at=now,
+        reason="the caller has no such tool",
+        session=caller.session,
+        client=caller.client,
+        era=caller.era,
     )
 
 

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gateway.blocklist import may_reroute
 from gateway.errors import Fixable
 from gateway.invoke.arguments import problem
 from gateway.invoke.styles import is_json, pairs, parameter_name, percent, scalar, to_json
@@ -45,6 +46,7 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
     """The body as a JSON value with its constants, or _ABSENT."""
     if body.whole is not None:
         value = arguments.get(body.whole, _ABSENT)
+        _check_names(body.whole, value)
         if value is None and not body.required:
             value = _ABSENT
     else:
@@ -58,6 +60,13 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
     if value is _ABSENT and body.required:
         raise problem(body.whole or "body", "is required")
     return value
+
+
+def _check_names(argument: str, value: Any) -> None:
+    """Refuse a property that some servers take for the request's method."""
+    for name in value if isinstance(value, Mapping) else ():
+        if may_reroute(str(name), "body"):
+            raise problem(argument, f"can't hold the key {name!r}: it could mean another method")
 
 
 def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:

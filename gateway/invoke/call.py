@@ -310,7 +310,10 @@ class Invoker:
         result: Mapping[str, Any] | None,
         error: GatewayError | None = None,
     ) -> None:
-        execution = execution_of(attempt, status, result, error)
+        self.record(execution_of(attempt, status, result, error))
+
+    def record(self, execution: Execution) -> None:
+        """Puts the record of a call that is over on disk soon, and tells of it."""
         record_finished(self._db, execution)
         self._tell(execution)
 

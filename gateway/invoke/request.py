@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from gateway.blocklist import blocked_by, decodings
+from gateway.blocklist import blocked_by, decodings, may_reroute
 from gateway.egress import Request
 from gateway.errors import Fixable, Refused
 from gateway.invoke.arguments import problem
@@ -211,7 +211,7 @@ def _query_pairs(parameter: Parameter, value: Any, names: set[str]) -> Iterator[
     style = "form" if parameter.style == "simple" else parameter.style
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
         # The keys of an exploded object are the caller's: they may not pass for another parameter.
-        if name != parameter.name and name in names:
+        if name != parameter.name and (name in names or may_reroute(name, "query")):
             raise problem(_argument(parameter), f"can't hold the key {name!r} here")
         yield name, text
 
@@ -255,6 +255,8 @@ def _header_text(parameter: Parameter, value: Any) -> str:
 def _cookie_texts(parameter: Parameter, value: Any) -> Iterator[str]:
     value = _content(parameter, value)
     for name, text in pairs("form", parameter.explode, parameter.name, value, _cookie_value):
+        if name != parameter.name and may_reroute(name, "cookie"):
+            raise problem(_argument(parameter), f"can't hold the key {name!r} here")
         yield f"{percent(name)}={text}"
 
 

@@ -15,8 +15,10 @@ from gateway.model import Principal, Tool
 from gateway.policy.access import level, shows
 from gateway.policy.decide import decide
 from gateway.policy.principals import principal_now
-from gateway.store.approvals import Approval, Grant
+from gateway.store.approvals import Approval, StandingGrant
+from gateway.store.ids import new_id
 
+MAX_REQUEST_CHARS = 500
 SESSION_GRANT_SECONDS = 7 * 24 * 3600.0  # a session's longest life
 
 
@@ -72,14 +74,34 @@ def _found(snapshot: Snapshot, attempt: Attempt, principal: Principal) -> Tool:
     return tool
 
 
-def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) -> Grant:
+def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) -> StandingGrant:
     """ "Always allow": for the rest of the session, or for a while where there is none."""
     lasts = SESSION_GRANT_SECONDS if approval.session else permissions.always_allow_minutes * 60
-    return Grant(
-        approval.principal,
-        approval.tool,
-        approval.fingerprint,
-        approval.session or "",
-        now + lasts,
-        by,
+    return StandingGrant(
+        id=new_id(now),
+        principal=approval.principal,
+        tool=approval.tool,
+        connection=approval.connection,
+        fingerprint=approval.fingerprint,
+        session=approval.session or "",
+        client=name_of_client(approval.client),
+        request=f"{approval.method} {approval.url.partition('?')[0]}"[:MAX_REQUEST_CHARS],
+        granted_by=by,
+        created_at=now,
+        expires_at=now + lasts,
     )
+
+
+def always_words(snapshot: Snapshot, approval: Approval) -> str:
+    """What "always allow" means for this call; "" where it is not offered."""
+    if not may_always(snapshot, approval.risk):
+        return ""
+    if approval.session:
+        return "for the rest of this session"
+    client = name_of_client(approval.client) or "this client"
+    return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
+
+
+def name_of_client(client: str) -> str:
+    """The name of `name/version`: a client that was updated is the same one."""
+    return client.rpartition("/")[0] or client.strip("/")

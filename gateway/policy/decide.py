@@ -23,6 +23,11 @@ class Decision(msgspec.Struct, frozen=True):
     code: str = "access_denied"
 
 
+def caution(decision: Decision) -> int:
+    """How strict a decision is."""
+    return ("allow", "confirm", "block").index(decision.outcome)
+
+
 def decide(tool: Tool, permissions: Permissions) -> Decision:
     """The decision on calling this tool under these permissions."""
     match permissions.tools.get(tool.name):

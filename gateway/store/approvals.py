@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from gateway.errors import Refused
 from gateway.store import tables
@@ -33,7 +33,7 @@ from gateway.store.signals import signal
 from gateway.store.statements import many, one, upsert, values
 
 _table = tables.approvals
-_grants = tables.grants
+_grants = tables.standing_grants
 _executions = tables.executions
 
 ApprovalStatus = Literal["pending", "approved", "denied", "expired", "used", "void"]
@@ -67,16 +67,21 @@ class Approval:
     decided_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """ "Always allow": this tool, as it is, in one session (or in none, "") until a time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingGrant:
+    """ "Always allow": this tool, as it is, for one session or one client, until a time."""
 
+    id: str
     principal: str
     tool: str
+    connection: str
     fingerprint: str
-    session: str
-    until: float
+    session: str  # "" where the client has none: then it is for the client of that name
+    client: str
+    request: str  # what was asked about, for people: method and address
     granted_by: str
+    created_at: float
+    expires_at: float
 
 
 async def create_approval(db: Database, approval: Approval, execution: Execution) -> None:
@@ -98,7 +103,7 @@ async def decide_approval(
     by: str,
     now: float,
     usable_until: float,
-    grant: Grant | None = None,
+    grant: StandingGrant | None = None,
 ) -> Approval | None:
     """The approval as decided now; None if it was not pending any more. The first decision stays.
 
@@ -181,14 +186,43 @@ async def void_approvals(db: Database, ids: Sequence[str], now: float) -> list[A
     return await db.write(unit, "approval")
 
 
-async def is_granted(
-    db: Database, *, principal: str, tool: str, fingerprint: str, session: str | None, now: float
-) -> bool:
-    """Whether this principal was told "always allow" for the tool as it is, in this session."""
+async def find_grant(
+    db: Database,
+    *,
+    principal: str,
+    tool: str,
+    fingerprint: str,
+    session: str,
+    client: str,
+    now: float,
+) -> StandingGrant | None:
+    """The grant for this principal and the tool as it is: of this session, else of this client."""
     mine = (_grants.c.principal == principal) & (_grants.c.tool == tool)
-    held = mine & (_grants.c.fingerprint == fingerprint) & (_grants.c.session == (session or ""))
-    statement = select(_grants.c.until).where(held & (_grants.c.until > now))
-    return await db.read(lambda tx: tx.execute(statement).first()) is not None
+    held = mine & (_grants.c.fingerprint == fingerprint) & (_grants.c.session == session)
+    if not session:
+        held &= _grants.c.client == client
+    statement = select(_grants).where(held & (_grants.c.expires_at > now)).limit(1)
+    return await db.read(lambda tx: one(tx, statement, StandingGrant))
+
+
+async def list_grants(db: Database, now: float) -> list[StandingGrant]:
+    """The standing grants that hold, the newest first."""
+    holding = select(_grants).where(_grants.c.expires_at > now)
+    statement = holding.order_by(_grants.c.id.desc()).limit(MAX_LISTED)
+    return await db.read(lambda tx: many(tx, statement, StandingGrant))
+
+
+async def get_grant(db: Database, id: str) -> StandingGrant | None:
+    """The standing grant of that id."""
+    return await db.read(
+        lambda tx: one(tx, select(_grants).where(_grants.c.id == id), StandingGrant)
+    )
+
+
+async def revoke_grant(db: Database, id: str) -> bool:
+    """Ends a standing grant at once, in every process; False if it had ended."""
+    statement = delete(_grants).where(_grants.c.id == id)
+    return await db.write(lambda tx: tx.execute(statement).rowcount == 1)
 
 
 _open = _table.c.status.in_(["pending", "approved"])

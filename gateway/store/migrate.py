@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 
-HEAD = "0003"
+HEAD = "0004"
 SCRIPTS = Path(__file__).parent / "migrations"
 
 

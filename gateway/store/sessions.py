@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
 
 from gateway.store import tables
 from gateway.store.database import Database
@@ -11,6 +11,7 @@ from gateway.store.statements import insert_new
 from gateway.store.wishes import forget_wishes_in
 
 _table = tables.ended_sessions
+_grants = tables.standing_grants
 
 SESSION_ENDED = "session_ended"  # the signal, with the session's id
 
@@ -22,6 +23,7 @@ async def end_session(db: Database, id: str, expires_at: float) -> None:
         if tx.execute(insert_new(tx, _table), {"id": id, "expires_at": expires_at}).rowcount:
             signal(tx, SESSION_ENDED, id)
             forget_wishes_in(tx, id)
+            tx.execute(delete(_grants).where(_grants.c.session == id))
 
     await db.write(unit)
 

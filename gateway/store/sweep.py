@@ -40,7 +40,7 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
         (t.approvals, decided & (t.approvals.c.created_at < oldest)),
         (t.changes, settled & (t.changes.c.at < oldest)),
         (t.results, t.results.c.expires_at <= now),
-        (t.grants, t.grants.c.until <= now),
+        (t.standing_grants, t.standing_grants.c.expires_at <= now),
         (t.ended_sessions, t.ended_sessions.c.expires_at <= now),
         (t.wishes, t.wishes.c.expires_at <= now),
         (t.events, t.events.c.at < max(oldest, now - EVENT_SECONDS)),  # they tell of executions

@@ -209,16 +209,21 @@ approvals = Table(
     Index("approvals_by_execution", "execution_id"),
 )
 
-# "Always allow": for one session, or until a time where there are no sessions (session is "").
-grants = Table(
-    "grants",
+# "Always allow": in one session; where there are none (""), for the client of this name.
+standing_grants = Table(
+    "standing_grants",
     metadata,
     Column("principal", Plain, primary_key=True),
     Column("tool", Plain, primary_key=True),
     Column("fingerprint", Text, primary_key=True),
     Column("session", Plain, primary_key=True),
-    Column("until", Time, nullable=False, index=True),
+    Column("client", Plain, primary_key=True),
+    Column("id", Text, nullable=False, index=True, unique=True),
+    Column("connection", Plain, nullable=False),
+    Column("request", Plain, nullable=False),
     Column("granted_by", Plain, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("expires_at", Time, nullable=False, index=True),
 )
 
 ended_sessions = Table(

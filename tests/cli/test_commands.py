@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from mcp import StdioServerParameters
 from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
+from gateway.config.settings import Permissions
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider
@@ -107,6 +109,70 @@ async def test_what_is_wrong_is_said_with_the_right_exit_code(
     found, out, err = await gateway_command(*words, cwd=tmp_path)
     assert found == code
     assert said in err + out
+
+
+async def test_check_warns_of_names_that_match_nothing(tmp_path: Path) -> None:
+    async with provider() as shop, mcp_peer() as tools:
+        (tmp_path / "local.json").write_bytes(orjson.dumps(shop.document))
+        (tmp_path / "config.toml").write_text(
+            f"""{OPEN}
+[demo]
+enabled = true
+[permissions.tools]
+demo_delete_book = "blocked"
+demo_delet_book = "blocked"
+[connections.near]
+kind = "openapi"
+spec = "local.json"
+exclude = ["old*"]
+operations = {{ "get*" = {{ access = "read" }}, deleteAl = {{ access = "dangerous" }} }}
+[connections.far]
+kind = "openapi"
+spec = "{shop.spec}"
+operations = {{ deleteAl = {{ access = "dangerous" }} }}
+[connections.up]
+kind = "mcp"
+url = "{tools.url}"
+operations = {{ echo = {{ access = "read" }}, eco = {{ access = "dangerous" }} }}
+[connections.ats]
+kind = "manifest"
+manifest = "greenhouse"
+auth = {{ type = "basic", username = "x" }}
+include = ["listCandidats"]
+[connections.gone]
+kind = "openapi"
+spec = "http://127.0.0.1:9/openapi.json"
+operations = {{ a = {{ access = "dangerous" }} }}
+""",
+            encoding="utf-8",
+        )
+        code, out, err = await gateway_command("check", "--json", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert [warning["where"] for warning in orjson.loads(out)["warnings"]] == [
+        "connections.gone",
+        "permissions.tools.demo_delet_book",
+        "connections.ats.include",
+        "connections.far.operations.deleteAl",
+        "connections.near.exclude",
+        "connections.near.operations.deleteAl",
+        "connections.up.operations.eco",
+    ]
+    assert set(os.listdir(tmp_path)) == {"config.toml", "local.json"}
+    code, out, _ = await gateway_command("check", cwd=tmp_path)
+    assert code == 0
+    assert "config.toml: warning: connections.near.operations.deleteAl: matches no" in out
+
+
+async def test_check_warns_of_permissions_that_were_put_over_stricter_ones(
+    make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    gateway: Running = await make_gateway(DEMO)
+    await gateway.app.gateway.catalog.put_permissions(Permissions(level="full_access"), by="x")
+    stricter = DEMO.replace('level = "full_access"', 'level = "read_only"')
+    (tmp_path / "config.toml").write_text(stricter, encoding="utf-8")
+    code, out, _ = await gateway_command("check", cwd=tmp_path)
+    assert code == 0
+    assert "warning: permissions.level: config.toml says read_only" in out
 
 
 async def test_a_token_is_made_with_its_configuration_line() -> None:

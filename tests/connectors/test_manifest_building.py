@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -234,8 +235,9 @@ def test_operation_that_is_no_tool_says_why(
 
 
 def test_skipped_operation_is_named_as_in_the_manifest() -> None:
-    burnt = Skipped("burnBooks", "DELETE", "/books", "dangerous: never exposed")
-    assert burnt in library().skipped
+    build = library()
+    spelled = ("burnBooks", "DELETE", "/books", "dangerous: never exposed")
+    assert Skipped(*spelled, "dangerous", "city_burn_books", build.base_url) in build.skipped
 
 
 @pytest.mark.parametrize(
@@ -295,8 +297,14 @@ def test_connection_that_can_not_work_is_warned_about() -> None:
             "warning",
             "auth.type",
             "City Library takes bearer (a token from the desk), not basic",
+            configured=True,
         ),
-        Problem("warning", "operations.lendBok", "no such operation (did you mean 'lendBook'?)"),
+        Problem(
+            "warning",
+            "operations.lendBok",
+            "matches no operation (did you mean 'lendBook'?)",
+            configured=True,
+        ),
     )
 
 
@@ -359,3 +367,21 @@ def _fingerprint(method: str, path: str, schema: dict[str, Any], words: str, acc
     base_url = "https://north.library.example/api"
     text = orjson.dumps(schema).decode()
     return digest(orjson.dumps([method, base_url, path, "bearer", text, words, access]))
+
+
+def test_what_could_make_the_request_another_one_is_left_out_with_a_reason() -> None:
+    params = b'params = [{ name = "id", in = "path", type = "integer" }'
+    detours = b', { name = "X-HTTP-Method-Override", in = "header", argument = "verb" }'
+    manifest = LIBRARY.replace(params + b"]", params + detours + b"]", 1)
+    assert manifest != LIBRARY
+    build = build_manifest(manifest, CONNECTION)
+    lend = tool(build, "lendBook")
+    assert orjson.loads(lend.input_schema) == LEND_INPUT
+    assert lend == tool(library(), "lendBook")
+    assert [(p.severity, p.where, p.message.partition(":")[0]) for p in build.problems] == [
+        ("warning", "lendBook", "X-HTTP-Method-Override (header) is left out")
+    ]
+    given = build_manifest(manifest, replace(CONNECTION, inject=("verb",)))
+    http = tool(given, "lendBook").http
+    assert http is not None
+    assert [each.argument for each in http.parameters] == ["id", "verb", None, None]

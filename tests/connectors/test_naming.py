@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.connectors.naming import Nameable, collisions, local_name, snake_case, tool_names
-from gateway.model import Problem
+from gateway.connectors.naming import (
+    Nameable,
+    collisions,
+    local_name,
+    override_for,
+    snake_case,
+    tool_names,
+    unmatched,
+)
+from gateway.model import Access, Override, Problem
+from tests.definitions import SOURCE
 
 
 @pytest.mark.parametrize(
@@ -122,3 +132,53 @@ def test_names_that_several_operations_want_are_told() -> None:
     ]
     told = "2 operations have this name: each gets a suffix"
     assert collisions("shop_", wanted) == [Problem("info", "shop_same", told)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "access"),
+    [
+        ({}, None),
+        ({"read_*": "read"}, "read"),
+        ({"read_*": "read", "read_secret": "dangerous"}, "dangerous"),
+        ({"read_secret": "read", "*": "dangerous"}, "read"),
+        ({"*": "read", "read_*": "write", "read_s*": "delete"}, "delete"),
+        ({"read_secre[a-z]": "write", "read_secre*": "delete"}, "write"),
+        ({"read_secre?": "write", "read_secre*": "delete"}, "write"),
+        ({"Read_*": "read"}, None),
+        ({"as_given": "write", "read_secret": "dangerous"}, "dangerous"),
+        ({"as_given": "write", "read_*": "read"}, "write"),
+    ],
+)
+def test_the_most_exact_rule_counts(rules: dict[str, Access], access: Access | None) -> None:
+    for order in (list(rules), list(reversed(rules))):
+        operations = {pattern: Override(access=rules[pattern]) for pattern in order}
+        assert override_for(operations, "read_secret", "as_given").access == access
+
+
+def test_a_more_exact_rule_leaves_alone_what_it_does_not_speak_of() -> None:
+    operations = {
+        "delete*": Override(access="dangerous", risk="high"),
+        "deleteBook": Override(description="Burns a book.", risk="low"),
+    }
+    whole = Override("dangerous", "low", "Burns a book.")
+    assert override_for(operations, "deleteBook") == whole
+
+
+def test_names_that_match_nothing_are_told_with_what_may_have_been_meant() -> None:
+    source = replace(
+        SOURCE,
+        include=("*", "get*", "lst*"),
+        exclude=("getBok",),
+        operations={"getBook": Override(), "get?ook": Override(), "delete*": Override()},
+    )
+    found = unmatched(source, ["getBook", "listBooks"])
+    assert found == [
+        Problem("warning", "include", "'lst*' matches no operation", configured=True),
+        Problem(
+            "warning",
+            "exclude",
+            "'getBok' matches no operation (did you mean 'getBook'?)",
+            configured=True,
+        ),
+        Problem("warning", "operations.delete*", "matches no operation", configured=True),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -19,6 +20,8 @@ from tests.connectors.upstream_listings import (
     reasons,
     source,
 )
+
+configured = partial(Problem, configured=True)
 
 
 def test_wrapped_tool_fills_in_what_leaves_its_schema_and_hides_the_original() -> None:
@@ -110,17 +113,17 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
         ({"wraps": [WRAP], "allow": ["find"], "exclude": ["Create_*"]}, []),
         (
             {"wraps": [Wrap("Book", "book")]},
-            [Problem("error", "wrap.Book", "the upstream has no tool 'Book'")],
+            [configured("error", "wrap.Book", "the upstream has no tool 'Book'")],
         ),
         (
             {"wraps": [Wrap("Create_booking", "b", "idempotency", ("mail",))]},
             [
-                Problem(
+                configured(
                     "error",
                     "wrap.Create_booking.idempotency_field",
                     "the upstream's tool has no parameter 'idempotency'",
                 ),
-                Problem(
+                configured(
                     "warning",
                     "wrap.Create_booking.inject",
                     "the upstream's tool has no parameter 'mail'",
@@ -130,8 +133,8 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
         (
             {"allow": ["find", "gone"], "exclude": ["old_*"]},
             [
-                Problem("warning", "tools", "'gone' matches no tool of the upstream"),
-                Problem("warning", "exclude_tools", "'old_*' matches no tool of the upstream"),
+                configured("warning", "tools", "'gone' matches no tool of the upstream"),
+                configured("warning", "exclude_tools", "'old_*' matches no tool of the upstream"),
             ],
         ),
         (
@@ -144,10 +147,12 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
                 )
             },
             [
-                Problem("warning", "include", "'gone' matches no tool of the upstream"),
-                Problem("warning", "exclude", "'old_*' matches no tool of the upstream"),
-                Problem("warning", "inject.tenant", "no tool of the upstream has such a parameter"),
-                Problem("warning", "operations.lost", "the upstream has no such tool"),
+                configured(
+                    "warning", "inject.tenant", "no tool of the upstream has such a parameter"
+                ),
+                configured("warning", "include", "'gone' matches no tool of the upstream"),
+                configured("warning", "exclude", "'old_*' matches no tool of the upstream"),
+                configured("warning", "operations.lost", "matches no tool of the upstream"),
             ],
         ),
     ],
@@ -163,5 +168,5 @@ def test_drift_names_what_the_upstream_no_longer_has(
 def test_override_of_a_tool_that_is_gone_is_reported() -> None:
     build = build_upstream([FIND], source(operations={"gone": Override(access="read")}))
     assert build.problems == (
-        Problem("warning", "operations.gone", "the upstream has no such tool"),
+        configured("warning", "operations.gone", "matches no tool of the upstream"),
     )

@@ -160,6 +160,13 @@ async def test_always_allow_lets_the_next_call_through(browser: Browser, shop: R
         assert not (await asyncio.wait_for(asking, 5)).is_error
         again = mcp.call_tool("demo_update_book", {"id": 4, "stock": 2})
         assert not (await asyncio.wait_for(again, 5)).is_error
+        grants = page.locator("#grants")
+        await expect(grants).to_contain_text("For local in one session of mcp, by local; ends in")
+        await grants.locator("text=Revoke").click()
+        await expect(grants).to_contain_text("Nothing: each call that needs a decision")
+        third = asyncio.create_task(mcp.call_tool("demo_update_book", {"id": 4, "stock": 3}))
+        await card.locator("text=Deny").click()
+        assert (await asyncio.wait_for(third, 5)).is_error
 
 
 async def test_no_card_moves_under_the_pointer(browser: Browser, shop: Running) -> None:

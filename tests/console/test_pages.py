@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
 
 from gateway.edge.console.pages_connections import suggested_name
 from tests.conftest import Running
@@ -71,6 +73,21 @@ async def calls(someone: Visitor, count: int) -> list[dict[str, Any]]:
             if len(found) >= count:
                 return found
             await asyncio.sleep(0.02)
+
+
+async def test_a_call_of_a_tool_that_is_not_there_is_listed(
+    shop: Running, signed_in: SignedIn
+) -> None:
+    async with Client(shop.mcp) as agent:
+        with pytest.raises(MCPError):
+            await agent.call_tool("demo_burn_books", {})
+    someone = await signed_in(shop)
+    await calls(someone, 1)
+    [row] = await rows(someone, "/console/executions?format=json", "executions")
+    assert (row["tool"], row["connection"], row["status"]) == ("demo_burn_books", "", "denied")
+    for path in ("", "/executions", f"/executions/{row['id']}"):
+        answer = await someone.get(f"/console{path}")
+        assert answer.status_code == 200 and "demo_burn_books" in answer.text
 
 
 async def test_an_unknown_format_is_told_which_there_are(

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from gateway.edge.console.sessions import COOKIE, LINK_SECONDS
-from gateway.edge.console.throttle import MAX_FROM_ADDRESS, MAX_OVERALL, WINDOW_SECONDS, Throttle
+from gateway.edge.throttle import MAX_FROM_ONE, MAX_OVERALL, WINDOW_SECONDS, Throttle
 from gateway.model import Principal
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
@@ -189,7 +189,7 @@ async def test_without_tokens_one_step_signs_in_as_local(shop: Running) -> None:
 
 async def test_wrong_attempts_are_slowed_down(guarded: Running) -> None:
     async with visitor(guarded) as someone:
-        for _ in range(MAX_FROM_ADDRESS):
+        for _ in range(MAX_FROM_ONE):
             assert (await someone.sign_in("wrong-token-0123456789")).status_code == 401
         answer = await someone.sign_in(TOKENS["root"])
         assert answer.status_code == 429
@@ -200,7 +200,7 @@ async def test_wrong_attempts_are_slowed_down(guarded: Running) -> None:
 def test_a_minute_without_failures_forgets_them() -> None:
     now = [0.0]
     throttle = Throttle(lambda: now[0])
-    for _ in range(MAX_FROM_ADDRESS):
+    for _ in range(MAX_FROM_ONE):
         throttle.failed("a")
     assert throttle.wait("a") == WINDOW_SECONDS
     assert throttle.wait("b") == 0

@@ -39,9 +39,10 @@ def test_only_a_clear_yes_is_one(answer: Any, always: bool, decision: str) -> No
 
 
 def test_form_says_no_by_itself() -> None:
-    for always in (True, False):
+    for always in ("for 60 minutes, for tests alone", ""):
         shown = form(always)["properties"]["decision"]
-        assert (shown["default"], "always_allow" in shown["enum"]) == ("deny", always)
+        assert (shown["default"], "always_allow" in shown["enum"]) == ("deny", bool(always))
+        assert always in shown["description"]
 
 
 def test_values_can_not_add_lines_or_hide() -> None:

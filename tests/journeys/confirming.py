@@ -15,7 +15,7 @@ from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
 from mcp.client.session import ElicitationFnT
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult
+from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, Implementation
 
 from tests.conftest import gateway_process
 from tests.peers import Provider
@@ -147,13 +147,16 @@ async def serving(folder: Path, name: str) -> AsyncIterator[tuple[Any, Api]]:
 
 @asynccontextmanager
 async def client(
-    url: str, name: str, mode: str = "legacy", answer: Answer | None = None
+    url: str, name: str, mode: str = "legacy", answer: Answer | None = None, called: str = "mcp"
 ) -> AsyncIterator[Client]:
-    """An MCP client of the principal; `answer` answers what it is asked."""
+    """An MCP client of the principal, by its own name; `answer` answers what it is asked."""
     headers = {"Authorization": f"Bearer {TOKENS[name]}"}
     async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
         transport = streamable_http_client(f"{url}/mcp", http_client=http)
-        async with Client(transport, mode=mode, elicitation_callback=answer) as made:
+        info = Implementation(name=called, version="1.0")
+        async with Client(
+            transport, mode=mode, elicitation_callback=answer, client_info=info
+        ) as made:
             yield made
 
 

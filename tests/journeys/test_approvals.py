@@ -113,6 +113,61 @@ async def test_always_allow_holds_for_one_session_and_one_principal(
     assert (len(asked), sent(peer)) == (3, 6)
 
 
+async def test_without_sessions_always_allow_holds_for_one_client(
+    shop: Running, peer: Provider
+) -> None:
+    asked: list[ElicitRequestParams] = []
+    for called in ("coder", "coder", "browser"):
+        answer = answering("always_allow", asked)
+        async with client(shop.url, "ann", "2026-07-28", answer, called) as ann:
+            await ann.call_tool("shop_place_order", ORDER)
+            await ann.call_tool("shop_place_order", ORDER)
+    async with api(shop.url, "ann") as rest:
+        status, _ = await rest("POST", "/tools/shop_place_order/call", {"arguments": ORDER})
+    assert (len(asked), sent(peer), status) == (2, 6, 202)
+    assert isinstance(asked[0], ElicitRequestFormParams)
+    words = asked[0].requested_schema["properties"]["decision"]["description"]
+    assert words.endswith("always_allow: this tool, for 60 minutes, for coder alone.")
+
+
+@BOTH
+async def test_what_is_always_allowed_is_listed_and_revoked(
+    shop: Running, peer: Provider, mode: str
+) -> None:
+    asked: list[ElicitRequestParams] = []
+    async with (
+        client(shop.url, "ann", mode, answering("always_allow", asked), "coder") as agent,
+        api(shop.url, "ann") as ann,
+        api(shop.url, "bob") as bob,
+        api(shop.url, "root") as root,
+    ):
+        await agent.call_tool("shop_place_order", ORDER)
+        listed = [await one("GET", "/standing-grants") for one in (root, ann, bob)]
+        assert [len(body["standing_grants"]) for _, body in listed] == [1, 1, 0]
+        [grant] = listed[0][1]["standing_grants"]
+        lasts = 7 * 24 * 60 if mode == "legacy" else 60
+        assert round((grant["expires_at"] - grant["created_at"]) / 60) == lasts
+        assert {
+            key: grant[key] for key in ("tool", "connection", "principal", "client", "request")
+        } == {
+            "tool": "shop_place_order",
+            "connection": "shop",
+            "principal": "ann",
+            "client": "coder",
+            "request": f"POST {peer.url}/orders",
+        }
+        assert ((grant["session"] is not None), grant["granted_by"]) == (mode == "legacy", "ann")
+        allowed = await agent.call_tool("shop_place_order", ORDER)
+        record = await root.execution((allowed.meta or {})["gateway/execution_id"])
+        assert (len(asked), record["status"]) == (1, "completed")
+        path = f"/standing-grants/{grant['id']}"
+        assert (await bob("DELETE", path))[0] == 404
+        assert (await ann("DELETE", path))[0] == 200
+        assert (await root("DELETE", path))[0] == 404
+        await agent.call_tool("shop_place_order", ORDER)
+        assert len(asked) == 2
+
+
 @BOTH
 async def test_client_that_can_not_be_asked_waits_with_progress(
     shop: Running, peer: Provider, mode: str

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.journeys.confirming import Api, api, client, config, orders_api
+from tests.journeys.test_live_configuration import edit
 from tests.peers import Provider, provider, until
 
 FREELY = 'level = "full_access"'
@@ -75,6 +76,38 @@ async def test_another_host_is_held_for_untrusted_connections_until_accepted(
             assert (await root("POST", f"/changes/{first['id']}/reject"))[0] == 409
             assert (await root("POST", "/changes/none/accept"))[0] == 404
             assert len(await held(root)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "access"),
+    [
+        ('operations = { getOrder = { access = "dangerous" } }', None),
+        ('operations = { "get*" = { access = "delete" } }', "delete"),
+        ('exclude = ["getOrder"]', None),
+        ('include = ["place*", "cancel*"]', None),
+    ],
+)
+async def test_what_an_operator_says_holds_for_a_tool_whose_change_is_held_and_accepted(
+    make_gateway: GatewayMaker, peer: Provider, rule: str, access: str | None
+) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY, connection=UNTRUSTED))
+
+    def served() -> str | None:
+        tool = shop.app.gateway.snapshot.tools.get("shop_get_order")
+        return tool.access if tool else None
+
+    async with api(shop.url, "root") as root:
+        peer.document = with_host(peer.document, f"{peer.url}/v2")
+        await refreshed(root)
+        edit(shop.config, config(peer, FREELY, connection=f"{UNTRUSTED}\n{rule}"))
+        await until(lambda: served() == access)
+        await refreshed(root)
+        assert served() == access
+        for change in await held(root):
+            await root("POST", f"/changes/{change['id']}/accept")
+        assert served() == access
+        edit(shop.config, config(peer, FREELY, connection=UNTRUSTED))
+        await until(lambda: served() == "read")
 
 
 async def test_accepted_tool_is_served_at_once_and_clients_are_told(

@@ -9,8 +9,12 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
+from structlog.testing import capture_logs
 
+from gateway.edge.gateway import MAX_UNKNOWN_BY_ONE
+from gateway.invoke.attempt import MAX_NAME_CHARS
 from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import (
     Api,
@@ -303,3 +307,75 @@ async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_ag
         ("unknown", "shop_place_order")
     ]
     assert sent(peer) == 1
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_call_of_a_tool_that_is_hidden_or_not_there_leaves_the_same_trace(
+    shop: Running, peer: Provider, ann: Api, mode: str
+) -> None:
+    await ann("PUT", "/access/shop", {"access": "read-only"})
+    names = ["shop_place_order", "shop_place_nothing"]
+    refusals = []
+    with capture_logs() as logged:
+        async with client(shop.url, "ann", mode) as agent:
+            for name in names:
+                with pytest.raises(MCPError) as refused:
+                    await agent.call_tool(name, ORDER)
+                refusals.append((refused.value.error.code, refused.value.error.message))
+    assert refusals == [(-32602, f"Unknown tool: {name}") for name in names]
+    async with api(shop.url, "root") as root:
+        _, listed = await root("GET", "/executions?status=denied")
+        async with root.http.get(f"{shop.url}/metrics") as answer:
+            metrics = await answer.text()
+    newest = listed["executions"]
+    assert [record["tool"] for record in newest] == names[::-1]
+    told = [
+        {key: value for key, value in record.items() if not key.endswith(("id", "_at", "tool"))}
+        for record in newest
+    ]
+    assert told[0] == told[1]
+    assert told[0]["principal"] == "ann"
+    assert (told[0]["error_code"], told[0]["arguments"]) == ("access_denied", {})
+    lines = [line for line in logged if line["event"] == "call ended"]
+    assert [(line["tool"], line["principal"]) for line in lines] == [(n, "ann") for n in names]
+    assert "gateway_unknown_tool_calls_total 2.0" in metrics
+    assert peer.requests == []
+
+
+async def test_the_trace_of_unknown_tools_is_bounded_and_all_are_counted(
+    shop: Running, ann: Api
+) -> None:
+    for number in range(MAX_UNKNOWN_BY_ONE + 5):
+        status, _ = await ann("POST", f"/tools/{'x' * 3000}{number}/call", {"arguments": ORDER})
+        assert status == 404
+    async with api(shop.url, "bob") as bob, api(shop.url, "root") as root:
+        await bob("POST", "/tools/nothing/call", {})
+        _, listed = await root("GET", "/executions?limit=100")
+        async with root.http.get(f"{shop.url}/metrics") as answer:
+            metrics = await answer.text()
+    records = listed["executions"]
+    assert len(records) == MAX_UNKNOWN_BY_ONE + 1
+    assert max(len(record["tool"]) for record in records) == MAX_NAME_CHARS
+    assert f"gateway_unknown_tool_calls_total {MAX_UNKNOWN_BY_ONE + 6}.0" in metrics
+
+
+async def test_raw_requests_that_are_refused_leave_a_trace(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    rules = 'operations = { cancelOrder = { access = "dangerous" } }'
+    shop: Running = await make_gateway(config(peer, FREELY, connection=rules))
+    requests = [
+        {"connection": "shop", "method": "DELETE", "path": "/orders/7"},
+        {"connection": "hidden", "method": "GET", "path": "/orders/7"},
+    ]
+    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+        for request in requests:
+            await ann("POST", "/proxy", request)
+        _, listed = await root("GET", "/executions")
+    assert [
+        (record["tool"], record["connection"], record["error_code"], record["arguments"])
+        for record in listed["executions"]
+    ] == [
+        ("proxy hidden", "", "access_denied", {}),
+        ("proxy", "shop", "blocked_path", {"method": "DELETE", "path": "/orders/7"}),
+    ]

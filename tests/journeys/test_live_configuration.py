@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx2
 from mcp.client.client import Client
 from starlette.requests import Request
 from starlette.responses import Response
+from structlog.testing import capture_logs
 
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
@@ -100,6 +102,73 @@ async def test_a_key_that_is_read_at_start_is_named(gateway: Running) -> None:
     edit(gateway.config, OPEN + "\n[server]\nshutdown_seconds = 7\n")
     await until(lambda: gateway.app.health.config_problem is not None)
     assert gateway.app.health.config_problem == "needs a restart: server.shutdown_seconds"
+
+
+async def console(gateway: Running) -> str:
+    """The first page, as an admin sees it."""
+    async with httpx2.AsyncClient(base_url=gateway.url) as http:
+        await http.post("/console/sign-in", data={"token": ""})
+        return (await http.get("/console")).text
+
+
+async def test_a_stricter_edit_is_told_of_while_what_was_put_is_in_force(gateway: Running) -> None:
+    stricter = OPEN.replace('level = "full_access"', 'level = "read_only"')
+    with capture_logs() as logged:
+        async with aiohttp.ClientSession() as http:
+            permissions = f"{gateway.url}/api/v1/permissions"
+            assert (await http.put(permissions, json={"level": "full_access"})).status == 200
+            assert (await health(gateway))["problems"] == []
+            edit(gateway.config, stricter)
+            catalog = gateway.app.gateway.catalog
+            await until(lambda: catalog.current.settings.permissions.level == "read_only")
+            report, page = await health(gateway), await console(gateway)
+            assert (await http.delete(permissions)).status == 200
+            after = await health(gateway)
+    words = (
+        "config.toml says read_only, which is stricter, but full_access was put at run time and "
+        "stays in force until DELETE /api/v1/permissions"
+    )
+    problem = {"severity": "error", "where": "permissions.level", "message": words}
+    assert (report["status"], report["problems"]) == ("degraded", [problem])
+    assert "permissions.level does not hold" in page and words in page
+    assert (after["status"], after["problems"]) == ("ok", [])
+    told = [line for line in logged if line["event"] == "configuration problem"]
+    assert told == [{**problem, "event": "configuration problem", "log_level": "warning"}]
+
+
+async def test_names_that_match_nothing_are_told_of(gateway: Running) -> None:
+    async with provider() as peer:
+        table = f"""{OPEN}
+tools = {{ shop_get_items = "confirm", shop_get_item = "blocked" }}
+[connections.shop]
+kind = "openapi"
+spec = "{peer.spec}"
+operations = {{ deleteAll = {{ access = "dangerous" }} }}
+"""
+        with capture_logs() as logged:
+            edit(gateway.config, table)
+            await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
+        report, page = await health(gateway), await console(gateway)
+        async with aiohttp.ClientSession() as http:
+            async with http.get(f"{gateway.url}/api/v1/connections/shop") as answer:
+                [problem] = (await answer.json())["problems"]
+            values = {"kind": "openapi", "spec": peer.spec, "exclude": ["nothing"]}
+            url = f"{gateway.url}/api/v1/connections/preview"
+            async with http.post(url, json=values) as answer:
+                [previewed] = (await answer.json())["problems"]
+    assert (report["status"], [each["where"] for each in report["problems"]]) == (
+        "ok",
+        ["permissions.tools.shop_get_item"],
+    )
+    assert problem["where"] == "operations.deleteAll"
+    assert previewed["message"] == "'nothing' matches no operation"
+    assert "permissions.tools.shop_get_item does not hold" in page
+    assert "operations.deleteAll: matches no operation" in page
+    told = [line for line in logged if line["event"] == "configuration problem"]
+    assert {(line.get("connection"), line["where"]) for line in told} == {
+        (None, "permissions.tools.shop_get_item"),
+        ("shop", "operations.deleteAll"),
+    }
 
 
 async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> None:

@@ -54,7 +54,14 @@ async def test_an_admin_sees_puts_and_reads_within_its_organization_only(
         asking(gateway, "gus--token-0123456789") as gus,
     ):
         shop = {"kind": "openapi", "spec": peer.spec}
-        assert (await ann("PUT", "/connections/shop", shop))[0] == 403
+        assert (await ann("PUT", "/connections/own", shop))[0] == 200
+        _, own = await ann("GET", "/connections/own")
+        assert own["settings"]["organization"] == "acme"
+        assert (await gus("GET", "/connections/own"))[0] == 404
+        assert (await gus("PUT", "/connections/own", shop))[1]["error"]["message"] == (
+            "this name can't be used"
+        )
+        assert (await ann("DELETE", "/connections/own"))[0] == 200
         shop["organization"] = "acme"
         assert (await gus("PUT", "/connections/shop", shop))[0] == 403
         assert (await ann("PUT", "/connections/shop", shop))[0] == 200

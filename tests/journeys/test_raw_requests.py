@@ -84,6 +84,118 @@ async def test_what_is_blocked_or_dangerous_is_not_reached(
     assert messages == {"Access to this endpoint is not allowed"}
 
 
+DANGEROUS = 'operations = { cancelOrder = { access = "dangerous" } }'
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        'exclude = ["cancel*"]',
+        'include = ["get*"]',
+        'blocklist = ["/nowhere"]\nexclude = ["*"]\ninclude = ["place*"]',
+    ],
+)
+async def test_what_is_dangerous_stays_so_when_it_is_left_out_for_another_reason_too(
+    make_gateway: GatewayMaker, peer: Provider, beside: str
+) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY, connection=f"{DANGEROUS}\n{beside}"))
+    async with api(shop.url, "ann") as ann:
+        status, answer = await ann("POST", "/proxy", wanted("DELETE", "/orders/7"))
+    assert (status, answer["error"]["code"], peer.requests) == (403, "blocked_path", [])
+
+
+async def test_an_operation_that_is_no_tool_keeps_its_access_and_its_rule(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    peer.document["paths"]["/reports"] = {
+        "get": {"operationId": "sendReport", "responses": {}, "deprecated": True}
+    }
+    rules = """operations = { getOrder = { access = "write" }, sendReport = { access = "delete" } }
+exclude = ["getOrder", "cancelOrder"]"""
+    tools = 'tools = { shop_cancel_order = "blocked" }'
+    shop: Running = await make_gateway(config(peer, f"{FREELY}\n{tools}", connection=rules))
+    async with api(shop.url, "ann") as ann:
+        blocked = await ann("POST", "/proxy", wanted("DELETE", "/orders/7"))
+        await ann("PUT", "/access/shop", {"access": "read-only"})
+        answers = [
+            await ann("POST", "/proxy", wanted(method, path))
+            for method, path in (("GET", "/orders/7"), ("HEAD", "/orders/7"), ("GET", "/reports"))
+        ]
+    assert [(status, body["error"]["code"]) for status, body in (blocked, *answers)] == [
+        (403, "access_denied"),
+        *[(403, "read_only")] * 3,
+    ]
+    assert peer.requests == []
+
+
+async def test_what_is_dangerous_is_known_by_its_whole_address(
+    make_gateway: GatewayMaker, peer: Provider
+) -> None:
+    peer.document["servers"] = [{"url": peer.url}]
+    peer.document["paths"] |= {
+        "/wipe": {
+            "servers": [{"url": f"{peer.url}/admin"}],
+            "post": {"operationId": "wipe", "responses": {}},
+        },
+        "/jobs?action=purge": {"post": {"operationId": "purge", "responses": {}}},
+        "/{connectionId}/mails": {
+            "post": {"operationId": "send", "responses": {}, "x-ms-summary": "Sends mail"}
+        },
+    }
+    rules = "".join(f'operations.{id}.access = "dangerous"\n' for id in ("wipe", "purge", "send"))
+    shop: Running = await make_gateway(config(peer, FREELY, connection=rules))
+    async with api(shop.url, "ann") as ann:
+        answers = [
+            await ann("POST", "/proxy", wanted("POST", path))
+            for path in ("/admin/wipe", "/jobs?action=purge", "/jobs?x=1&ACTION=purge", "/mails")
+        ]
+    assert [body["error"]["code"] for _, body in answers] == ["blocked_path"] * 4
+    assert peer.requests == []
+
+
+async def test_a_request_says_its_method_once(make_gateway: GatewayMaker, peer: Provider) -> None:
+    shop: Running = await make_gateway(config(peer, FREELY))
+    said: list[dict[str, Any]] = [
+        wanted("POST", "/notes?_method=DELETE"),
+        wanted("POST", "/notes?%5fmethod=DELETE"),
+        wanted("GET", "/notes", query={"X-HTTP-Method-Override": "DELETE"}),
+        wanted("POST", "/notes", query={"_method[]": ["DELETE"]}),
+        wanted("POST", "/notes", body={"_method": "DELETE"}),
+    ]
+    async with api(shop.url, "ann") as ann:
+        answers = [await ann("POST", "/proxy", request) for request in said]
+        deep = await ann("POST", "/proxy", wanted("POST", "/notes", body={"a": {"_method": "x"}}))
+    assert [(status, body["error"]["code"]) for status, body in answers] == [
+        (403, "blocked_path")
+    ] * len(said)
+    assert (deep[0], len(peer.requests)) == (200, 1)
+
+
+async def test_a_tool_says_its_method_once(make_gateway: GatewayMaker, peer: Provider) -> None:
+    anything = {"type": "object", "additionalProperties": {"type": "string"}}
+    override = {"name": "X-HTTP-Method-Override", "in": "header", "schema": {"type": "string"}}
+    filters = {"name": "filters", "in": "query", "schema": anything}
+    form = {"content": {"application/x-www-form-urlencoded": {"schema": anything}}}
+    peer.document["paths"]["/notes"] = {
+        "get": {"operationId": "list", "parameters": [override, filters], "responses": {}},
+        "post": {"operationId": "add", "requestBody": form, "responses": {}},
+    }
+    shop: Running = await make_gateway(config(peer, FREELY))
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("list", {"X-HTTP-Method-Override": "DELETE"}),
+        ("list", {"filters": {"_method": "DELETE"}}),
+        ("add", {"body": {"_method": "DELETE"}}),
+        ("list", {"filters": {"colour": "red"}}),
+    ]
+    async with api(shop.url, "ann") as ann:
+        answers = [
+            await ann("POST", f"/tools/shop_{name}/call", {"arguments": arguments})
+            for name, arguments in calls
+        ]
+    assert [status for status, _ in answers] == [422, 422, 422, 200]
+    assert peer.requests == [("GET", "/base/notes?colour=red", b"")]
+
+
 async def test_read_only_caller_reads_only(make_gateway: GatewayMaker, peer: Provider) -> None:
     shop: Running = await make_gateway(config(peer, FREELY, connection=RULES))
     async with api(shop.url, "ann") as ann:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
-from gateway.store.approvals import Approval
+from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.changes import Change
 from gateway.store.database import Database
 from gateway.store.executions import Execution, insert_in
@@ -50,6 +50,19 @@ _APPROVAL = Approval(
     url="http://127.0.0.1/books",
     warnings=("first write",),
 )
+_GRANT = StandingGrant(
+    id="g1",
+    principal="ann",
+    tool="demo_add_book",
+    connection="demo",
+    fingerprint="f1",
+    session="s1",
+    client="tests",
+    request="POST http://127.0.0.1/books",
+    granted_by="eve",
+    created_at=1010.0,
+    expires_at=4610.0,
+)
 _CHANGE = Change(
     id="c1",
     connection="demo",
@@ -71,6 +84,10 @@ def execution(**changed: Any) -> Execution:
 
 def approval(**changed: Any) -> Approval:
     return replace(_APPROVAL, **changed)
+
+
+def grant(**changed: Any) -> StandingGrant:
+    return replace(_GRANT, **changed)
 
 
 def change(**changed: Any) -> Change:

@@ -9,27 +9,34 @@ from msgspec import structs
 from gateway.errors import Refused
 from gateway.store.approvals import (
     Approval,
-    Grant,
+    StandingGrant,
     create_approval,
     decide_approval,
     expire_approvals,
+    find_grant,
     get_approval,
-    is_granted,
+    get_grant,
+    list_grants,
     list_open,
+    revoke_grant,
     use_approval,
     void_approvals,
 )
 from gateway.store.database import Database
 from gateway.store.executions import Begun, begin, get_execution
-from tests.store.rows import approval, execution
+from gateway.store.sessions import end_session
+from tests.store.rows import approval, execution, grant
 
 WAITING = execution(status="pending_confirmation")
 APPROVED = approval(status="approved", decided_by="eve", decided_at=1010.0, expires_at=1300.0)
 CALL = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "args_digest": "d1"}
-GRANT = Grant("ann", "demo_add_book", "f1", "s1", 5000.0, "eve")
+GRANT = grant(expires_at=5000.0)
+ASKED = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "client": "tests"}
 
 
-async def approve(db: Database, id: str = "a1", grant: Grant | None = None) -> Approval | None:
+async def approve(
+    db: Database, id: str = "a1", grant: StandingGrant | None = None
+) -> Approval | None:
     return await decide_approval(
         db, id, "approved", by="eve", now=1010.0, usable_until=1300.0, grant=grant
     )
@@ -188,7 +195,6 @@ async def test_voided_approval_cannot_be_used(db: Database) -> None:
 async def test_always_allow_holds_for_principal_tool_and_session(db: Database) -> None:
     await create_approval(db, approval(), WAITING)
     await approve(db, grant=GRANT)
-    asked = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "session": "s1"}
 
     rows: list[tuple[dict[str, str], float]] = [
         ({}, 4999.0),
@@ -197,10 +203,48 @@ async def test_always_allow_holds_for_principal_tool_and_session(db: Database) -
         ({"principal": "bob"}, 2000.0),
         ({"tool": "demo_delete_book"}, 2000.0),
         ({"fingerprint": "f2"}, 2000.0),
+        ({"session": ""}, 2000.0),
+        ({"client": "other"}, 2000.0),  # what a session's client calls itself does not matter
     ]
-    granted = [await is_granted(db, **{**asked, **other}, now=now) for other, now in rows]
+    asked = {**ASKED, "session": "s1"}
+    found = [await find_grant(db, **{**asked, **other}, now=now) for other, now in rows]
 
-    assert granted == [True, False, False, False, False, False]
+    assert [each == GRANT for each in found] == [True, *[False] * 6, True]
+
+
+async def test_without_sessions_always_allow_holds_for_one_client(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    given = replace(GRANT, session="")
+    await approve(db, grant=given)
+
+    found = [
+        await find_grant(db, **{**ASKED, **other}, now=2000.0)
+        for other in ({"session": ""}, {"session": "", "client": "x"}, {"session": "s1"})
+    ]
+    assert found == [given, None, None]
+
+
+async def test_a_standing_grant_is_listed_until_it_is_revoked_or_over(
+    db: Database, other_db: Database
+) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db, grant=GRANT)
+
+    assert await list_grants(other_db, 4999.0) == [GRANT]
+    assert await list_grants(db, 5000.0) == []
+    assert await get_grant(db, "g1") == GRANT
+    assert (await revoke_grant(db, "g1"), await revoke_grant(db, "g1")) == (True, False)
+    assert await find_grant(other_db, **ASKED, session="s1", now=2000.0) is None
+    assert await list_grants(other_db, 2000.0) == []
+
+
+async def test_a_session_takes_its_grants_along_when_it_ends(db: Database) -> None:
+    await create_approval(db, approval(), WAITING)
+    await approve(db, grant=GRANT)
+
+    await end_session(db, "s1", 9000.0)
+
+    assert await list_grants(db, 2000.0) == []
 
 
 async def test_denial_grants_nothing(db: Database) -> None:
@@ -209,5 +253,4 @@ async def test_denial_grants_nothing(db: Database) -> None:
         db, "a1", "denied", by="eve", now=1010.0, usable_until=1300.0, grant=GRANT
     )
 
-    asked = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "session": "s1"}
-    assert not await is_granted(db, **asked, now=2000.0)
+    assert await list_grants(db, 2000.0) == []

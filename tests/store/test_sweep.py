@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from gateway.store import tables
-from gateway.store.approvals import Grant, create_approval, decide_approval
+from gateway.store.approvals import create_approval, decide_approval
 from gateway.store.changes import record_in
 from gateway.store.database import Database
 from gateway.store.definitions import save_validation
@@ -14,7 +14,7 @@ from gateway.store.executions import Begun, begin, finish, get_execution
 from gateway.store.results import LargeResult, save_result
 from gateway.store.sessions import end_session
 from gateway.store.sweep import DAY, PART, PART_BYTES, sweep
-from tests.store.rows import add_execution, approval, change, execution
+from tests.store.rows import add_execution, approval, change, execution, grant
 
 NOW = 100 * DAY
 OLD = NOW - 31 * DAY
@@ -82,8 +82,8 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
             approval(id=id, execution_id=id, created_at=at, expires_at=at + 120),
             execution(id=id, status="pending_confirmation", created_at=at),
         )
-        grant = Grant("ann", id, "f1", "s1", at, "eve")
-        await decide_approval(db, id, "approved", by="eve", now=at, usable_until=at, grant=grant)
+        given = grant(id=id, tool=id, expires_at=at)
+        await decide_approval(db, id, "approved", by="eve", now=at, usable_until=at, grant=given)
         await decide_approval(db, id, "denied", by="eve", now=at, usable_until=at)
         found = [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
         await db.write(partial(record_in, connection=id, changes=found))
@@ -95,7 +95,15 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
 
     swept = await sweep(db, now=NOW, keep_days=30)
 
-    names = ("grants", "changes", "results", "ended_sessions", "validations", "buckets", "events")
+    names = (
+        "standing_grants",
+        "changes",
+        "results",
+        "ended_sessions",
+        "validations",
+        "buckets",
+        "events",
+    )
     assert {name: swept[name] for name in names} == dict.fromkeys(names, 1)
     left = [await db.read(partial(count, name)) for name in names]
     assert left == [1, 3, 1, 1, 1, 1, 1]

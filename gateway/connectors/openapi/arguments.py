@@ -8,12 +8,13 @@ this order), a later one says where it goes: `query_name`, `body_name`. The wire
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
+from gateway.blocklist import left_out, may_reroute
 from gateway.connectors.openapi.document import (
     Document,
     Made,
@@ -28,7 +29,7 @@ from gateway.connectors.openapi.inputs import MAX_INPUTS, Input
 from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.openapi.security import folded
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
-from gateway.model import Parameter, Source
+from gateway.model import Body, Parameter, Source
 
 MAX_ARGUMENT = 64
 MAX_CONSTANT = 16 * 1024
@@ -114,6 +115,43 @@ def injected_as(source: Source, place: str, wire_name: str, argument: str) -> st
     """The name under which the connection fills this in itself, so that nobody is asked for it."""
     names = {folded(place, name) for name in (wire_name, argument)}
     return next((name for name in source.inject if folded(place, name) in names), None)
+
+
+def without_detours(
+    source: Source,
+    report: Callable[[str, str], None],
+    sent: list[Parameter],
+    body: Body | None,
+    slots: list[Slot],
+) -> tuple[list[Parameter], Body | None, list[Slot]]:
+    """The same without what would make the request another one, unless the connection gives it."""
+    places: dict[tuple[str, str], str | None] = {(p.name, p.place): p.argument for p in sent}
+    if body is not None:
+        places |= {(name, "body"): None for name in body.constants}
+        places |= {(each.name, "body"): each.argument for each in body.fields}
+    injected = set(source.inject)
+    out = {
+        (name, place): argument
+        for (name, place), argument in places.items()
+        if may_reroute(name, place) and injected.isdisjoint((name, argument))
+    }
+    if not out:
+        return sent, body, slots
+    for name, place in out:
+        report("warning", left_out(name, place))
+    if body is not None:
+        fields = tuple(each for each in body.fields if (each.name, "body") not in out)
+        kept = {key: value for key, value in body.constants.items() if (key, "body") not in out}
+        body = replace(body, fields=fields, constants=kept)
+    sent = [each for each in sent if (each.name, each.place) not in out]
+    return sent, body, [slot for slot in slots if slot.argument not in out.values()]
+
+
+def check_fixed(fixed: Sequence[Parameter]) -> None:
+    """Refuses an operation whose path says that it is another one."""
+    for each in fixed:
+        if may_reroute(each.name, each.place):
+            raise Unusable(f"its path has {each.name} in it, which makes it another request")
 
 
 def constant(document: Document, value: Any) -> Any:

@@ -14,8 +14,14 @@ from typing import Any, cast
 
 import orjson
 
-from gateway.connectors.naming import Nameable, local_name
-from gateway.connectors.openapi.arguments import ArgumentNames, Slot, parameter_slots
+from gateway.connectors.naming import Nameable, local_name, unmatched
+from gateway.connectors.openapi.arguments import (
+    ArgumentNames,
+    Slot,
+    check_fixed,
+    parameter_slots,
+    without_detours,
+)
 from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
 from gateway.connectors.openapi.bundle import (
     INPUT_BUDGET,
@@ -62,8 +68,10 @@ from gateway.connectors.openapi.selection import (
     NO_MARKS,
     Marks,
     Refusal,
+    access_of,
     has_marks,
     marks_of,
+    name_for_globs,
     override_of,
     refusal,
     revision_of,
@@ -95,7 +103,6 @@ _LONG_TEXT = 4_096
 _WORDS_COST = 256  # characters, for one unit of work
 _OPERATION_COST = 5  # units of work, whatever is in it
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-_ACCESS: dict[str, Access] = {"GET": "read", "HEAD": "read", "DELETE": "delete"}
 
 
 def build_openapi(raw: bytes, source: Source) -> Build:
@@ -155,6 +162,7 @@ class _Work:
     plans: list[Plan] = field(default_factory=list)
     hidden: list[Plan] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)  # what configuration may call operations by
     reports: _Reports = field(default_factory=_Reports)
     home: str = ""
     budget: int = INPUT_BUDGET
@@ -175,7 +183,7 @@ class _Work:
         """Plan one operation, or note why not."""
         if not isinstance(found, Operation):
             method, path, reason = found
-            self.skipped.append(Skipped(None, method, path, reason))
+            self.skip(Nameable(None, method, path), reason, self.base_url)
             return
         self.reports.place = f"{found.method} {found.path}"
         spend(self.document, _OPERATION_COST + _length_of_words(found) // _WORDS_COST)
@@ -185,12 +193,13 @@ class _Work:
         if away := elsewhere(self.source, self.home, base_url):
             refused = Refusal(away)
         if refused is not None:
-            self.skip(_nameable(found), refused.reason)
+            self.skip(_nameable(found), refused.reason, base_url)
             self.hide(found, refused, base_url)
         elif isinstance(plan := self.planned(found, base_url), Plan):
+            self.names.add(name_for_globs(plan.operation))
             self.plans.append(plan)
         else:
-            self.skip(_nameable(found), plan)
+            self.skip(_nameable(found), plan, base_url)
 
     def hide(self, operation: Operation, refused: Refusal, base_url: str) -> None:
         """Keep what look-ups call, though nobody is shown it."""
@@ -214,10 +223,10 @@ class _Work:
         """Choose revisions, and put everything together that the document is needed for."""
         old = superseded([plan.revision for plan in self.plans if plan.revision is not None])
         for index, newer in old.items():
-            operation = self.plans[index].operation
-            self.skip(operation, f"an older revision of {newer}")
-            if operation.operation in self.marks.looked_up:
-                self.hidden.append(self.plans[index])
+            plan = self.plans[index]
+            self.skip(plan.operation, f"an older revision of {newer}", plan.http.base_url)
+            if plan.operation.operation in self.marks.looked_up:
+                self.hidden.append(plan)
         plans = self.fitted([plan for index, plan in enumerate(self.plans) if index not in old])
         if self.source.auth_type == "none" and all(plan.security for plan in plans) and plans:
             asked = plans[0].security
@@ -237,7 +246,7 @@ class _Work:
             plans=tuple(plans),
             hidden=tuple(self.hidden),
             skipped=tuple(self.skipped),
-            problems=tuple(self.reports.problems),
+            problems=(*unmatched(self.source, self.names), *self.reports.problems),
             key=keys[0] if len(keys) == 1 else (None, None),
         )
 
@@ -256,9 +265,19 @@ class _Work:
         except Unusable:  # it costs room then, but not the other operations
             return plan
 
-    def skip(self, operation: Nameable, reason: str) -> None:
-        skipped = Skipped(operation.operation, operation.method, operation.path, reason)
-        self.skipped.append(skipped)
+    def skip(self, operation: Nameable, reason: str, base_url: str) -> None:
+        self.names.add(name_for_globs(operation))
+        self.skipped.append(
+            Skipped(
+                operation.operation,
+                operation.method,
+                operation.path,
+                reason,
+                access_of(operation, self.source),
+                self.source.prefix + local_name(operation),
+                base_url,
+            )
+        )
 
 
 def _nameable(operation: Operation) -> Nameable:
@@ -276,8 +295,8 @@ def _length_of_words(operation: Operation) -> int:
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
     listed = parameters(document, operation)
-    override = override_of(operation, source)
-    access = override.access or _ACCESS.get(operation.method, "write")
+    nameable = _nameable(operation)
+    override, access = override_of(nameable, source), access_of(nameable, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
     path, wanted, fixed = called_path(
         operation, inputs(document, listed), microsoft=microsoft, arm=arm
@@ -291,6 +310,8 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         body, more = body_slots(around, written, names)
         slots.extend(more)
         taken = chosen_content(document, written).schema
+    check_fixed(fixed)
+    sent, body, slots = without_detours(source, work.reports.here, sent, body, slots)
     contents = answers(document, operation)
     http = HttpOperation(
         method=operation.method,
@@ -307,9 +328,9 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     whole = _whole_input(slots)
     schema = _input_schema(work, whole, work.budget)
     return Plan(
-        operation=_nameable(operation),
+        operation=nameable,
         revision=revision_of(operation) if work.marks.microsoft else None,
-        title=tool_title(operation.raw, local_name(_nameable(operation))),
+        title=tool_title(operation.raw, local_name(nameable)),
         description=tool_description(
             source, operation.raw, override.description, f"{operation.method} {operation.path}"
         ),

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from gateway.blocklist import blocked_by
-from gateway.connectors.naming import Nameable, local_name
+from gateway.connectors.naming import Nameable, local_name, matching, override_for
 from gateway.connectors.openapi.document import (
     Document,
     Operation,
@@ -27,7 +26,7 @@ from gateway.connectors.openapi.document import (
 )
 from gateway.connectors.openapi.inputs import parameters, request_body
 from gateway.connectors.openapi.parts import Parts, objects_in
-from gateway.model import Override, Source
+from gateway.model import ACCESS_OF_METHOD, Access, Override, Source
 
 MAX_LEVELS = 6  # how deep a body is searched for a callback address
 
@@ -112,32 +111,35 @@ def refusal(
     return _configured(operation, source, base_url) or _marked(document, operation, marks)
 
 
-def name_for_globs(operation: Operation) -> str:
-    """What include and exclude are matched with: the id, else the name made of method and path."""
-    return operation.id or local_name(Nameable(None, operation.method, operation.path))
+def name_for_globs(operation: Nameable) -> str:
+    """What configuration calls it by: its id, else the name made of method and path."""
+    return operation.operation or local_name(operation)
 
 
-def override_of(operation: Operation, source: Source) -> Override:
+def override_of(operation: Nameable, source: Source) -> Override:
     """What configuration says of this operation."""
-    return source.operations.get(name_for_globs(operation), Override())
+    return override_for(source.operations, name_for_globs(operation))
+
+
+def access_of(operation: Nameable, source: Source) -> Access:
+    """What this operation does: as configured, else as its method says."""
+    by_method = ACCESS_OF_METHOD.get(operation.method.upper(), "write")
+    return override_of(operation, source).access or by_method
 
 
 def _configured(operation: Operation, source: Source, base_url: str) -> Refusal | None:
-    name = name_for_globs(operation)
-    if pattern := _matching(name, source.exclude):
+    nameable = Nameable(operation.id, operation.method, operation.path)
+    name = name_for_globs(nameable)
+    if pattern := matching(name, source.exclude):
         return Refusal(f"excluded by {pattern!r}")
     for path in {operation.path, operation.path.replace("/{connectionId}", "", 1)}:
         if pattern := blocked_by(source.blocklist, base_url, path):
             return Refusal(f"its path is on the blocklist ({pattern})")
-    if override_of(operation, source).access == "dangerous":
+    if override_of(nameable, source).access == "dangerous":
         return Refusal("marked dangerous in the configuration")
-    if not _matching(name, source.include):
+    if not matching(name, source.include):
         return Refusal("not among the included operations", callable=True)
     return None
-
-
-def _matching(name: str, patterns: Sequence[str]) -> str | None:
-    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
 
 def _marked(document: Document, operation: Operation, marks: Marks) -> Refusal | None:

@@ -91,6 +91,7 @@ ACTIONS: tuple[tuple[str, Handler], ...] = (
     ("/console/changes/{id}", pages_connections.decide_change),
     ("/console/tool", pages_tools.call),
     ("/console/approvals/{id}", pages_approvals.decide),
+    ("/console/standing-grants/{id}/revoke", pages_approvals.revoke),
     ("/console/executions/{id}/cancel", pages_executions.cancel),
     ("/console/access/{name}", pages_access.choose),
     ("/console/permissions", pages_access.permissions),

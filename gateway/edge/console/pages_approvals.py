@@ -7,24 +7,27 @@ from typing import Any
 
 from starlette.responses import Response
 
+from gateway.edge import history
 from gateway.edge.console.layout import Around, around, page
 from gateway.edge.console.pages_overview import feed
 from gateway.edge.console.rendering import render
 from gateway.edge.console.tables import containing, download, file_links, matching
 from gateway.edge.console.visit import Visit, toast
 from gateway.edge.console.words import clip
-from gateway.edge.shown_history import approval_row
+from gateway.edge.shown_history import approval_row, grant_row
 from gateway.errors import Fixable, NotFound
 from gateway.invoke.asking import Decision
+from gateway.invoke.validity import always_words
 from gateway.policy.access import oversees
 from gateway.store.approvals import Approval, get_approval
 
 MAX_CARDS = 50
+MAX_GRANTS = 100
 MAX_ARGUMENTS = 40
 WORDS: dict[Decision, str] = {
     "approve": "Approved {}",
     "deny": "Denied {}",
-    "always_allow": "Approved {}: allowed from now on for this client",
+    "always_allow": "Approved {}, and from now on {}",
 }
 
 
@@ -42,6 +45,7 @@ async def approvals(visit: Visit) -> Response:
         "approvals",
         around=beside,
         feed=await feed(visit),
+        grants=await _grants(visit),
         filter=filter,
         files=file_links("/approvals", **filter),
         **_shown(visit, chosen),
@@ -54,7 +58,12 @@ async def live(visit: Visit, beside: Around) -> dict[str, str]:
     return {
         "cards": render("_cards.html", me=visit.principal, csrf=visit.session.csrf, **shown),
         "feed": render("_feed.html", feed=await feed(visit)),
+        "grants": render("_grants.html", csrf=visit.session.csrf, grants=await _grants(visit)),
     }
+
+
+async def _grants(visit: Visit) -> list[dict[str, Any]]:
+    return [grant_row(each) for each in (await history.known_grants(visit.asked))[:MAX_GRANTS]]
 
 
 async def decide(visit: Visit) -> Response:
@@ -70,7 +79,19 @@ async def decide(visit: Visit) -> Response:
     if asked is None or not oversees(visit.asked.snapshot, visit.principal, asked.connection):
         raise NotFound("invalid_arguments", "there is no such approval")
     approval = await visit.asked.gateway.approvals.decide(id, decision, visit.principal)
-    return toast(visit, WORDS[decision].format(clip(approval.tool, 60)), good=decision != "deny")
+    words = WORDS[decision].format(clip(approval.tool, 60), _always(visit, approval))
+    return toast(visit, words, good=decision != "deny")
+
+
+async def revoke(visit: Visit) -> Response:
+    """Ends one standing grant."""
+    grant = await history.revoke_grant(visit.asked, visit.request.path_params["id"])
+    visit.parts.feed.wake()
+    return toast(visit, f"{clip(grant.tool, 60)} is asked about again")
+
+
+def _always(visit: Visit, approval: Approval) -> str:
+    return clip(always_words(visit.asked.snapshot, approval), 160)
 
 
 def _filtered(visit: Visit, waiting: list[Approval]) -> list[Approval]:
@@ -82,19 +103,18 @@ def _filtered(visit: Visit, waiting: list[Approval]) -> list[Approval]:
 
 
 def _shown(visit: Visit, waiting: list[Approval]) -> dict[str, Any]:
-    permissions = visit.asked.snapshot.permissions
     return {
-        "cards": [_card(each, permissions.always_allow_high_risk) for each in waiting[:MAX_CARDS]],
+        "cards": [_card(each, _always(visit, each)) for each in waiting[:MAX_CARDS]],
         "more": max(0, len(waiting) - MAX_CARDS),
     }
 
 
-def _card(approval: Approval, high_too: bool) -> dict[str, Any]:
+def _card(approval: Approval, always: str) -> dict[str, Any]:
     values = list(approval.arguments.items())
     return approval_row(approval) | {
         "shown": values[:MAX_ARGUMENTS],
         "hidden": max(0, len(values) - MAX_ARGUMENTS),
         "seconds": max(1, round(approval.expires_at - approval.created_at)),
         "left": max(0, round(approval.expires_at - time.time())),
-        "always": approval.risk != "high" or high_too,
+        "always": always,
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.edge.console.figures import SPARK_HEIGHT, SPARK_WIDTH, Figures, Hour, spark
 from gateway.edge.console.layout import Around, around, page
 from gateway.edge.console.picture import Gate, Picture, drawn
@@ -15,11 +16,13 @@ from gateway.edge.console.visit import Visit
 from gateway.edge.console.words import clip, clip_text, plural
 from gateway.edge.shown_history import execution_event
 from gateway.policy.access import may_know
+from gateway.policy.problems import configuration_problems
 from gateway.store.changes import list_changes
 from gateway.store.history import Filter, list_executions
 
 FEED = 14
 MAX_WORRIES = 12
+MAX_CONFIGURED = 6
 LEVEL_WORDS = {
     "read_only": "Reads only",
     "execute_with_confirm": "Asks for writes",
@@ -123,11 +126,38 @@ async def _worries(visit: Visit, beside: Around) -> list[Worry]:
             Worry("bad", f"{problem.where} can't be read", problem.message, "", "")
             for problem in visit.asked.snapshot.problems
         ]
+        worries += _configured(visit.asked.snapshot)
     for row in beside.connections:
         worries += _of_connection(row)
+        if admin:
+            worries += _settings_of(visit.asked.snapshot.connections[row["name"]])
     if admin:
         worries += await _held(visit)
     return worries[:MAX_WORRIES]
+
+
+def _configured(snapshot: Snapshot) -> list[Worry]:
+    """What config.toml or the permissions say and what does not hold."""
+    return [
+        Worry(
+            "bad" if problem.severity == "error" else "warn",
+            f"{clip(problem.where, 100)} does not hold",
+            clip_text(problem.message, 300),
+            "Look at it",
+            "/console/access",
+        )
+        for problem in configuration_problems(snapshot)[:MAX_CONFIGURED]
+    ]
+
+
+def _settings_of(state: ConnectionState) -> list[Worry]:
+    """Settings of a connection that do nothing, such as a rule for an operation it has not."""
+    found = [each for each in state.problems if each.configured and each.severity == "warning"]
+    if not found:
+        return []
+    what = f"{plural(len(found), 'setting')} of {clip(state.display_name, 60)} to look at"
+    detail = clip_text(f"{found[0].where}: {found[0].message}", 240)
+    return [Worry("warn", what, detail, "Read", f"/console/connections/{state.name}")]
 
 
 def _of_connection(row: dict[str, Any]) -> list[Worry]:

@@ -7,9 +7,9 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway.edge.console.rendering import render
 from gateway.edge.console.sessions import COOKIE, SESSION_SECONDS, Session, Sessions
-from gateway.edge.console.throttle import Throttle
 from gateway.edge.console.visit import Form
 from gateway.edge.identity import Identity
+from gateway.edge.throttle import Throttle
 from gateway.errors import Unauthenticated
 
 

@@ -199,15 +199,32 @@ def test_a_connector_definition_becomes_whole_tools() -> None:
     assert [tool.name for tool in build.hidden] == ["mail_list_folders"]
     assert build.skipped == (
         Skipped(
-            "ListFolders", "GET", "/{connectionId}/Folders", "internal: meant for look-ups only"
+            "ListFolders",
+            "GET",
+            "/{connectionId}/Folders",
+            "internal: meant for look-ups only",
+            "read",
+            "mail_list_folders",
+            build.base_url,
         ),
         Skipped(
             "OnNewEmail",
             "GET",
             "/{connectionId}/Mail/OnNewEmail",
             "a trigger: it starts workflows and can't be called",
+            "read",
+            "mail_on_new_email",
+            build.base_url,
         ),
-        Skipped("SendEmail", "POST", "/{connectionId}/Mail", "an older revision of SendEmailV2"),
+        Skipped(
+            "SendEmail",
+            "POST",
+            "/{connectionId}/Mail",
+            "an older revision of SendEmailV2",
+            "write",
+            "mail_send_email",
+            build.base_url,
+        ),
     )
 
 

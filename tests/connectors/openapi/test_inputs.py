@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from gateway.connectors.openapi.arguments import ArgumentNames
 from gateway.model import Body, Field, Parameter
-from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
+from tests.definitions import (
+    Json,
+    built,
+    only_tool,
+    openapi,
+    operation,
+    schema_of,
+    skip_reasons,
+    swagger,
+)
 
 STRING = {"type": "string"}
 
@@ -549,3 +558,68 @@ def test_an_operation_with_two_bodies_is_skipped() -> None:
     build = built(swagger({"/a": {"post": operation(parameters=bodies)}}))
 
     assert [skipped.reason for skipped in build.skipped] == ["it has more than one body"]
+
+
+DETOURS = [
+    {"name": "X-HTTP-Method-Override", "in": "header", "required": True, "type": "string"},
+    {"name": "x_original_url", "in": "header", "type": "string"},
+    {"name": "_method", "in": "query", "type": "string"},
+    {
+        "name": "x-http-method",
+        "in": "header",
+        "type": "string",
+        "default": "DELETE",
+        "x-ms-visibility": "internal",
+    },
+    {"name": "q", "in": "query", "type": "string"},
+]
+
+
+@pytest.mark.parametrize("kind", ["openapi", "arm"])
+def test_what_could_make_the_request_another_one_is_left_out_with_a_reason(kind: str) -> None:
+    build = built(swagger({"/a": {"get": operation(parameters=DETOURS)}}), kind=kind)
+    (tool,) = build.tools
+    assert list(schema_of(tool)["properties"]) == ["q"]
+    assert "required" not in schema_of(tool)
+    assert tool.http is not None
+    assert [given.name for given in tool.http.parameters] == ["q"]
+    told = [problem for problem in build.problems if "is left out" in problem.message]
+    assert [(p.severity, p.where, p.message.partition(":")[0]) for p in told] == [
+        ("warning", "GET /a", "_method (query) is left out"),
+        ("warning", "GET /a", "X-HTTP-Method-Override (header) is left out"),
+        ("warning", "GET /a", "x_original_url (header) is left out"),
+        ("warning", "GET /a", "x-http-method (header) is left out"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    ["application/json", "multipart/form-data", "application/x-www-form-urlencoded"],
+)
+def test_a_body_does_not_say_the_method_either(media_type: str) -> None:
+    properties = {
+        "_method": {"type": "string"},
+        "__METHOD": {"type": "string", "default": "DELETE", "x-ms-visibility": "internal"},
+        "book": {"type": "string"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["_method"]}
+    body = {"content": {media_type: {"schema": schema}}, "required": True}
+    tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+    assert list(schema_of(tool)["properties"]) == ["book"]
+    assert tool.http is not None and tool.http.body is not None
+    assert [field.name for field in tool.http.body.fields] == ["book"]
+    assert tool.http.body.constants == {}
+
+
+def test_what_an_operator_injects_is_sent() -> None:
+    definition = swagger({"/a": {"post": operation(parameters=DETOURS[:1])}})
+    tool = only_tool(definition, inject=("X-HTTP-Method-Override",))
+    assert schema_of(tool)["properties"] == {}
+    assert tool.http is not None
+    assert [given.name for given in tool.http.parameters] == ["X-HTTP-Method-Override"]
+
+
+def test_an_operation_whose_path_says_another_method_is_skipped() -> None:
+    build = built(swagger({"/a?_method=delete": {"get": operation()}}))
+    reason = "its path has _method in it, which makes it another request"
+    assert skip_reasons(build) == {"act": reason}
