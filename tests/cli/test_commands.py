@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from mcp import StdioServerParameters
@@ -173,6 +174,28 @@ async def test_check_warns_of_permissions_that_were_put_over_stricter_ones(
     code, out, _ = await gateway_command("check", cwd=tmp_path)
     assert code == 0
     assert "warning: permissions.level: config.toml says read_only" in out
+
+
+async def test_what_is_always_allowed_is_listed_and_revoked(
+    make_gateway: GatewayMaker,
+) -> None:
+    asking: Running = await make_gateway(DEMO.replace("full_access", "execute_with_confirm"))
+    async with aiohttp.ClientSession() as http:
+        call = f"{asking.url}/api/v1/tools/demo_update_book/call"
+        async with http.post(call, json={"arguments": {"id": 4, "stock": 1}}) as answer:
+            assert answer.status == 202
+        async with http.get(f"{asking.url}/api/v1/approvals") as answer:
+            [waiting] = (await answer.json())["approvals"]
+        at = ("--url", asking.url)
+        words = ("approvals", "approve", waiting["id"], "--always", *at)
+        assert (await gateway_command(*words))[:2] == (0, "always allow\n")
+        code, out, _ = await gateway_command("approvals", "grants", "--json", *at)
+        [grant] = orjson.loads(out)["standing_grants"]
+        assert (code, grant["tool"], grant["principal"]) == (0, "demo_update_book", "local")
+        assert grant["id"] in (await gateway_command("approvals", "grants", *at))[1]
+        code, out, _ = await gateway_command("approvals", "revoke", grant["id"], *at)
+        assert (code, out) == (0, "demo_update_book is asked about again\n")
+        assert (await gateway_command("approvals", "revoke", grant["id"], *at))[0] == 1
 
 
 async def test_a_token_is_made_with_its_configuration_line() -> None:

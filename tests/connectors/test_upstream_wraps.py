@@ -165,6 +165,21 @@ def test_drift_names_what_the_upstream_no_longer_has(
     assert list(build_upstream([BOOK, FIND], **settings).problems) == problems
 
 
+def test_globs_set_the_access_of_tools_by_either_name() -> None:
+    rules = {"*": Override(access="write"), "f*": Override(access="read")}
+    build = build_upstream([BOOK, FIND], source(operations={**rules}), [WRAP])
+    assert {tool.name: tool.access for tool in build.tools} == {
+        "book": "write",
+        "hotel_find": "read",
+    }
+    for name in ("Create_*", "boo?"):
+        build = build_upstream(
+            [BOOK, FIND], source(operations={name: Override(access="dangerous")}), [WRAP]
+        )
+        assert [tool.name for tool in build.tools] == ["hotel_find"]
+        assert build.problems == ()
+
+
 def test_override_of_a_tool_that_is_gone_is_reported() -> None:
     build = build_upstream([FIND], source(operations={"gone": Override(access="read")}))
     assert build.problems == (
