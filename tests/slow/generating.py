@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from random import Random
@@ -92,7 +93,9 @@ class _Maker:
     def _join(self, merged: dict[str, Any], part: Mapping[str, Any]) -> None:
         for key, value in part.items():
             if key == "properties":
-                merged[key] = {**value, **merged.get(key, {})}
+                both = merged.get(key, {}).keys() & value.keys()
+                joined = {name: {"allOf": [merged[key][name], value[name]]} for name in both}
+                merged[key] = {**value, **merged.get(key, {}), **joined}
             elif key == "required":
                 merged[key] = list(dict.fromkeys([*merged.get(key, ()), *value]))
             elif key == "enum" and "enum" in merged:
@@ -214,10 +217,15 @@ def _matching(pattern: str, fewest: int, most: int) -> str:
     """A text that the pattern matches; any text, where Python does not understand it."""
     try:
         strategy = st.from_regex(
-            pattern, alphabet=st.characters(min_codepoint=32, max_codepoint=126)
+            re.sub(r"\\p\{\w+\}", "a", pattern),
+            alphabet=st.characters(min_codepoint=32, max_codepoint=126),
         )
         settings = hypothesis.settings(
-            database=None, max_examples=20, deadline=None, phases=[hypothesis.Phase.generate]
+            database=None,
+            deadline=None,
+            derandomize=True,
+            max_examples=20,
+            phases=[hypothesis.Phase.generate],
         )
         wanted = strategy.filter(lambda text: fewest <= len(text) <= most and "\n" not in text)
         return str(hypothesis.find(wanted, lambda text: True, settings=settings))

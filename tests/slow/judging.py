@@ -228,6 +228,8 @@ class _Translation:
                 del schema[key]
         self._mend_required(schema, written)
         self._mend_type(schema, written)
+        if written.get("nullable") is True and "type" not in schema:
+            return {"anyOf": [{"type": "null"}, schema]}
         return schema
 
     def _mend_required(self, schema: dict[str, Any], written: Json) -> None:
@@ -651,7 +653,8 @@ def _query_readings(
         nested = _nested(judged, each, deep)
         return {name for name, _ in deep}, iter([nested])
     properties = _mapping(judged.kind(each.schema, "properties"))
-    open_ = judged.kind(each.schema, "additionalProperties") not in ({}, False)
+    closed = judged.kind(each.schema, "additionalProperties") is False
+    open_ = judged.kind(each.schema, "type") == "object" and not (properties or closed)
     if each.explode and each.style == "form" and (properties or open_):
         found = [(n, v) for n, v in given if n in properties or open_]
         value = {n: judged.fitted(unquote_plus(v), properties.get(n, {})) for n, v in found}

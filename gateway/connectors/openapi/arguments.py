@@ -38,6 +38,7 @@ _BRACKETED = re.compile(r"<([^<>]*)>")
 _COMPARED = re.compile(r"[<>]=?")
 _COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
 _PLACES = ("path", "query", "header", "cookie")
+_NOTHING: Mapping[str, int] = {}
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 _RANKS = {"important": 0, "advanced": 2}
 
@@ -106,7 +107,10 @@ def parameter_slots(
         injected = injected_as(source, given.place, given.name, argument)
         sent.append(_parameter(given, injected or argument, None))
         if injected is None:
-            slot = remembered_slot(schemas, given.raw, argument, given.required, given.schema)
+            least = _least(document, given) if given.required else {}
+            slot = remembered_slot(
+                schemas, given.raw, argument, given.required, given.schema, least
+            )
             slots.append(slot)
     return sent, slots
 
@@ -169,35 +173,37 @@ def rank_of(raw: Any) -> int:
 
 
 def remembered_slot(
-    schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any = None
+    schemas: Schemas,
+    raw: Any,
+    argument: str,
+    required: bool,
+    schema: Any = None,
+    least: Mapping[str, int] = _NOTHING,
 ) -> Slot:
     """The input for what is written so; shared parameters and bodies are described once."""
     if isinstance(raw, Made):
-        return _slot(schemas, raw, argument, required, schema)
+        return _slot(schemas, raw, argument, required, schema, least)
     known = schemas.remembered.get(id(raw), {})
     if (argument, required) not in known:
-        known[argument, required] = _slot(schemas, raw, argument, required, schema)  # holds `raw`
+        known[argument, required] = _slot(schemas, raw, argument, required, schema, least)
         schemas.remembered[id(raw)] = known
     found: Slot = known[argument, required]
     return found
 
 
-def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, schema: Any) -> Slot:
+def _slot(
+    schemas: Schemas,
+    raw: Any,
+    argument: str,
+    required: bool,
+    schema: Any,
+    least: Mapping[str, int],
+) -> Slot:
     fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
     words = described(fragment.schema, mapping(raw), argument)
-    if schema is not None and required:
-        words = _not_empty(words, text_of(raw.get("in")))
+    if least and isinstance(words, dict):
+        words = {**words, **least}
     return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
-
-
-def _not_empty(schema: Schema, place: str) -> Schema:
-    """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
-    if isinstance(schema, bool) or "enum" in schema:
-        return schema
-    least = _LEAST.get(str(schema.get("type", "string")))
-    if least is None or schema.get(least) or (least == "minLength" and place not in ("path", "")):
-        return schema
-    return {**schema, least: 1}
 
 
 def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
@@ -230,6 +236,19 @@ def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:
         double_encoded=text_of(given.raw.get("x-ms-url-encoding")).lower() == "double",
         constant=constant,
     )
+
+
+def _least(document: Document, given: Input) -> Mapping[str, int]:
+    """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
+    try:
+        schema = resolved(document, given.schema)
+    except Unusable:
+        return _NOTHING
+    least = _LEAST.get(str(schema.get("type", "string")), "")
+    may_be_empty = least == "minLength" and given.place != "path"
+    if not least or may_be_empty or schema.get(least) or "enum" in schema or given.media_type:
+        return _NOTHING
+    return {least: 1}
 
 
 def _default_of(document: Document, given: Input) -> Any:

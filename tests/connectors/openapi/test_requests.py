@@ -237,13 +237,16 @@ def test_our_accept_is_one_that_the_definition_allows(
         ("path", {"type": "array"}, {"minItems": 1}),
         ("query", {"type": "array"}, {"minItems": 1}),
         ("query", {"type": "object"}, {"minProperties": 1}),
+        ("query", {"$ref": "#/components/schemas/Filter"}, {"minProperties": 1}),
         ("query", {"type": "string"}, {}),
     ],
 )
 def test_what_must_be_there_can_not_be_empty(place: str, schema: Json, least: Json) -> None:
     path = "/a/{p}" if place == "path" else "/a"
     parameter = {"name": "p", "in": place, "required": True, "schema": schema}
-    tool = only_tool(openapi({path: {"get": operation(parameters=[parameter])}}))
+    schemas = {"Filter": {"type": "object", "properties": {"a": STRING}}}
+    paths = {path: {"get": operation(parameters=[parameter])}}
+    tool = only_tool(openapi(paths, components={"schemas": schemas}))
 
     listed = schema_of(tool)["properties"]["p"]
     assert {key: listed[key] for key in listed if key.startswith("min")} == least
