@@ -93,5 +93,5 @@ def test_a_module_imports_only_what_lies_below_it(part: str, path: Path) -> None
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=str(path.relative_to(ROOT))) for _, path in modules()]
 )
-def test_no_file_is_longer_than_400_lines(path: Path) -> None:
-    assert path.read_text(encoding="utf-8").count("\n") <= 400
+def test_no_file_is_longer_than_500_lines(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= 500

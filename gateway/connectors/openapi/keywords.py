@@ -13,6 +13,7 @@ import orjson
 
 _MAX_VALUE = 8 * 1024  # bytes of an enum, a constant or a default
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 _WORDS = ("title", "description")
 
 
@@ -23,12 +24,37 @@ def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
             result[exclusive] = result.pop(limit)
 
 
-def mend_enum(result: dict[str, Any]) -> None:
-    """Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts."""
-    if result.get("type") == "string" and "enum" in result:
-        result["enum"] = [
-            str(value) if type(value) in (int, float) else value for value in result["enum"]
-        ]
+def mend_enum(result: dict[str, Any]) -> bool:
+    """Leave only values in an enum that its own type allows; False where there were none.
+
+    Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts. What can't be read
+    that way says what a list's items are, or nothing: an enum that no value fits is left out.
+    """
+    values, types = result["enum"], types_of(result)
+    if "string" in types:
+        values = [str(value) if type(value) in (int, float) else value for value in values]
+    fitting = [value for value in values if not types or any(_is(value, kind) for kind in types)]
+    if fitting:
+        result["enum"] = fitting
+        return True
+    del result["enum"]
+    items = result.get("items", {})
+    if "array" in types and isinstance(items, dict) and not items.keys() & {"enum", "$ref"}:
+        inner = {**items, "enum": values}
+        result["items"] = inner if mend_enum(inner) else items
+    return False
+
+
+def types_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types a value may have; none said: any."""
+    kind = schema.get("type", [])
+    return [kind] if isinstance(kind, str) else kind
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind in ("integer", "number"):
+        return type(value) is int or (type(value) is float and kind == "number")
+    return type(value) is _PYTHON_TYPES[kind]
 
 
 def allow_null(result: dict[str, Any]) -> None:
