@@ -6,7 +6,8 @@ keyword with a value it may not have is left out: the schema then accepts more, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -27,15 +28,12 @@ def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
 def mend_enum(result: dict[str, Any]) -> bool:
     """Leave only values in an enum that its own type allows; False where there were none.
 
-    Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts. What can't be read
-    that way says what a list's items are, or nothing: an enum that no value fits is left out.
+    What no value fits says what a list's items are, or nothing: it is left out.
     """
     values, types = result["enum"], types_of(result)
-    if "string" in types:
-        values = [str(value) if type(value) in (int, float) else value for value in values]
-    fitting = [value for value in values if not types or any(_is(value, kind) for kind in types)]
+    fitting = [value for value in (mended(each, types) for each in values) if _is_any(value, types)]
     if fitting:
-        result["enum"] = fitting
+        result["enum"] = list({orjson.dumps(value): value for value in fitting}.values())
         return True
     del result["enum"]
     items = result.get("items", {})
@@ -45,16 +43,36 @@ def mend_enum(result: dict[str, Any]) -> bool:
     return False
 
 
+def mended(value: Any, types: Sequence[str]) -> Any:
+    """The value in one of these types: writers of YAML forget quotes, others set too many."""
+    if _is_any(value, types):
+        return value
+    if type(value) in (int, float) and "string" in types:
+        return str(value)
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            read = orjson.loads(value)
+            return read if _is_any(read, types) else value
+    return value
+
+
+def _is_any(value: Any, types: Sequence[str]) -> bool:
+    return not types or any(_is(value, kind) for kind in types)
+
+
 def types_of(schema: Mapping[str, Any]) -> list[str]:
     """The types a value may have; none said: any."""
-    kind = schema.get("type", [])
-    return [kind] if isinstance(kind, str) else kind
+    kind = schema.get("type")
+    listed = kind if isinstance(kind, list) else [kind]
+    return [each for each in listed if isinstance(each, str)]
 
 
 def _is(value: Any, kind: str) -> bool:
     if kind in ("integer", "number"):
-        return type(value) is int or (type(value) is float and kind == "number")
-    return type(value) is _PYTHON_TYPES[kind]
+        return type(value) is int or (
+            type(value) is float and (kind == "number" or value.is_integer())
+        )
+    return type(value) is _PYTHON_TYPES.get(kind)
 
 
 def allow_null(result: dict[str, Any]) -> None:

@@ -45,6 +45,8 @@ from gateway.connectors.openapi.keywords import (
     allow_null,
     mend_enum,
     mend_limits,
+    mended,
+    types_of,
 )
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
 from gateway.model import CONSTANTS
@@ -64,7 +66,7 @@ _WORDS = frozenset(
 )
 _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
-    + ("nullable", "x-nullable", "discriminator", "oneOf")
+    + ("nullable", "x-nullable", "discriminator", "oneOf", "default")
 )
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -355,6 +357,8 @@ class Schemas:
         mend_limits(raw, result)
         if "enum" in result and not mend_enum(result):
             self._report("warning", f"no value of an enum has its type: {raw['enum']!s:.100}")
+        if "default" in result:
+            result["default"] = mended(result["default"], types_of(result))
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
             allow_null(result)
 
@@ -417,7 +421,7 @@ def default_of(document: Document, schema: Any, level: int = 0) -> Any:
     except Unusable:
         return None
     if "default" in found:
-        return found["default"]
+        return mended(found["default"], types_of(found))
     if level >= _MAX_LEVELS:
         return None
     properties = mapping(found.get("properties"))

@@ -21,7 +21,7 @@ NEEDED_QUERY = {**QUERY, "name": "needed", "required": True}
 
 
 def _tool(schema: Json, *, required: bool | None = True, parameters: Any = (), **more: Any) -> Tool:
-    body = {"content": {"application/json": {"schema": schema}}}
+    body: Json = {"content": {"application/json": {"schema": schema}}}
     body |= {} if required is None else {"required": required}
     post = operation(requestBody=body, parameters=list(parameters))
     return only_tool(openapi({"/a": {"post": post}}, components={"schemas": SHARED}), **more)
@@ -245,7 +245,7 @@ def test_a_value_that_no_enum_allows_is_a_problem_and_the_tool_can_be_called() -
 # --- what is filled in ----------------------------------------------------------------------------
 
 HIDDEN = {"type": "string", "default": "html", "x-ms-visibility": "internal"}
-MESSAGE = {
+MESSAGE: Json = {
     "type": "object",
     "required": ["contentType", "content"],
     "properties": {"contentType": HIDDEN, "content": STRING},

@@ -46,12 +46,14 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         ({"maximum": 9, "exclusiveMaximum": False}, {"maximum": 9}),
         ({"type": "file"}, {"type": "string", "contentEncoding": "base64"}),
         ({"type": "string", "enum": [1, 2.5, "x"]}, {"type": "string", "enum": ["1", "2.5", "x"]}),
-        ({"type": "integer", "enum": [1, "2", None]}, {"type": "integer", "enum": [1]}),
+        ({"type": "integer", "enum": [1, "2", None]}, {"type": "integer", "enum": [1, 2]}),
+        ({"type": "boolean", "default": "true"}, {"type": "boolean", "default": True}),
+        ({"type": "string", "default": 1}, {"type": "string", "default": "1"}),
         (
             {"type": "string", "enum": ["a", None], "nullable": True},
             {"type": ["string", "null"], "enum": ["a", None]},
         ),
-        ({"type": "boolean", "enum": ["true", "false"]}, {"type": "boolean"}),
+        ({"type": "boolean", "enum": ["yes", "no"]}, {"type": "boolean"}),
         (
             {"type": "array", "enum": ["a", "b"], "items": STRING},
             {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
