@@ -25,6 +25,7 @@ from gateway.connectors.openapi.arguments import (
 )
 from gateway.connectors.openapi.document import (
     Document,
+    Made,
     Unusable,
     is_internal,
     mapping,
@@ -57,6 +58,7 @@ _FORM_STYLES: Mapping[str, Style] = {
 _TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
 _ANYTHING: Mapping[str, Any] = {}
 _DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
+_READING = ("GET", "HEAD", "DELETE")
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 
@@ -156,9 +158,6 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
             properties.setdefault(name, raw)
     except Unusable:
         return None
-    if not properties or len(properties) > MAX_INPUTS:
-        return None
-    spend_on(document, len(properties))
     required = frozenset().union(*(_names(part) for part in parts))
     alternatives = tuple(
         [_names(each) for each in sequence(part[key])]
@@ -169,6 +168,9 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
     more = _more(parts)
     for name in required.union(*(each for group in alternatives for each in group)):
         properties.setdefault(name, more[0] if more else True)  # named nowhere else
+    if not properties or len(properties) > MAX_INPUTS:
+        return None
+    spend_on(document, len(properties))
     at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
     return Shape(properties, required, alternatives, at_least, more)
 
@@ -176,11 +178,18 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
 def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for part in parts:
-        properties.update(mapping(part.get("properties")))
+        for name, raw in mapping(part.get("properties")).items():
+            properties[name] = _refined(properties[name], raw) if name in properties else raw
         spend(document, len(properties) // 10)
         if any(key in part for key in _DYNAMIC):
             properties.pop("dynamicProperties", None)  # the designer's placeholder
     return properties
+
+
+def _refined(base: Any, raw: Any) -> Any:
+    """A property that a part of an object says more of than another part did before."""
+    plain = isinstance(base, dict) and isinstance(raw, dict) and "$ref" not in {**base, **raw}
+    return Made({**base, **raw}) if plain and base != raw else raw
 
 
 def _names(part: Mapping[str, Any]) -> frozenset[str]:
@@ -294,7 +303,7 @@ def _demands(
         left = [names - filled for names in group]
         if all(left):
             groups.append([_required(names, asked) for names in left if names <= asked.keys()])
-    at_least = shape.at_least - len(filled)
+    at_least = min(shape.at_least - len(filled), len(asked))
     if at_least > 0 and not needed:
         groups.append([_required({name}, asked) for name in asked])
     keywords: dict[str, Any] = {}
@@ -406,7 +415,8 @@ def _whole(
     around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
 ) -> Taken:
     if _is_empty(around, content, body, kind):
-        return Taken(None)
+        needed = body.required is True and around.method not in _READING
+        return Taken(Body(sendable(content.media_type), required=True) if needed else None)
     argument = names.take("body", "body")
     fragment = around.schemas.translate(content.schema)
     if kind != "json":
@@ -437,11 +447,11 @@ def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: s
         return False
     if not _is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *_DYNAMIC}:
         return False
-    if mapping(found.get("properties")) or isinstance(found.get("additionalProperties"), dict):
+    if mapping(found.get("properties")) or found.get("additionalProperties", False) is not False:
         return False
     if kind in ("form", "multipart"):
         return True
-    return around.method in ("GET", "HEAD", "DELETE") and body.required is not True
+    return around.method in _READING and body.required is not True
 
 
 def _opaque(

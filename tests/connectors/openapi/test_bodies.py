@@ -230,6 +230,29 @@ def test_what_a_part_of_an_object_hides_is_not_required_of_it() -> None:
     assert schema_of(tool)["properties"]["inner"]["required"] == ["name"]
 
 
+def test_what_one_part_of_a_body_says_of_a_property_holds_beside_what_another_says() -> None:
+    base = {
+        "properties": {"size": {"type": "string", "enum": ["s", "m"]}, "id": {"readOnly": True}}
+    }
+    more = {"properties": {"size": {"description": "How large."}, "id": {"description": "Its id."}}}
+    tool = _tool({"allOf": [base, more]})
+
+    assert schema_of(tool)["properties"] == {
+        "size": {"type": "string", "enum": ["s", "m"], "description": "How large."}
+    }
+
+
+def test_a_form_without_fields_is_sent_where_it_is_required() -> None:
+    for schema, asked in (({"type": "object"}, []), ({"additionalProperties": True}, ["body"])):
+        content = {"application/x-www-form-urlencoded": {"schema": schema}}
+        body = {"required": True, "content": content}
+        tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+        assert list(schema_of(tool)["properties"]) == asked
+        assert tool.http is not None
+        assert build_request(tool.http, {"body": {}}).body == b""
+
+
 def test_a_value_that_no_enum_allows_is_a_problem_and_the_tool_can_be_called() -> None:
     body = {"properties": {"level": {"type": "integer", "enum": ["low", "high"]}}}
     content = {"application/json": {"schema": body}}
