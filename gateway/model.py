@@ -16,6 +16,7 @@ from io import BytesIO
 from typing import Any, Literal
 
 import msgspec
+import orjson
 
 Access = Literal["read", "write", "delete", "dangerous"]
 Risk = Literal["none", "low", "medium", "high"]
@@ -96,7 +97,6 @@ class Field:
     media_type: str | None = None  # of this part, in multipart; JSON in a form
     style: Style = "form"
     explode: bool = True
-    needed: bool = False  # as soon as anything of the body is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,9 @@ class Body:
     required: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)  # hidden properties, merged in
     wrap: str | None = None  # "data": the record is sent as {"data": [record]}
+    xml: Mapping[str, Any] | None = None  # how an object is written, if it is sent as XML
+    # Arguments with a place of their own: others are properties by the same name. None: no others.
+    all_but: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,24 @@ class Tool:
     keywords: str = ""  # parameter names and tags, for search
     security: str = ""  # the credentials the definition asks for, in a canonical spelling
     lookups: bytes = b""  # JSON: rules by argument for what can be looked up ("": the body's)
+    # Packed JSON, where `input_schema` leaves out something: for want of room, or because nobody is
+    # asked for it.
+    whole_schema: bytes = b""
+
+
+# In a tool's whole schema: by name, what an object always has and nobody is asked for.
+CONSTANTS = "x-gateway-constants"
+
+
+def without_constants(schema: bytes) -> bytes:
+    """The schema as people see it."""
+    return orjson.dumps(_cleared(orjson.loads(schema))) if CONSTANTS.encode() in schema else schema
+
+
+def _cleared(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _cleared(part) for key, part in value.items() if key != CONSTANTS}
+    return [_cleared(part) for part in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class Connection(Table):
     headers: dict[str, str] = Field(default_factory=dict)
     inject: dict[str, Any] = Field(default_factory=dict)
     operations: dict[str, OperationOverride] = Field(default_factory=dict)
+    validation: Literal["strict", "lenient"] = "strict"
     auth: Auth = NoAuth()
 
     @field_validator("headers")

@@ -28,6 +28,7 @@ from gateway.edge.shown import connection_detail, connection_row, tool_row
 from gateway.edge.surface import CallContext
 from gateway.errors import Fixable, NotFound, Refused
 from gateway.invoke import results
+from gateway.invoke.arguments import whole_schema
 from gateway.model import Tool
 from gateway.policy.access import may_know
 from gateway.policy.view import View
@@ -177,10 +178,12 @@ async def mcp_search_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]
 async def mcp_get_tool_schema(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     tool = _reached(asked, arguments)
     bound = asked.snapshot.settings.limits.max_schema_bytes
-    if len(tool.input_schema) > bound:
+    whole = whole_schema(tool)
+    schema = whole if len(whole) <= bound else tool.input_schema
+    if len(schema) > bound:
         raise Fixable(
             "invalid_arguments",
-            f"the schema of {tool.name} has {len(tool.input_schema)} bytes, more than {bound}",
+            f"the schema of {tool.name} has {len(schema)} bytes, more than {bound}",
             "Raise limits.max_schema_bytes to read it.",
         )
     output = tool.output_schema
@@ -189,8 +192,9 @@ async def mcp_get_tool_schema(asked: Asked, arguments: Arguments) -> dict[str, A
         "description": tool.description,
         "access": tool.access,
         "risk": tool.risk,
-        "input_schema": orjson.loads(tool.input_schema),
+        "input_schema": orjson.loads(schema),
         "output_schema": orjson.loads(output) if output and len(output) <= bound else None,
+        **({"cut": f"all of it takes {len(whole)} bytes"} if len(whole) > bound else {}),
     }
 
 

@@ -31,6 +31,7 @@ from gateway.invoke.background import CANCEL
 from gateway.invoke.call import BACKGROUND_META
 from gateway.invoke.caller import AbsentCaller
 from gateway.invoke.idempotency import TOKEN_META
+from gateway.invoke.outcomes import WARNINGS_META
 from gateway.store.signals import signal
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
@@ -126,6 +127,8 @@ def answered(result: Mapping[str, Any]) -> Answered:
     meta = result["_meta"]
     id, token = meta["gateway/execution_id"], meta.get(TOKEN_META)
     more = {} if token is None else {"idempotency_token": token}
+    if warnings := meta.get(WARNINGS_META):
+        more["warnings"] = warnings
     if meta["gateway/status"] in GOING_ON:
         going_on = {"execution_id": id, "status": meta["gateway/status"], **more}
         return Answered(going_on, 202, {"location": f"/api/v1/executions/{id}"})

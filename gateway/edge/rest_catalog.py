@@ -18,6 +18,7 @@ from gateway.edge.meta_tools import (
 from gateway.edge.rest import Answered, Handler, need_admin, object_body, whole_number
 from gateway.edge.shown import tool_row
 from gateway.errors import Fixable, UnknownTool
+from gateway.invoke.arguments import whole_schema
 from gateway.model import Level, Tool
 from gateway.policy.access import admin_level, level, may_know, user_level
 from gateway.policy.view import Scope
@@ -141,7 +142,7 @@ async def get_tool(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
         "title": tool.title,
         "trust": tool.trust,
         "fingerprint": tool.fingerprint,
-        "input_schema": orjson.loads(tool.input_schema),
+        "input_schema": orjson.loads(whole_schema(tool)),
         "output_schema": orjson.loads(output) if output else None,
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -63,6 +63,7 @@ class Attempt(Struct):
     read_later: bool = False  # its outcome is read from its record
     on_disk: bool = False  # it has a row already
     recorded: Mapping[str, Any] | None = None
+    warnings: Sequence[Mapping[str, str]] = ()  # of arguments that were sent all the same
     put: Ask | None = None  # how its client is asked, where that is not on its own stream
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """A request body, put together from arguments in the media type that the operation wants.
 
 An object's properties are arguments of their own (`fields`) or the body is one argument (`whole`);
-hidden constants are merged in last, so a caller can't override them. Files come as base64 and leave
+where the object may have others, arguments with no place of their own are properties as they are.
+Hidden constants are merged in last, so a caller can't override them. Files come as base64 and leave
 as bytes. A multipart boundary is made from a hash of the parts: the same arguments give the same
 bytes, and no part can hold the boundary.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
 from gateway.blocklist import may_reroute
 from gateway.errors import Fixable
@@ -39,7 +42,7 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
         return body.media_type, _decoded(body.whole or "body", value)
     if is_json(media_type):
         return body.media_type, to_json(value)
-    return _text(body.media_type, media_type, value)
+    return _text(body, media_type, value)
 
 
 def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
@@ -51,10 +54,10 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
             value = _ABSENT
     else:
         value = {f.name: arguments[f.argument] for f in body.fields if f.argument in arguments}
+        if body.all_but is not None and (others := arguments.keys() - body.all_but):
+            value |= _others(body, arguments, others)
         if not value and not body.required:
             value = _ABSENT
-        elif missing := [f.argument for f in body.fields if f.needed and f.name not in value]:
-            raise problem(", ".join(missing), "is required where anything of the body is given")
     if body.constants and (value is _ABSENT or isinstance(value, Mapping)):
         return _merged({} if value is _ABSENT else value, body.constants)
     if value is _ABSENT and body.required:
@@ -69,6 +72,16 @@ def _check_names(argument: str, value: Any) -> None:
             raise problem(argument, f"can't hold the key {name!r}: it could mean another method")
 
 
+def _others(body: Body, arguments: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    """The properties that the definition does not name, in the caller's order."""
+    for field in body.fields:
+        if field.name in names:
+            raise problem(field.name, f"is not known; did you mean {field.argument!r}?")
+    others = {name: value for name, value in arguments.items() if name in names}
+    _check_names("body", others)
+    return others
+
+
 def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(value)
     for key, constant in constants.items():
@@ -78,10 +91,17 @@ def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _text(content_type: str, media_type: str, value: Any) -> tuple[str, bytes]:
+def _text(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
+    content_type = body.media_type
     if "charset" not in content_type.lower() and media_type.startswith("text/"):
         content_type += "; charset=utf-8"
-    return content_type, scalar(value).encode()
+    if body.xml is not None and isinstance(value, (Mapping, list)):
+        text = XML_DECLARATION + _element("root", value, body.xml)
+    elif isinstance(value, list) and media_type.endswith(("ndjson", "jsonl")):
+        text = "".join(f"{to_json(item).decode()}\n" for item in value)
+    else:
+        text = scalar(value)  # objects as JSON, which YAML is as well
+    return content_type, text.encode()
 
 
 def _decoded(argument: str, value: Any) -> bytes:
@@ -102,6 +122,50 @@ def _parts(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
     for name, item in value.items():
         if item is not None:
             yield known.get(name) or Field(name, str(name)), item
+
+
+# --- XML ------------------------------------------------------------------------------------------
+
+XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
+_XML_NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?")
+
+
+def _element(name: str, value: Any, layout: Mapping[str, Any]) -> str:
+    """A value as an element, its properties as the definition's `xml` says."""
+    name = opening = _xml_name(name, layout)
+    if isinstance(value, Mapping):
+        inside = ""
+        for key, inner in value.items():
+            own = layout.get("properties", {}).get(key, {})
+            if inner is None:
+                continue
+            if own.get("attribute"):
+                opening += f" {_xml_name(key, own)}={quoteattr(scalar(inner))}"
+            else:
+                inside += _elements(key, inner, own)
+    elif isinstance(value, list):
+        inside = "".join(_element(name, item, layout.get("items", {})) for item in value)
+    else:
+        inside = escape(scalar(value))
+    if "namespace" in layout:
+        prefix = f":{layout['prefix']}" if "prefix" in layout else ""
+        opening += f" xmlns{prefix}={quoteattr(layout['namespace'])}"
+    return f"<{opening}>{inside}</{name}>"
+
+
+def _elements(name: str, value: Any, layout: Mapping[str, Any]) -> str:
+    """A property's elements: of a list as many, unless it is to be wrapped in one."""
+    if not isinstance(value, list) or layout.get("wrapped"):
+        return _element(name, value, layout)
+    return "".join(_element(name, item, layout.get("items", {})) for item in value)
+
+
+def _xml_name(key: str, layout: Mapping[str, Any]) -> str:
+    name = layout.get("name", key)
+    name = f"{layout['prefix']}:{name}" if "prefix" in layout else name
+    if not _XML_NAME.fullmatch(name):
+        raise problem(key, "can't be the name of an XML element")
+    return str(name)
 
 
 # --- application/x-www-form-urlencoded ------------------------------------------------------------

@@ -19,7 +19,7 @@ import structlog
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Broken, GatewayError, Refused
-from gateway.invoke.arguments import check_arguments
+from gateway.invoke.arguments import fitting_arguments
 from gateway.invoke.attempt import Attempt, Door, execution_of
 from gateway.invoke.background import Running, to_its_end
 from gateway.invoke.caller import Caller
@@ -36,6 +36,7 @@ from gateway.invoke.outcomes import (
     outcome_unknown,
     status_of,
     was_sent,
+    with_warnings,
 )
 from gateway.invoke.prepared import Prepared, PreparedConnections
 from gateway.invoke.signals import Signals
@@ -196,7 +197,9 @@ class Invoker:
         attempt.reason = decision.reason
         if decision.outcome == "block":
             raise Refused(decision.code, _blocked(attempt, decision.code), decision.reason)
-        check_arguments(tool.fingerprint, tool.input_schema, attempt.arguments)
+        attempt.arguments, attempt.warnings = fitting_arguments(
+            tool, attempt.arguments, lenient=attempt.state.settings.validation == "lenient"
+        )
         if attempt.token is None:
             take_token(attempt)
         return decision.outcome == "confirm" and self._approver is not None
@@ -276,7 +279,7 @@ class Invoker:
         send = self._senders.http if attempt.tool.http else self._senders.upstream
         result = await send(attempt, prepared)
         result["_meta"] = {**result.get("_meta", {}), **meta_of(attempt, _ended(result))}
-        return result
+        return with_warnings(attempt, result)
 
     async def _end(self, attempt: Attempt, execution: Execution, *, sent: bool = True) -> None:
         try:

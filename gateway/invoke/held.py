@@ -50,6 +50,7 @@ class Named:
 @dataclass(slots=True, eq=False)
 class _Held:
     attempt: Attempt
+    bound_to: list[str]  # as the client gave it: more may be filled in meanwhile
     task: asyncio.Task[Result] | None = None
     round: int = 0
     listeners: int = 0  # requests that wait for what it says next
@@ -97,7 +98,7 @@ class HeldCalls:
 
     async def first_word(self, attempt: Attempt, work: Coroutine[Any, Any, Result]) -> Result:
         """What the call says first: its result, or a question."""
-        held = _Held(attempt)
+        held = _Held(attempt, _bound_to(attempt))
         attempt.put = partial(self._put, held)
         held.task = self._running.start_unbounded(attempt, work)
         held.task.add_done_callback(held.end)
@@ -193,7 +194,7 @@ class HeldCalls:
     def _question(self, held: _Held) -> Result:
         attempt = held.attempt
         named = [self._replica, attempt.id, held.round]
-        state = self._seal.encrypt_json([PURPOSE, *named, *_bound_to(attempt)])
+        state = self._seal.encrypt_json([PURPOSE, *named, *held.bound_to])
         return {
             "resultType": "input_required",
             "inputRequests": dict(held.asked),

@@ -26,7 +26,7 @@ Schema = Any
 
 def multiplies(schema: Schema) -> bool:
     """Whether it is many times as large with its references written out, or without end."""
-    references, weights = _References(schema), dict[int, int]()
+    references, weights = References(schema), dict[int, int]()
     try:
         return _weight(schema, references, weights) > FREE + _FACTOR * len(weights)
     except RecursionError:
@@ -35,7 +35,7 @@ def multiplies(schema: Schema) -> bool:
 
 def is_too_much(schema: Schema, arguments: Mapping[str, Any]) -> bool:
     """Whether checking these arguments would take too long."""
-    count = _Count(_References(schema))
+    count = _Count(References(schema))
     try:
         applied = count.of(schema, arguments)
     except (RecursionError, OverflowError):
@@ -43,7 +43,7 @@ def is_too_much(schema: Schema, arguments: Mapping[str, Any]) -> bool:
     return applied > FREE + EACH * len({value for _, value in count.known})
 
 
-class _References:
+class References:
     """Where the references of one schema lead."""
 
     def __init__(self, root: Schema) -> None:
@@ -83,7 +83,7 @@ class _References:
         return found
 
 
-def _weight(part: Schema, references: _References, known: dict[int, int]) -> int:
+def _weight(part: Schema, references: References, known: dict[int, int]) -> int:
     """How many parts it has with all references written out."""
     if not isinstance(part, (dict, list)):
         return 0
@@ -98,7 +98,7 @@ def _weight(part: Schema, references: _References, known: dict[int, int]) -> int
 class _Count:
     """How often parts are applied, by the ids of part and value: both stay while it is counted."""
 
-    def __init__(self, references: _References) -> None:
+    def __init__(self, references: References) -> None:
         self._references = references
         self.known: dict[tuple[int, int], int] = {}
 

@@ -12,6 +12,7 @@ from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.invoke.attempt import Attempt
 from gateway.store.executions import ExecutionStatus
 
+WARNINGS_META = "gateway/warnings"
 MAX_LOGGED_FRAMES = 4
 # The other side's own refusal: known, and final.
 ANSWERED = ("upstream_error", "sign_in_required")
@@ -59,6 +60,19 @@ def meta_of(attempt: Attempt, status: ExecutionStatus) -> dict[str, Any]:
         "gateway/execution_id": attempt.id,
         "gateway/status": status,
         "gateway/duration_ms": attempt.duration_ms,
+    }
+
+
+def with_warnings(attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
+    """The result with what its caller should know of the arguments, for programs and as text."""
+    if not attempt.warnings:
+        return result
+    warnings = attempt.redactor.json(list(attempt.warnings))
+    words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
+    return {
+        **result,
+        "content": [*result["content"], {"type": "text", "text": f"Warnings: {words}"}],
+        "_meta": {**result["_meta"], WARNINGS_META: warnings},
     }
 
 

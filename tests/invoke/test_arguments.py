@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from gateway.errors import Fixable
-from gateway.invoke.arguments import check_arguments
+from gateway.invoke.arguments import check_arguments, fitting_arguments
+from gateway.model import Tool, UpstreamOperation
+from tests.definitions import only_tool, openapi, operation
 
 SCHEMA = {
     "type": "object",
@@ -145,3 +148,122 @@ def test_another_key_is_another_schema() -> None:
     check_arguments("one", b'{"required":["a"]}', {"a": 1})
     with pytest.raises(Fixable):
         check_arguments("two", b'{"required":["b"]}', {"a": 1})
+
+
+def upstream_tool(key: str, **schema: Any) -> Tool:
+    """A tool of an MCP server, whose schema is as the server wrote it."""
+    text = orjson.dumps({"type": "object", **schema})
+    return replace(
+        only_tool(openapi({"/a": {"get": operation()}})),
+        input_schema=text,
+        fingerprint=f"upstream {key}",
+        http=None,
+        upstream=UpstreamOperation("search"),
+    )
+
+
+OVERLAPPING = [{"type": "integer"}, {"type": "number"}]
+
+
+@pytest.mark.parametrize(
+    ("key", "schema", "arguments"),
+    [
+        ("one", {"properties": {"n": {"oneOf": OVERLAPPING}}}, {"n": 1}),
+        (
+            "both",
+            {"properties": {"n": {"oneOf": OVERLAPPING, "anyOf": [{"minimum": 1}]}}},
+            {"n": 1},
+        ),
+        ("name", {"properties": {"oneOf": {"type": "string"}}}, {"oneOf": "x"}),
+        ("deep", {"$defs": {"N": {"oneOf": OVERLAPPING}}, "items": {"$ref": "#/$defs/N"}}, {}),
+    ],
+)
+def test_alternatives_may_overlap(key: str, schema: Any, arguments: dict[str, Any]) -> None:
+    assert fitting_arguments(upstream_tool(key, **schema), arguments) == (arguments, [])
+
+
+def test_alternatives_of_which_none_fits_are_refused_with_what_comes_nearest() -> None:
+    with pytest.raises(Fixable) as refusal:
+        fitting_arguments(upstream_tool("n", properties={"n": {"oneOf": OVERLAPPING}}), {"n": "x"})
+    assert refusal.value.details["problems"] == [
+        {"path": "/n", "message": '"x" is not integer or number'}
+    ]
+
+
+UNIT = {"type": "string", "default": "kg"}
+WEIGHT = {"type": "object", "properties": {"n": {"type": "integer"}, "unit": UNIT}} | {
+    "required": ["n", "unit"]
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "filled"),
+    [
+        ({"properties": {"unit": UNIT}, "required": ["unit"]}, {}, {"unit": "kg"}),
+        ({"properties": {"unit": UNIT}, "required": ["unit"]}, {"unit": "g"}, {"unit": "g"}),
+        ({"properties": {"unit": UNIT}}, {}, {}),
+        (
+            {
+                "properties": {"unit": {"$ref": "#/$defs/U"}},
+                "required": ["unit"],
+                "$defs": {"U": UNIT},
+            },
+            {},
+            {"unit": "kg"},
+        ),
+        (
+            {"properties": {"w": {"type": "array", "prefixItems": [WEIGHT], "items": WEIGHT}}},
+            {"w": [{"n": 1}, {"n": 2}]},
+            {"w": [{"n": 1, "unit": "kg"}, {"n": 2, "unit": "kg"}]},
+        ),
+        (
+            {"properties": {"a": True, "unit": UNIT}, "dependentRequired": {"a": ["unit"]}},
+            {"a": 1},
+            {"a": 1, "unit": "kg"},
+        ),
+        (
+            {"additionalProperties": {"oneOf": [{"type": "string"}, WEIGHT]}},
+            {"x": {"n": 1}, "y": "z"},
+            {"x": {"n": 1, "unit": "kg"}, "y": "z"},
+        ),
+    ],
+)
+def test_what_is_required_and_has_a_default_is_filled_in(
+    schema: Any, given: dict[str, Any], filled: dict[str, Any]
+) -> None:
+    assert fitting_arguments(upstream_tool(str(schema), **schema), given) == (filled, [])
+
+
+def test_of_two_alternatives_the_one_that_fits_is_filled_in() -> None:
+    circle = {"kind": {"const": "circle", "default": "circle"}, "r": {"type": "integer"}}
+    square = {"kind": {"const": "square", "default": "square"}, "side": {"type": "integer"}}
+    branches = [
+        {"properties": circle, "required": ["kind", "r"], "additionalProperties": False},
+        {"properties": square, "required": ["kind", "side"], "additionalProperties": False},
+    ]
+    tool = upstream_tool("shapes", properties={"shape": {"oneOf": branches}})
+
+    filled, _ = fitting_arguments(tool, {"shape": {"side": 2}})
+    assert filled == {"shape": {"side": 2, "kind": "square"}}
+
+
+def test_a_default_that_does_not_fit_is_no_help() -> None:
+    tool = upstream_tool(
+        "bad", properties={"n": {"type": "integer", "default": "x"}}, required=["n"]
+    )
+
+    with pytest.raises(Fixable, match="/n"):
+        fitting_arguments(tool, {})
+
+
+def test_filling_in_comes_to_an_end() -> None:
+    node: dict[str, Any] = {"type": "object", "properties": {"x": UNIT}, "required": ["x"]}
+    below = [{"$ref": "#/$defs/N"}, {"$ref": "#/$defs/N"}, {"type": "null"}]
+    node["properties"] |= {"a": {"anyOf": below}, "b": {"anyOf": below}}
+    tool = upstream_tool("many", properties={"n": {"$ref": "#/$defs/N"}}, **{"$defs": {"N": node}})
+    value: dict[str, Any] = {}
+    for _ in range(12):
+        value = {"a": value, "b": value}
+
+    with pytest.raises(Fixable):
+        fitting_arguments(tool, {"n": value})

@@ -33,7 +33,11 @@ MULTIPART = "multipart/form-data"
             ("application/vnd.x+json", b'{"id":2}'),
         ),
         (Body(JSON, (Field("a", "a"),)), {}, None),
-        (Body(JSON, (Field("a", "a", needed=True),)), {}, None),
+        (
+            Body(JSON, (Field("a", "a"),), all_but=frozenset({"a", "q"})),
+            {"z": 1, "a": 2, "q": 3, "b": None},
+            (JSON, b'{"a":2,"z":1,"b":null}'),
+        ),
         (Body(JSON, (Field("a", "a"),), required=True), {}, (JSON, b"{}")),
         (Body(JSON, constants={"a": 1}), {}, (JSON, b'{"a":1}')),
         (
@@ -107,7 +111,7 @@ def test_body_is_sent_as_its_media_type_wants(
         (Body("application/octet-stream", whole="raw", binary=True), {"raw": 1}, "/raw"),
         (Body(MULTIPART, (Field("f", "file", file=True),)), {"f": "%"}, "/f"),
         (Body(FORM, whole="body"), {"body": [1]}, "/body"),
-        (Body(JSON, (Field("a", "a", needed=True), Field("b", "b"))), {"b": 1}, "/a"),
+        (Body(JSON, (Field("a", "$a"),), all_but=frozenset({"a"})), {"$a": 1}, "/$a"),
     ],
 )
 def test_body_that_can_not_be_made_is_refused_by_name(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -29,7 +29,7 @@ from gateway.connectors.openapi.inputs import MAX_INPUTS, Input
 from gateway.connectors.openapi.schema import Schema, Schemas
 from gateway.connectors.openapi.security import folded
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
-from gateway.model import Body, Parameter, Source
+from gateway.model import Parameter, Source
 
 MAX_ARGUMENT = 64
 MAX_CONSTANT = 16 * 1024
@@ -125,30 +125,20 @@ def without_detours(
     source: Source,
     report: Callable[[str, str], None],
     sent: list[Parameter],
-    body: Body | None,
     slots: list[Slot],
-) -> tuple[list[Parameter], Body | None, list[Slot]]:
+) -> tuple[list[Parameter], list[Slot]]:
     """The same without what would make the request another one, unless the connection gives it."""
-    places: dict[tuple[str, str], str | None] = {(p.name, p.place): p.argument for p in sent}
-    if body is not None:
-        places |= {(name, "body"): None for name in body.constants}
-        places |= {(each.name, "body"): each.argument for each in body.fields}
     injected = set(source.inject)
-    out = {
-        (name, place): argument
-        for (name, place), argument in places.items()
-        if may_reroute(name, place) and injected.isdisjoint((name, argument))
-    }
-    if not out:
-        return sent, body, slots
-    for name, place in out:
-        report("warning", left_out(name, place))
-    if body is not None:
-        fields = tuple(each for each in body.fields if (each.name, "body") not in out)
-        kept = {key: value for key, value in body.constants.items() if (key, "body") not in out}
-        body = replace(body, fields=fields, constants=kept)
-    sent = [each for each in sent if (each.name, each.place) not in out]
-    return sent, body, [slot for slot in slots if slot.argument not in out.values()]
+    out = [
+        each
+        for each in sent
+        if may_reroute(each.name, each.place) and injected.isdisjoint((each.name, each.argument))
+    ]
+    for each in out:
+        report("warning", left_out(each.name, each.place))
+    arguments = {each.argument for each in out}
+    kept = [each for each in sent if each not in out]
+    return kept, [slot for slot in slots if slot.argument not in arguments]
 
 
 def check_fixed(fixed: Sequence[Parameter]) -> None:

@@ -1,16 +1,20 @@
 """From a request body to arguments: an object's properties one by one, anything else whole.
 
 Only the top level is taken apart; nested objects stay real schemas. A body's hidden properties
-with a default become constants that are always sent.
+with a default become constants that are always sent. What the object says beside its properties is
+said of the tool's input instead: which of them go together, and whether there may be others, which
+then go into the body as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from gateway.blocklist import may_reroute
 from gateway.connectors.openapi.arguments import (
     ArgumentNames,
     Slot,
@@ -22,6 +26,7 @@ from gateway.connectors.openapi.arguments import (
 )
 from gateway.connectors.openapi.document import (
     Document,
+    Made,
     Unusable,
     is_internal,
     mapping,
@@ -32,7 +37,8 @@ from gateway.connectors.openapi.document import (
     text_of,
 )
 from gateway.connectors.openapi.inputs import MAX_INPUTS, Content, RequestBody
-from gateway.connectors.openapi.schema import Schemas
+from gateway.connectors.openapi.keywords import types_of
+from gateway.connectors.openapi.schema import Fragment, Schema, Schemas, default_of
 from gateway.model import Body, Field, Source, Style
 
 JSON = "application/json"
@@ -41,7 +47,8 @@ MULTIPART = "multipart/form-data"
 OCTETS = "application/octet-stream"
 _MAX_PARTS = 200  # of one allOf, parts of parts included
 _LOOKED_AT = 20  # schemas, for one unit of work
-_MAX_LEVELS = 8  # of defaults that make up a hidden body
+_XML_LEVELS = 6
+_MAX_NEEDS = 1_000  # names in `dependentRequired`; a body that needs more counts as required
 _FORM_STYLES: Mapping[str, Style] = {
     "form": "form",
     "spaceDelimited": "spaceDelimited",
@@ -52,6 +59,8 @@ _FORM_STYLES: Mapping[str, Style] = {
 _TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
 _ANYTHING: Mapping[str, Any] = {}
 _DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
+_READING = ("GET", "HEAD", "DELETE")
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,9 @@ class Shape:
 
     properties: Mapping[str, Any]
     required: frozenset[str]
+    alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # of each, one set must be there
+    at_least: int = 0  # properties
+    more: tuple[Any, ...] | None = ()  # what it says of other properties; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +82,30 @@ class Surroundings:
     schemas: Schemas
     source: Source
     method: str
+    beside: Sequence[Slot] = ()  # the inputs that are not the body's
 
 
-def body_slots(
-    around: Surroundings, body: RequestBody, names: ArgumentNames
-) -> tuple[Body | None, list[Slot]]:
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How a body is put together, and what the caller gives for it."""
+
+    body: Body | None
+    slots: Sequence[Slot] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # for the tool's input as a whole
+    refs: tuple[str, ...] = ()  # of the keywords
+    left_out: tuple[str, ...] = ()  # properties that would make the request another one
+
+
+def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) -> Taken:
     """How the body is put together, and the arguments the caller gives for it."""
     content = chosen_content(around.document, body)
     kind = media_kind(content.media_type)
     if is_internal(body.raw) and isinstance(
-        hidden := _defaults(around.document, content.schema, 0), Mapping
+        hidden := default_of(around.document, content.schema), Mapping
     ):
         media_type = sendable(content.media_type)
         constants = constant(around.document, dict(hidden))
-        return Body(media_type, required=bool(hidden), constants=constants), []
+        return Taken(Body(media_type, required=bool(hidden), constants=constants))
     if kind in ("text", "octets"):
         return _opaque(around, content, body, names, kind)
     shape = shape_of(around.document, content.schema)
@@ -137,24 +159,56 @@ def _preference(media_type: str) -> tuple[int, bool]:
 
 
 def shape_of(document: Document, schema: Any) -> Shape | None:
-    """The properties of an object; None for what is not one, or is more than its properties."""
-    properties: dict[str, Any] = {}
-    required: set[str] = set()
+    """What an object consists of; None for what is not one, or can't be said of its properties."""
     try:
-        for part in _parts(document, schema):
-            properties.update(mapping(part.get("properties")))
-            spend(document, len(properties) // 10)
-            required.update(name for name in sequence(part.get("required")) if type(name) is str)
-            if any(key in part for key in _DYNAMIC):
-                properties.pop("dynamicProperties", None)  # the designer's placeholder
+        parts = _parts(document, schema)
+        properties = _properties(document, parts)
         for name, raw in _of_kinds(document, resolved(document, schema)).items():
             properties.setdefault(name, raw)
     except Unusable:
         return None
+    required = frozenset().union(*(_names(part) for part in parts))
+    alternatives = tuple(
+        [_names(each) for each in sequence(part[key])]
+        for part in parts
+        for key in ("anyOf", "oneOf")
+        if part.get(key)
+    )
+    more = _more(parts)
+    for name in required.union(*(each for group in alternatives for each in group)):
+        properties.setdefault(name, more[0] if more else True)  # named nowhere else
     if not properties or len(properties) > MAX_INPUTS:
         return None
     spend_on(document, len(properties))
-    return Shape(properties, frozenset(required))
+    at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
+    return Shape(properties, required, alternatives, at_least, more)
+
+
+def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for part in parts:
+        for name, raw in mapping(part.get("properties")).items():
+            properties[name] = _refined(properties[name], raw) if name in properties else raw
+        spend(document, len(properties) // 10)
+        if any(key in part for key in _DYNAMIC):
+            properties.pop("dynamicProperties", None)  # the designer's placeholder
+    return properties
+
+
+def _refined(base: Any, raw: Any) -> Any:
+    """A property that a part of an object says more of than another part did before."""
+    plain = isinstance(base, dict) and isinstance(raw, dict) and "$ref" not in {**base, **raw}
+    return Made({**base, **raw}) if plain and base != raw else raw
+
+
+def _names(part: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in sequence(part.get("required")) if type(name) is str)
+
+
+def _more(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    """What is said of properties that have no name here; None where there are no others."""
+    said = [part[key] for part in parts for key in _OTHERS if key in part]
+    return None if False in said else tuple(each for each in said if isinstance(each, (dict, bool)))
 
 
 def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
@@ -213,32 +267,99 @@ def _is_object(part: Mapping[str, Any]) -> bool:
 
 def _taken_apart(
     around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, shape: Shape
-) -> tuple[Body, list[Slot]]:
-    fields: list[Field] = []
-    slots: list[Slot] = []
-    constants: dict[str, Any] = {}
-    for name, raw in shape.properties.items():
-        if around.schemas.is_hidden(raw):
-            continue
-        needed = name in shape.required and body.required is not False
-        if isinstance(raw, dict) and is_internal(raw):
-            default = _defaults(around.document, raw, 0)
-            if default is not None:
-                constants[name] = constant(around.document, default)
-                continue
-            if not needed:
-                continue
-        field = _field(around, content, name, raw, names.take(name, "body"), names)
-        if name in shape.required and body.required is False:
-            field = replace(field, needed=True)
-        if injected := injected_as(around.source, "body", name, field.argument):
-            field = replace(field, argument=injected)
-        else:
-            slots.extend(_field_slots(around, field, raw, needed))
-        fields.append(field)
-    required = bool(body.required) or bool(constants)
-    media_type = sendable(content.media_type)
-    return Body(media_type, tuple(fields), required=required, constants=constants), slots
+) -> Taken:
+    visible, constants = around.schemas.visible(
+        {"properties": shape.properties, "required": list(shape.required)}
+    )
+    left_out = {name for name in (*visible, *constants) if _is_detour(around.source, name)}
+    visible = {name: raw for name, raw in visible.items() if name not in left_out}
+    constants = {name: value for name, value in constants.items() if name not in left_out}
+    fields = [
+        _field(around, content, name, raw, names.take(name, "body"), names)
+        for name, raw in visible.items()
+    ]
+    given = {f.name: injected_as(around.source, "body", f.name, f.argument) for f in fields}
+    fields = [replace(f, argument=given[f.name] or f.argument) for f in fields]
+    asked = {f.name: f for f in fields if given[f.name] is None}
+    filled = (constants.keys() | visible.keys() | left_out) - asked.keys()
+    needs = [f.argument for f in asked.values() if f.name in shape.required]
+    keywords = _demands(around, shape, asked, filled, len(needs))
+    can_be_left_out = body.required is False and not filled and not keywords
+    if can_be_left_out and len(needs) * len(asked) <= _MAX_NEEDS:
+        keywords = _together(needs, asked)
+        needs = []
+    slots = [
+        slot
+        for f in asked.values()
+        for slot in _field_slots(around, f, visible[f.name], f.argument in needs)
+    ]
+    more, refs = _others(around, shape)
+    taken = Body(
+        sendable(content.media_type),
+        tuple(fields),
+        required=bool(body.required) or bool(constants),
+        constants=constant(around.document, constants),
+        all_but=None if shape.more is None else _arguments(around, fields),
+    )
+    keywords = {**keywords, "additionalProperties": more}
+    return Taken(taken, slots, keywords, refs, tuple(sorted(left_out)))
+
+
+def _is_detour(source: Source, name: str) -> bool:
+    """Whether a property would make the request another one that the connection did not ask for."""
+    return may_reroute(name, "body") and injected_as(source, "body", name, name) is None
+
+
+def _demands(
+    around: Surroundings,
+    shape: Shape,
+    asked: Mapping[str, Field],
+    filled: Set[str],
+    needed: int,
+) -> dict[str, Any]:
+    """What is asked of several properties: one set or another of them, or so many."""
+    groups = []
+    for group in shape.alternatives:
+        left = [names - filled for names in group]
+        if all(left):
+            groups.append([_required(names, asked) for names in left if names <= asked.keys()])
+    at_least = min(shape.at_least - len(filled), len(asked))
+    if at_least > 0 and not needed:
+        groups.append([_required({name}, asked) for name in asked])
+    keywords: dict[str, Any] = {}
+    if groups := [group for group in groups if group]:
+        keywords = (
+            {"anyOf": groups[0]}
+            if len(groups) == 1
+            else {"allOf": [{"anyOf": group} for group in groups]}
+        )
+    if at_least > max(needed, 1):
+        keywords["minProperties"] = at_least + sum(slot.required for slot in around.beside)
+    return keywords
+
+
+def _required(names: Set[str], asked: Mapping[str, Field]) -> dict[str, Any]:
+    return {"required": [f.argument for f in asked.values() if f.name in names]}
+
+
+def _together(needs: Sequence[str], asked: Mapping[str, Field]) -> dict[str, Any]:
+    """Of a body that may be left out: whoever gives anything gives what it needs."""
+    rules = {f.argument: [name for name in needs if name != f.argument] for f in asked.values()}
+    return {"dependentRequired": rules} if needs and len(asked) > 1 else {}
+
+
+def _others(around: Surroundings, shape: Shape) -> tuple[Schema, tuple[str, ...]]:
+    """What is listed of properties that the body does not name; where it is silent, none are."""
+    parts = [around.schemas.translate(each) for each in shape.more or ()]
+    if len(parts) < 2:
+        return (parts[0].schema, parts[0].refs) if parts else (False, ())
+    return {"allOf": [p.schema for p in parts]}, tuple(ref for p in parts for ref in p.refs)
+
+
+def _arguments(around: Surroundings, fields: Sequence[Field]) -> frozenset[str]:
+    """The arguments that have a place of their own."""
+    own = [name for f in fields for name in (f.argument, f.file_name_argument) if name]
+    return frozenset([*own, *around.source.inject, *(slot.argument for slot in around.beside)])
 
 
 def _field(
@@ -312,19 +433,31 @@ def _is_file_list(document: Document, raw: Any) -> bool:
 
 def _whole(
     around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
-) -> tuple[Body | None, list[Slot]]:
+) -> Taken:
     if _is_empty(around, content, body, kind):
-        return None, []
+        needed = body.required is True and around.method not in _READING
+        return Taken(Body(sendable(content.media_type), required=True) if needed else None)
     argument = names.take("body", "body")
     fragment = around.schemas.translate(content.schema)
+    if kind != "json":
+        fragment = _as_form(around.document, content, fragment)
     schema = described(fragment.schema, body.raw, argument)
     required = body.required is True
     injected = injected_as(around.source, "body", "body", argument)
     taken = Body(sendable(content.media_type), whole=injected or argument, required=required)
     if injected is not None:
-        return taken, []
+        return Taken(taken)
     rank = rank_of(body.raw)
-    return taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)]
+    return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)])
+
+
+def _as_form(document: Document, content: Content, fragment: Fragment) -> Fragment:
+    """A form's fields are an object's properties, whatever its schema says."""
+    with suppress(Unusable):
+        types = types_of(resolved(document, content.schema))
+        if not types or "object" in types:
+            return Fragment({**mapping(fragment.schema), "type": "object"}, fragment.refs)
+    return Fragment({"type": "object"}, ())
 
 
 def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:
@@ -335,44 +468,58 @@ def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: s
         return False
     if not _is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *_DYNAMIC}:
         return False
-    if mapping(found.get("properties")) or isinstance(found.get("additionalProperties"), dict):
+    if mapping(found.get("properties")) or found.get("additionalProperties", False) is not False:
         return False
     if kind in ("form", "multipart"):
         return True
-    return around.method in ("GET", "HEAD", "DELETE") and body.required is not True
+    return around.method in _READING and body.required is not True
 
 
 def _opaque(
     around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
-) -> tuple[Body, list[Slot]]:
+) -> Taken:
+    """A body that is sent as it is given; an object in XML or YAML is written out as such."""
     argument = names.take("body", "body")
-    binary = kind == "octets"
-    plain: dict[str, Any] = {"type": "string"}
+    binary, required = kind == "octets", body.required is True
+    fragment = Fragment({}, ()) if binary else around.schemas.translate(content.schema)
+    plain = dict(mapping(fragment.schema)) or {"type": "string"}
+    plain.pop("contentEncoding", None)
     if binary:
         plain["contentEncoding"] = "base64"
-    plain["description"] = f"The body, as {content.media_type}{' in base64' if binary else ''}."
-    schema = described(plain, body.raw, argument)
-    required = body.required is True
-    media_type = sendable(content.media_type)
-    taken = Body(media_type, whole=argument, binary=binary, required=required)
-    return taken, [Slot(argument, schema, (), required, rank_of(body.raw))]
+    words = f"The body, as {content.media_type}{' in base64' if binary else ''}."
+    schema = described({"description": words, **plain}, body.raw, argument)
+    taken = Body(
+        sendable(content.media_type),
+        whole=argument,
+        binary=binary,
+        required=required,
+        xml=None if binary else _xml(around.document, content),
+    )
+    return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank_of(body.raw))])
 
 
-def _defaults(document: Document, schema: Any, level: int) -> Any:
-    """What a schema's defaults come to: its own, else those of its properties together."""
-    try:
+def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:
+    """How an object is written as XML; None for other media types."""
+    if not content.media_type.partition(";")[0].strip().lower().endswith(("/xml", "+xml")):
+        return None
+    named = text_of(mapping(content.schema).get("$ref")).rpartition("/")[2]
+    return {"name": named or "root", **_xml_layout(document, content.schema, 0)}
+
+
+def _xml_layout(document: Document, schema: Any, level: int) -> dict[str, Any]:
+    """The names and forms of a schema's elements, where they are not those of its properties."""
+    with suppress(Unusable):
         found = resolved(document, schema)
-    except Unusable:
-        return None
-    if "default" in found:
-        return found["default"]
-    if level >= _MAX_LEVELS:
-        return None
-    properties = mapping(found.get("properties"))
-    spend(document, len(properties))
-    parts = {
-        name: value
-        for name, raw in properties.items()
-        if (value := _defaults(document, raw, level + 1)) is not None
-    }
-    return parts or None
+        said = mapping(found.get("xml"))
+        layout: dict[str, Any] = {key: said.get(key) for key in ("attribute", "wrapped")}
+        layout |= {key: text_of(said.get(key)) for key in ("name", "prefix", "namespace")}
+        if level < _XML_LEVELS and (shape := shape_of(document, found)) is not None:
+            inner = {
+                name: _xml_layout(document, part, level + 1)
+                for name, part in shape.properties.items()
+            }
+            layout["properties"] = {name: part for name, part in inner.items() if part}
+        if level < _XML_LEVELS and "items" in found:
+            layout["items"] = _xml_layout(document, found["items"], level + 1)
+        return {key: value for key, value in layout.items() if value}
+    return {}

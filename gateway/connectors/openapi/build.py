@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import orjson
 
+from gateway.blocklist import left_out
 from gateway.connectors.naming import Nameable, local_name, unmatched
 from gateway.connectors.openapi.arguments import (
     ArgumentNames,
@@ -22,14 +23,21 @@ from gateway.connectors.openapi.arguments import (
     parameter_slots,
     without_detours,
 )
-from gateway.connectors.openapi.bodies import Surroundings, body_slots, chosen_content, media_kind
+from gateway.connectors.openapi.bodies import (
+    Surroundings,
+    Taken,
+    chosen_content,
+    media_kind,
+    taken_body,
+)
 from gateway.connectors.openapi.bundle import (
     INPUT_BUDGET,
-    LISTED_EACH,
+    Listed,
     fair_share,
     input_budget,
     input_schema,
     output_schema,
+    whole_input,
 )
 from gateway.connectors.openapi.checks import written
 from gateway.connectors.openapi.document import (
@@ -90,12 +98,15 @@ from gateway.model import (
     Severity,
     Skipped,
     Source,
+    pack,
+    without_constants,
 )
 
 MAX_DISPLAY_NAME = 60
 MAX_PROBLEMS = 200
 MAX_LISTED = 24 * 1024 * 1024
 MAX_ANSWERS = 12 * 1024 * 1024  # bytes of answers' schemas that are kept
+MAX_WHOLE_INPUTS = 8 * 1024 * 1024  # packed, of those that are not listed whole
 MAX_KEYWORDS = 1_000  # characters
 MAX_KEYS = 5  # named in a problem
 _MAX_ACCEPTED = 5
@@ -168,6 +179,7 @@ class _Work:
     budget: int = INPUT_BUDGET
     listed_bytes: int = 0
     answer_bytes: int = 0
+    whole_bytes: int = 0
     answers: dict[bytes, bytes | None] = field(default_factory=dict)  # by what they begin with
     taken: Schemas = field(init=False)
     given: Schemas = field(init=False)
@@ -244,7 +256,7 @@ class _Work:
             base_url=self.base_url,
             own_base_url=base_url_of(self.document, own),
             plans=tuple(plans),
-            hidden=tuple(self.hidden),
+            hidden=tuple(self.with_whole(plan) for plan in self.hidden),
             skipped=tuple(self.skipped),
             problems=(*unmatched(self.source, self.names), *self.reports.problems),
             key=keys[0] if len(keys) == 1 else (None, None),
@@ -252,18 +264,35 @@ class _Work:
 
     def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
         """The same, with the largest inputs cut down until a whole listing has its size."""
-        share = fair_share([len(plan.schema) for plan in plans])
-        return [plan if len(plan.schema) <= share else self.cut_down(plan, share) for plan in plans]
+        share = fair_share([len(plan.listed.text) for plan in plans])
+        return [
+            self.with_whole(plan if len(plan.listed.text) <= share else self.cut_down(plan, share))
+            for plan in plans
+        ]
 
     def cut_down(self, plan: Plan, share: int) -> Plan:
         if plan.whole is None:
             return plan
         self.reports.place = f"{plan.operation.method} {plan.operation.path}"
-        self.listed_bytes -= len(plan.schema)
+        self.listed_bytes -= len(plan.listed.text)
         try:
-            return replace(plan, schema=_input_schema(self, plan.whole, share))
+            return replace(plan, listed=_listed(self, plan.whole, share))
         except Unusable:  # it costs room then, but not the other operations
             return plan
+
+    def with_whole(self, plan: Plan) -> Plan:
+        """The plan with all of its input packed, where more is known of it than is listed."""
+        if plan.whole is None:
+            return plan
+        shown = without_constants(plan.listed.text)
+        if shown is plan.listed.text and plan.listed.complete:
+            return replace(plan, whole=None)
+        whole = whole_input(plan.whole.root, plan.whole.refs, self.taken)
+        packed = pack(whole) if whole else b""
+        self.whole_bytes += len(packed)
+        kept = packed if self.whole_bytes <= MAX_WHOLE_INPUTS else b""
+        listed = Listed(shown, plan.listed.complete)
+        return replace(plan, listed=listed, whole=None, whole_schema=kept)
 
     def skip(self, operation: Nameable, reason: str, base_url: str) -> None:
         self.names.add(name_for_globs(operation))
@@ -294,39 +323,41 @@ def _length_of_words(operation: Operation) -> int:
 
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
-    listed = parameters(document, operation)
+    given = parameters(document, operation)
     nameable = _nameable(operation)
     override, access = override_of(nameable, source), access_of(nameable, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
     path, wanted, fixed = called_path(
-        operation, inputs(document, listed), microsoft=microsoft, arm=arm
+        operation, inputs(document, given), microsoft=microsoft, arm=arm
     )
     wanted = [each for each in wanted if _is_asked_for(work, each, access)]
     names = ArgumentNames()
     sent, slots = parameter_slots(document, wanted, names, work.taken, source)
-    body, taken = None, None
-    if (written := request_body(document, operation, listed)) is not None:
-        around = Surroundings(document, work.taken, source, operation.method)
-        body, more = body_slots(around, written, names)
-        slots.extend(more)
-        taken = chosen_content(document, written).schema
     check_fixed(fixed)
-    sent, body, slots = without_detours(source, work.reports.here, sent, body, slots)
+    sent, slots = without_detours(source, work.reports.here, sent, slots)
+    taken, body_schema = Taken(None), None
+    if (body := request_body(document, operation, given)) is not None:
+        around = Surroundings(document, work.taken, source, operation.method, tuple(slots))
+        taken = taken_body(around, body, names)
+        slots.extend(taken.slots)
+        body_schema = chosen_content(document, body).schema
+        for name in taken.left_out:
+            work.reports.here("warning", left_out(name, "body"))
     contents = answers(document, operation)
     http = HttpOperation(
         method=operation.method,
         base_url=base_url,
         path=path,
         parameters=(*sent, *fixed),
-        body=body,
+        body=taken.body,
         accept=_accept(contents, wanted),
         idempotency_header=source.idempotency_header,
     )
-    lookups = look_ups(document, slots, taken) if work.marks.microsoft else b""
+    lookups = look_ups(document, slots, body_schema) if work.marks.microsoft else b""
     if lookups:
         slots = [with_hint(document, slot) for slot in slots]
-    whole = _whole_input(slots)
-    schema = _input_schema(work, whole, work.budget)
+    whole = _whole_input(slots, taken)
+    listed = _listed(work, whole, work.budget)
     return Plan(
         operation=nameable,
         revision=revision_of(operation) if work.marks.microsoft else None,
@@ -338,8 +369,8 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         risk=override.risk or _risk(operation, access),
         safe=operation.raw.get("x-ms-safe-operation") is True,
         http=http,
-        schema=schema,
-        whole=whole if len(schema) > LISTED_EACH else None,
+        listed=listed,
+        whole=None if listed.is_final else whole,
         answer=_answer(work, contents),
         keywords=_keywords(operation, slots),
         lookups=lookups,
@@ -362,7 +393,7 @@ def _risk(operation: Operation, access: Access) -> Risk:
     return "high" if not_for_agents else RISK_OF_ACCESS[access]
 
 
-def _whole_input(slots: Sequence[Slot]) -> Whole:
+def _whole_input(slots: Sequence[Slot], taken: Taken) -> Whole:
     ordered = sorted(slots, key=lambda slot: slot.rank)
     root: dict[str, Any] = {
         "type": "object",
@@ -370,19 +401,20 @@ def _whole_input(slots: Sequence[Slot]) -> Whole:
     }
     if required := [slot.argument for slot in ordered if slot.required]:
         root["required"] = required
-    root["additionalProperties"] = False
-    return Whole(root, tuple(dict.fromkeys(ref for slot in ordered for ref in slot.refs)))
+    root |= {"additionalProperties": False, **taken.keywords}
+    refs = (*(ref for slot in ordered for ref in slot.refs), *taken.refs)
+    return Whole(root, tuple(dict.fromkeys(refs)))
 
 
-def _input_schema(work: _Work, whole: Whole, budget: int) -> bytes:
-    schema = input_schema(whole.root, whole.refs, work.taken, work.reports.here, budget)
-    work.listed_bytes += len(schema)
+def _listed(work: _Work, whole: Whole, budget: int) -> Listed:
+    listed = input_schema(whole.root, whole.refs, work.taken, work.reports.here, budget)
+    work.listed_bytes += len(listed.text)
     if work.listed_bytes > MAX_LISTED:
         raise DefinitionUnreadable(
             f"The definition's tools would take more than {MAX_LISTED // 1024 // 1024} MB to list.",
             "Split the definition, or serve only the part that is needed.",
         )
-    return schema
+    return listed
 
 
 def _accept(contents: Sequence[Content], wanted: Sequence[Input]) -> str:

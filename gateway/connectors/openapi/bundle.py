@@ -1,23 +1,27 @@
 """A tool's schema in one piece: its root, the definitions it needs, and no more than there is room.
 
-Definitions are taken breadth first until the budget is used up; what lies deeper becomes an open
-schema with the same description, so the input stays valid and only gets looser. A root that is too
-large by itself loses its deepest levels. Parts are compiled one by one, each once a document: what
-does not compile is opened, and the whole then compiles because its parts do.
+Where there is not room for everything, words go first, those of the deepest definitions before
+others; then the properties that may be left out, the deepest first: such an object is open, and
+names only what it requires. So what is generated from the rest still fits. Parts are compiled one
+by one, each once a document: what does not compile is opened, and the whole then compiles because
+its parts do.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from gateway.connectors.openapi.checks import compiles, joined, written
-from gateway.connectors.openapi.document import Unusable
-from gateway.connectors.openapi.schema import Schema, Schemas
+from gateway.connectors.openapi.document import Unusable, mapping
+from gateway.connectors.openapi.keywords import MANY_SCHEMAS, NAMED_SCHEMAS
+from gateway.connectors.openapi.schema import Schema, Schemas, stub_of
 from gateway.connectors.text import cut
+from gateway.model import CONSTANTS
 
 INPUT_BUDGET = 16 * 1024
 _SMALLEST_BUDGET = 1024
@@ -25,13 +29,33 @@ LISTED_BUDGET = 1536 * 1024  # for the inputs of all tools together, where they 
 LISTED_EACH = 4 * 1024  # and for each, where they are many: nothing smaller is ever cut
 _MOST_LISTED = 16 * 1024 * 1024
 MAX_INPUT = 64 * 1024  # what no pruning brings below this is not a tool
+MAX_WHOLE = 512 * 1024  # of an input that is not listed whole
 MAX_OUTPUT = 64 * 1024
 _SMALL = 300  # a leaf this small costs no more than a stub would
 _LEVELS = (5, 3, 2, 1)
+_ALL_LEVELS = 1_000
 _PARTS = 4  # definitions put together, for one unit of work
 _COST = 256  # bytes of an input that is too large, for one unit of work
-_LONG_ENUM = 1024
 _SHORT_DESCRIPTION = 100
+_TAKES_MORE = "Takes more than is listed here."
+_TOO_LARGE = (
+    "its inputs are too large to list whole: objects deep in them list only what they require; "
+    "mcp_get_tool_schema and GET /api/v1/tools/NAME give all"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A tool's input schema as it is listed."""
+
+    text: bytes
+    complete: bool  # nothing is left out for want of room, not even words
+
+    @property
+    def is_final(self) -> bool:
+        """Whether neither room nor readers will ever ask for it in another form."""
+        small = len(self.text) <= LISTED_EACH
+        return small and self.complete and CONSTANTS.encode() not in self.text
 
 
 def input_schema(
@@ -40,19 +64,36 @@ def input_schema(
     schemas: Schemas,
     report: Callable[[str, str], None],
     budget: int = INPUT_BUDGET,
-) -> bytes:
-    """The JSON text of a tool's input schema, within its budget and sure to compile."""
-    text = written(root)
-    if len(text) > budget:
+) -> Listed:
+    """A tool's input schema, within its budget and sure to compile."""
+    text, is_cut = written(root), False
+    complete = len(text) <= budget
+    if not complete:
         schemas.spend(len(text) // _COST)
-        root = _pruned_root(root, budget)
+        root, is_cut = _thin_root(root, budget)
         text, refs = written(root), refs_in(root)
-        report("info", "its inputs are too large to list whole; the deepest levels are left open")
     if len(text) > MAX_INPUT:
         raise Unusable(f"its inputs take {len(text):,} bytes, at most {MAX_INPUT:,} are listed")
     if not compiles(joined(text, dict.fromkeys(refs, b"{}"))):
         text = _loosened(root, refs, report)
-    return joined(text, _within(refs, schemas, budget - len(text)))
+    definitions = _all_below(refs, schemas, budget - len(text))
+    if definitions is None:
+        definitions, cut_below = _fitting(refs, schemas, budget - len(text))
+        complete, is_cut = False, is_cut or cut_below
+    if is_cut:
+        report("warning", _TOO_LARGE)
+    return Listed(joined(text, definitions), complete)
+
+
+def whole_input(root: dict[str, Any], refs: Collection[str], schemas: Schemas) -> bytes:
+    """All of a tool's input schema, with words if there is room; b"" if it is larger than any."""
+    text = written(root)
+    definitions = _all_below(refs, schemas, MAX_INPUT - len(text))
+    if definitions is None:
+        text, names = written(_without_words(root)), _all_below(refs, schemas, MAX_WHOLE)
+        definitions = {name: _thin(schemas, name, _ALL_LEVELS)[0] for name in names or ()}
+    whole = joined(text, definitions)
+    return whole if len(whole) <= MAX_WHOLE else b""
 
 
 def input_budget(operations: int) -> int:
@@ -74,18 +115,8 @@ def fair_share(sizes: Sequence[int]) -> int:
 def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> bytes | None:
     """The JSON text of an answer's schema with all it refers to, unless that is too much."""
     text = written(schema)
-    definitions: dict[str, bytes] = {}
-    waiting, used = deque(refs), len(text)
-    while waiting and used <= MAX_OUTPUT:
-        name = waiting.popleft()
-        if name in definitions:
-            continue
-        definition = schemas.definition(name)
-        definitions[name] = definition.text
-        used += len(definition.text)
-        waiting.extend(definition.refs)
-    schemas.spend(len(definitions) // _PARTS)
-    return joined(text, definitions) if used <= MAX_OUTPUT else None
+    definitions = _all_below(refs, schemas, MAX_OUTPUT - len(text))
+    return None if definitions is None else joined(text, definitions)
 
 
 def refs_in(value: Any) -> tuple[str, ...]:
@@ -104,65 +135,136 @@ def refs_in(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _within(refs: Iterable[str], schemas: Schemas, budget: int) -> dict[str, bytes]:
-    chosen: dict[str, bytes] = {}
-    waiting, left = deque(refs), budget
+# --- definitions ----------------------------------------------------------------------------------
+
+
+def _all_below(refs: Iterable[str], schemas: Schemas, room: int) -> dict[str, bytes] | None:
+    """The definitions that these need, and those that they need in turn; None if it is too much."""
+    found: dict[str, bytes] = {}
+    waiting = deque(refs)
+    while waiting and room >= 0:
+        name = waiting.popleft()
+        if name not in found:
+            definition = schemas.definition(name)
+            found[name] = definition.text
+            room -= len(definition.text)
+            waiting.extend(definition.refs)
+    schemas.spend(len(found) // _PARTS)
+    return found if room >= 0 else None
+
+
+def _fitting(refs: Collection[str], schemas: Schemas, room: int) -> tuple[dict[str, bytes], bool]:
+    """As much of the definitions as fits, level by level, and whether properties are left out."""
+    chosen = _bare(refs, schemas, {}, room)
+    room -= _size(chosen)
+    plain: dict[str, bytes] = {}  # with all their properties
+    waiting, seen = deque(refs), set[str]()
+    while waiting:
+        if (name := waiting.popleft()) in seen:
+            continue
+        seen.add(name)
+        text, below = _thin(schemas, name, _ALL_LEVELS)
+        more = _bare(below, schemas, chosen, room)
+        cost = len(text) - len(chosen[name]) + _size(more)
+        if cost <= max(room, 0):
+            room -= cost
+            chosen |= {**more, name: text}
+            plain[name] = text
+        waiting.extend(each for each in below if each in chosen)
+    for name, text in plain.items():
+        full = schemas.definition(name).text
+        if len(full) - len(text) <= room:
+            room -= len(full) - len(text)
+            chosen[name] = full
+    schemas.spend(len(chosen) // _PARTS)
+    return chosen, len(plain) < len(chosen)
+
+
+def _bare(
+    names: Iterable[str], schemas: Schemas, known: Mapping[str, bytes], room: int
+) -> dict[str, bytes]:
+    """These definitions, but for those known, with no more than they require."""
+    found: dict[str, bytes] = {}
+    waiting = deque(names)
     while waiting:
         name = waiting.popleft()
-        if name in chosen:
+        if name in known or name in found:
             continue
-        definition = schemas.definition(name)
-        size = len(definition.text)
-        if size <= left or (size <= _SMALL and not definition.refs):
-            chosen[name] = definition.text
-            left -= size
-            waiting.extend(definition.refs)
-        else:
-            chosen[name] = definition.stub
-    schemas.spend(len(chosen) // _PARTS)
-    return chosen
+        text, below = _thin(schemas, name, 0)
+        if len(text) > room and len(text) > _SMALL:
+            text, below = stub_of(text), ()
+        found[name] = text
+        room -= len(text)
+        waiting.extend(below)
+    return found
 
 
-def _pruned_root(root: dict[str, Any], budget: int) -> dict[str, Any]:
+def _size(definitions: Mapping[str, bytes]) -> int:
+    return sum(map(len, definitions.values()))
+
+
+def _thin(schemas: Schemas, name: str, levels: int) -> tuple[bytes, tuple[str, ...]]:
+    """A definition without words and without what may be left out below so many levels."""
+    known = schemas.thinner.get((name, levels))
+    if known is None:
+        schema = _thinned(orjson.loads(schemas.definition(name).text), levels)
+        known = schemas.thinner[name, levels] = (written(schema), refs_in(schema))
+        schemas.spend(len(known[0]) // _COST)
+    return known
+
+
+# --- one schema -----------------------------------------------------------------------------------
+
+
+def _thin_root(root: dict[str, Any], budget: int) -> tuple[dict[str, Any], bool]:
+    """The root without words deep inside, then without its deepest levels; whether these went."""
+    plain = _without_words(root)
+    size, thin = len(orjson.dumps(plain)), plain
     for levels in _LEVELS:
-        # Level by level from the last result: each pass has less to go through.
-        properties = {name: _pruned(part, levels) for name, part in root["properties"].items()}
-        root = {**root, "properties": properties}
-        if len(orjson.dumps(root)) <= budget:
+        if len(orjson.dumps(thin)) <= budget:
             break
+        properties = {name: _thinned(part, levels) for name, part in plain["properties"].items()}
+        thin = _with_words_of({**plain, "properties": properties}, root)
+    return thin, len(orjson.dumps(thin)) < size
+
+
+def _without_words(root: dict[str, Any]) -> dict[str, Any]:
+    """The root with words only on the inputs themselves, and short ones."""
+    parts = {name: _thinned(part, _ALL_LEVELS) for name, part in root["properties"].items()}
+    return _with_words_of({**root, "properties": parts}, root)
+
+
+def _with_words_of(root: dict[str, Any], worded: dict[str, Any]) -> dict[str, Any]:
+    for name, part in worded["properties"].items():
+        words = mapping(part).get("description")
+        if words and isinstance(root["properties"][name], dict):
+            root["properties"][name]["description"] = cut(words, _SHORT_DESCRIPTION)
     return root
 
 
-def _pruned(schema: Any, levels: int) -> Any:
-    """The schema down to so many levels of objects and lists; below, only type and words."""
+def _thinned(schema: Any, levels: int) -> Any:
+    """The schema without words; objects below so many levels name only what they require."""
     if not isinstance(schema, dict):
         return schema
-    if levels == 0 and any(key in schema for key in ("properties", "items", "anyOf", "oneOf")):
-        return _words_of(schema)
-    return {
-        key: _pruned_keyword(key, value, levels)
-        for key, value in schema.items()
-        if key != "enum" or len(orjson.dumps(value)) <= _LONG_ENUM
-    }
+    thin = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    for key, value in thin.items():
+        if key in NAMED_SCHEMAS:
+            thin[key] = {name: _thinned(part, levels - 1) for name, part in value.items()}
+        elif key in ("items", "additionalProperties"):
+            thin[key] = _thinned(value, levels - 1)
+        elif key in MANY_SCHEMAS:
+            thin[key] = [_thinned(part, levels) for part in value]
+    return thin if levels > 0 else _only_required(thin)
 
 
-def _pruned_keyword(key: str, value: Any, levels: int) -> Any:
-    if key in ("properties", "patternProperties") and isinstance(value, dict):
-        return {name: _pruned(part, levels - 1) for name, part in value.items()}
-    if key in ("items", "additionalProperties"):
-        return _pruned(value, levels - 1)
-    if key in ("anyOf", "oneOf", "allOf") and isinstance(value, list):
-        return [_pruned(part, levels) for part in value]
-    if key == "description" and levels <= 2 and isinstance(value, str):
-        return cut(value, _SHORT_DESCRIPTION)
-    return value
-
-
-def _words_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: schema[key] for key in ("type", "description") if key in schema}
-    if "description" in kept:
-        kept["description"] = cut(kept["description"], _SHORT_DESCRIPTION)
-    return kept
+def _only_required(schema: dict[str, Any]) -> dict[str, Any]:
+    properties, required = schema.get("properties", {}), set(schema.get("required", ()))
+    if required.issuperset(properties):
+        return schema
+    kept = {name: part for name, part in properties.items() if name in required}
+    closing = ("additionalProperties", "unevaluatedProperties", "properties")
+    rest = {key: value for key, value in schema.items() if key not in closing}
+    return {**rest, **({"properties": kept} if kept else {}), "description": _TAKES_MORE}
 
 
 def _loosened(

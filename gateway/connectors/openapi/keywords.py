@@ -6,13 +6,15 @@ keyword with a value it may not have is left out: the schema then accepts more, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
 _MAX_VALUE = 8 * 1024  # bytes of an enum, a constant or a default
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 _WORDS = ("title", "description")
 
 
@@ -23,12 +25,54 @@ def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
             result[exclusive] = result.pop(limit)
 
 
-def mend_enum(result: dict[str, Any]) -> None:
-    """Writers of YAML forget quotes: `type: string, enum: [1, 2]` means the texts."""
-    if result.get("type") == "string" and "enum" in result:
-        result["enum"] = [
-            str(value) if type(value) in (int, float) else value for value in result["enum"]
-        ]
+def mend_enum(result: dict[str, Any]) -> bool:
+    """Leave only values in an enum that its own type allows; False where there were none.
+
+    What no value fits says what a list's items are, or nothing: it is left out.
+    """
+    values, types = result["enum"], types_of(result)
+    fitting = [value for value in (mended(each, types) for each in values) if _is_any(value, types)]
+    if fitting:
+        result["enum"] = list({orjson.dumps(value): value for value in fitting}.values())
+        return True
+    del result["enum"]
+    items = result.get("items", {})
+    if "array" in types and isinstance(items, dict) and not items.keys() & {"enum", "$ref"}:
+        inner = {**items, "enum": values}
+        result["items"] = inner if mend_enum(inner) else items
+    return False
+
+
+def mended(value: Any, types: Sequence[str]) -> Any:
+    """The value in one of these types: writers of YAML forget quotes, others set too many."""
+    if _is_any(value, types):
+        return value
+    if type(value) in (int, float) and "string" in types:
+        return str(value)
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            read = orjson.loads(value)
+            return read if _is_any(read, types) else value
+    return value
+
+
+def _is_any(value: Any, types: Sequence[str]) -> bool:
+    return not types or any(_is(value, kind) for kind in types)
+
+
+def types_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types a value may have; none said: any."""
+    kind = schema.get("type")
+    listed = kind if isinstance(kind, list) else [kind]
+    return [each for each in listed if isinstance(each, str)]
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind in ("integer", "number"):
+        return type(value) is int or (
+            type(value) is float and (kind == "number" or value.is_integer())
+        )
+    return type(value) is _PYTHON_TYPES.get(kind)
 
 
 def allow_null(result: dict[str, Any]) -> None:

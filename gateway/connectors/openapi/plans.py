@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.connectors.naming import Nameable, collisions, tool_names
+from gateway.connectors.openapi.bundle import Listed
 from gateway.connectors.openapi.lookups import dead_look_ups
 from gateway.connectors.openapi.selection import Revision
 from gateway.connectors.tools import fingerprint, token_cost, tool_annotations
@@ -48,12 +49,13 @@ class Plan:
     risk: Risk
     safe: bool  # the definition says that it only reads
     http: HttpOperation
-    schema: bytes
-    whole: Whole | None  # where the schema might have to be cut down
+    listed: Listed
+    whole: Whole | None  # where more of it may be needed than is listed now
     answer: bytes | None
     keywords: str
     lookups: bytes
     security: str
+    whole_schema: bytes = b""  # packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _tool(plan: Plan, name: str, source: Source) -> Tool:
     annotations = tool_annotations(plan.title, plan.access, plan.operation.method)
     if plan.safe:
         annotations["readOnlyHint"] = True
-    entry = _entry(name, plan.title, plan.description, plan.schema, annotations)
+    entry = _entry(name, plan.title, plan.description, plan.listed.text, annotations)
     return Tool(
         name=name,
         local_name=name.removeprefix(source.prefix),
@@ -112,7 +114,7 @@ def _tool(plan: Plan, name: str, source: Source) -> Tool:
         trust=source.trust,
         title=plan.title,
         description=plan.description,
-        input_schema=plan.schema,
+        input_schema=plan.listed.text,
         entry=entry,
         tokens=token_cost(entry),
         fingerprint=_fingerprint(plan, source),
@@ -121,12 +123,13 @@ def _tool(plan: Plan, name: str, source: Source) -> Tool:
         keywords=plan.keywords,
         security=plan.security,
         lookups=plan.lookups,
+        whole_schema=plan.whole_schema,
     )
 
 
 def _fingerprint(plan: Plan, source: Source) -> str:
     """Another credential is another tool to whoever approved it."""
-    plain = fingerprint(source, plan.http, plan.access, plan.description, plan.schema)
+    plain = fingerprint(source, plan.http, plan.access, plan.description, plan.listed.text)
     return digest(f"{plain} {plan.security}".encode()) if plan.security else plain
 
 

@@ -6,15 +6,22 @@ not know, or that hold what they may not hold, are left out: the result accepts 
 
 References that lead back to themselves without going down into the value, or that fan out too far
 on one level, would keep a validator busy for ever: they are opened where the circle closes.
+
+What callers give must be accepted wherever the API takes it: in inputs `oneOf` becomes `anyOf`,
+since alternatives overlap. Properties that Microsoft calls internal are not asked for: their
+defaults are noted at the object they belong to, under `CONSTANTS`, for whoever fills them in.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
+
+import orjson
 
 from gateway.connectors.openapi.checks import compiles, is_linear_pattern, joined, written
 from gateway.connectors.openapi.document import (
@@ -24,6 +31,7 @@ from gateway.connectors.openapi.document import (
     Unusable,
     is_internal,
     mapping,
+    resolved,
     sequence,
     spend,
     target_of,
@@ -37,9 +45,11 @@ from gateway.connectors.openapi.keywords import (
     allow_null,
     mend_enum,
     mend_limits,
+    mended,
+    types_of,
 )
 from gateway.connectors.openapi.wording import MAX_TITLE, phrase, property_description
-from gateway.connectors.text import cut
+from gateway.model import CONSTANTS
 
 Direction = Literal["input", "output"]
 Schema = dict[str, Any] | bool
@@ -50,14 +60,15 @@ MAX_NODES = 20_000  # of one schema between references
 _MAX_CHAIN = 60
 _NODES = 2  # translated, for one unit of work
 _COMPILED = 512  # bytes, for one unit of work
-_STUB_DESCRIPTION = 120
+_MAX_LEVELS = 8  # of defaults that make up one hidden value, of allOf
 _WORDS = frozenset(
     ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
 )
 _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
-    + ("nullable", "x-nullable", "discriminator")
+    + ("nullable", "x-nullable", "discriminator", "oneOf", "default")
 )
+_ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -76,7 +87,9 @@ class Definition:
     text: bytes
     refs: tuple[str, ...]
     in_place: tuple[str, ...]  # references met before going down into the value, repeats included
-    stub: bytes  # accepts more, needs nothing: for where there is no room
+
+
+_OPEN = Definition(b"{}", (), ())
 
 
 @dataclass(slots=True)
@@ -93,7 +106,8 @@ class Schemas:
         self, document: Document, direction: Direction, report: Callable[[str, str], None]
     ) -> None:
         self._document = document
-        self._hidden = "readOnly" if direction == "input" else "writeOnly"
+        self._asked = direction == "input"
+        self._hidden = "readOnly" if self._asked else "writeOnly"
         self._report = report
         self._siblings_count = document.format == "openapi-3.1"
         self._fragments: dict[int, tuple[Any, Fragment]] = {}
@@ -107,6 +121,8 @@ class Schemas:
         self._patterns: set[str] = set()
         # For whoever describes inputs: by id, then by what is called so and whether it is needed.
         self.remembered: dict[int, dict[tuple[str, bool], Any]] = {}
+        # For whoever puts them together: by name and levels, what is left where room is short.
+        self.thinner: dict[tuple[str, int], tuple[bytes, tuple[str, ...]]] = {}
         document.by_others.extend((self._fragments, self.remembered))
 
     def translate(self, raw: Any) -> Fragment:
@@ -152,6 +168,24 @@ class Schemas:
             except Unusable:
                 return False
         return False
+
+    def visible(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The properties of an object that are asked for, and the values of those that are not.
+
+        Internal ones are asked for only where nothing works without, and no default is known.
+        """
+        found, constants = dict[str, Any](), dict[str, Any]()
+        for name, part in mapping(raw.get("properties")).items():
+            if self.is_hidden(part):
+                continue
+            if self._asked and is_internal(mapping(part)):
+                value = PLAIN["default"](default_of(self._document, part))
+                if value is not None:
+                    constants[name] = value
+                if value is not None or name not in sequence(raw.get("required")):
+                    continue
+            found[name] = part
+        return found, constants
 
     # --- references ---
 
@@ -219,10 +253,10 @@ class Schemas:
                 schema = self._schema(self._targets[name], trace, in_place=True)
                 text = written(schema)
                 self.spend(trace.nodes // _NODES + len(text) // _COMPILED)
-                found = Definition(text, tuple(trace.refs), tuple(trace.in_place), _stub(schema))
+                found = Definition(text, tuple(trace.refs), tuple(trace.in_place))
             except (TypeError, RecursionError):
                 self._report("warning", f"schema {name} is nested too deeply; it is left open")
-                found = Definition(b"{}", (), (), b"{}")
+                found = _OPEN
             self._definitions[name] = found
         return self._definitions[name]
 
@@ -239,7 +273,7 @@ class Schemas:
             weight += self._weigh(reference, depth + 1)
         if weight >= MAX_WEIGHT:
             self._report("warning", f"schema {name} refers to itself without end; it is left open")
-            self._definitions[name] = Definition(definition.stub, (), (), definition.stub)
+            self._definitions[name] = Definition(stub_of(definition.text), (), ())
             weight = 1
         self._weights[name] = weight
         return weight
@@ -247,9 +281,9 @@ class Schemas:
     def _check(self, name: str) -> None:
         definition = self._definitions[name]
         anything = dict.fromkeys(definition.refs, b"{}")
-        if self._hidden == "readOnly" and not compiles(joined(definition.text, anything)):
+        if self._asked and not compiles(joined(definition.text, anything)):
             self._report("warning", f"schema {name} is not valid; anything is accepted there")
-            self._definitions[name] = Definition(b"{}", (), (), b"{}")
+            self._definitions[name] = _OPEN
 
     # --- keywords ---
 
@@ -277,39 +311,29 @@ class Schemas:
                 if isinstance(value, list) and value:
                     below = in_place and key != "prefixItems"
                     result[key] = [self._schema(part, trace, below) for part in value]
+            elif key == "properties" and isinstance(value, dict):
+                self._set_properties(raw, trace, result)
             elif key in NAMED_SCHEMAS and isinstance(value, dict):
-                self._named(key, value, raw, trace, result)
+                usable = key != "patternProperties"
+                result[key] = {
+                    name: self._schema(part, trace, in_place=False)
+                    for name, part in value.items()
+                    if usable or is_linear_pattern(name)
+                }
         self._finish(raw, trace, result)
         return result
 
-    def _named(
-        self,
-        key: str,
-        value: Mapping[str, Any],
-        raw: Mapping[str, Any],
-        trace: _Trace,
-        result: dict[str, Any],
+    def _set_properties(
+        self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]
     ) -> None:
-        if key == "patternProperties":
-            value = {name: part for name, part in value.items() if is_linear_pattern(name)}
-        elif key == "properties":
-            value = self._visible(raw)
-        parts = {name: self._schema(part, trace, in_place=False) for name, part in value.items()}
-        for name, part in parts.items():
-            if isinstance(part, dict) and _says_the_same(part.get("title"), name):
-                del part["title"]
-        result[key] = parts
-
-    def _visible(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The properties that have a place here; internal ones only where nothing works without."""
-        required = {name for name in sequence(raw.get("required")) if isinstance(name, str)}
-        asked = self._hidden == "readOnly"
-        return {
-            name: part
-            for name, part in raw["properties"].items()
-            if not self.is_hidden(part)
-            and not (asked and is_internal(mapping(part)) and name not in required)
-        }
+        visible, constants = self.visible(raw)
+        result["properties"] = parts = dict[str, Schema]()
+        for name, part in visible.items():
+            parts[name] = found = self._schema(part, trace, in_place=False)
+            if isinstance(found, dict) and _says_the_same(found.get("title"), name):
+                del found["title"]
+        if constants:
+            result[CONSTANTS] = constants
 
     def _finish(self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]) -> None:
         """What is said in other words than 2020-12 would say it."""
@@ -328,8 +352,13 @@ class Schemas:
             result["contentEncoding"] = "base64"
         if "discriminator" in raw:
             self._mark_kinds(raw, result)
+        if self._asked and "oneOf" in result:
+            _loosen_alternatives(result)
         mend_limits(raw, result)
-        mend_enum(result)
+        if "enum" in result and not mend_enum(result):
+            self._report("warning", f"no value of an enum has its type: {raw['enum']!s:.100}")
+        if "default" in result:
+            result["default"] = mended(result["default"], types_of(result))
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
             allow_null(result)
 
@@ -359,17 +388,64 @@ class Schemas:
             self._report("info", f"pattern left out, not linear: {pattern[:100]}")
 
     def _set_required(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
+        """What must be given: not what has no place here, and never what can't be given."""
         if not isinstance(raw["required"], list):
             return
-        written = mapping(raw.get("properties"))
         kept = result.get("properties", {})
-        names = dict.fromkeys(
-            name
-            for name in raw["required"]
-            if isinstance(name, str) and (name in kept or name not in written)
-        )
-        if names:
-            result["required"] = list(names)
+        absent = {*mapping(raw.get("properties"))} | self._absent_by_parts(raw, 0)
+        names = dict.fromkeys(name for name in raw["required"] if isinstance(name, str))
+        if needed := [name for name in names if name in kept or name not in absent]:
+            result["required"] = needed
+        if "properties" in result and _ALTERNATIVES.isdisjoint(raw):
+            more = result.get("additionalProperties")
+            for name in needed:
+                kept.setdefault(name, more if isinstance(more, dict) else {})
+
+    def _absent_by_parts(self, raw: Mapping[str, Any], level: int) -> set[str]:
+        """The properties that a schema has by its allOf, and that have no place here."""
+        absent = set[str]()
+        for part in sequence(raw.get("allOf")) if level < _MAX_LEVELS else ():
+            with suppress(Unusable):
+                found = resolved(self._document, part)
+                properties = mapping(found.get("properties"))
+                self.spend(len(properties) // 10)
+                absent |= properties.keys() - self.visible(found)[0].keys()
+                absent |= self._absent_by_parts(found, level + 1)
+        return absent
+
+
+def default_of(document: Document, schema: Any, level: int = 0) -> Any:
+    """What a schema's defaults come to: its own, else those of its properties together."""
+    try:
+        found = {**resolved(document, schema), **mapping(schema)}
+    except Unusable:
+        return None
+    if "default" in found:
+        return mended(found["default"], types_of(found))
+    if level >= _MAX_LEVELS:
+        return None
+    properties = mapping(found.get("properties"))
+    spend(document, len(properties))
+    parts = {
+        name: value
+        for name, raw in properties.items()
+        if (value := default_of(document, raw, level + 1)) is not None
+    }
+    return parts or None
+
+
+def stub_of(text: bytes) -> bytes:
+    """A schema of which only the type is left: it accepts more, and needs nothing."""
+    schema = orjson.loads(text)
+    return written({"type": schema["type"]} if "type" in mapping(schema) else {})
+
+
+def _loosen_alternatives(result: dict[str, Any]) -> None:
+    alternatives = result.pop("oneOf")
+    if "anyOf" in result:
+        result["allOf"] = [*result.get("allOf", ()), {"anyOf": alternatives}]
+    else:
+        result["anyOf"] = alternatives
 
 
 def _title(raw: Mapping[str, Any]) -> str:
@@ -388,12 +464,3 @@ def _says_the_same(title: Any, name: str) -> bool:
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text)).lower()
-
-
-def _stub(schema: Schema) -> bytes:
-    if isinstance(schema, bool):
-        return b"true" if schema else b"false"
-    kept = {key: schema[key] for key in ("type", "description") if key in schema}
-    if "description" in kept:
-        kept["description"] = cut(kept["description"], _STUB_DESCRIPTION)
-    return written(kept)

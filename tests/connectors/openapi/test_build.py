@@ -153,6 +153,7 @@ def test_a_connector_definition_becomes_whole_tools() -> None:
             (Field("To", "To"), Field("Subject", "Subject"), Field("Importance", "Importance")),
             required=True,
             constants={"IsHtml": True},
+            all_but=frozenset({"To", "Subject", "Importance"}),
         ),
     )
     assert orjson.loads(send.input_schema) == {

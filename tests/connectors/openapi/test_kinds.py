@@ -51,7 +51,7 @@ def test_a_mapping_says_which_value_stands_for_which_alternative(
     }
     tool = only_tool(_definition({"$ref": "#/components/schemas/Pet"}, schemas))
 
-    assert schema_of(tool)["$defs"]["Pet"] == {keyword: alternatives}
+    assert schema_of(tool)["$defs"]["Pet"] == {"anyOf": alternatives}
 
 
 def test_a_body_that_says_its_kind_takes_what_any_kind_has() -> None:

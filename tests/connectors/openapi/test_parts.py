@@ -10,7 +10,7 @@ import pytest
 
 from gateway.connectors.openapi import build_openapi
 from gateway.connectors.openapi.arguments import ArgumentNames
-from gateway.connectors.openapi.bodies import Surroundings, body_slots
+from gateway.connectors.openapi.bodies import Surroundings, taken_body
 from gateway.connectors.openapi.document import Document, Operation, open_document, operations
 from gateway.connectors.openapi.inputs import parameters, request_body
 from gateway.connectors.openapi.parts import Parts, PartUnreadable
@@ -241,7 +241,7 @@ def test_nothing_is_remembered_of_fields_that_are_put_together_for_a_form() -> N
         written = request_body(document, each, parameters(document, each))
         assert written is not None
         around = Surroundings(document, schemas, SOURCE, each.method)
-        _, slots = body_slots(around, written, ArgumentNames())
-        assert [slot.argument for slot in slots] == ["f0", "f1", "f2"]
+        taken = taken_body(around, written, ArgumentNames())
+        assert [slot.argument for slot in taken.slots] == ["f0", "f1", "f2"]
 
     assert [len(memo) for memo in document.memos] == [0, 0, 0, 0]

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.connectors.openapi.bundle import INPUT_BUDGET
 from gateway.connectors.openapi.schema import MAX_WEIGHT
+from gateway.invoke.arguments import whole_schema
 from gateway.model import Problem
 from tests.definitions import Json, built, only_tool, openapi, operation, schema_of
 
@@ -45,6 +46,22 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         ({"maximum": 9, "exclusiveMaximum": False}, {"maximum": 9}),
         ({"type": "file"}, {"type": "string", "contentEncoding": "base64"}),
         ({"type": "string", "enum": [1, 2.5, "x"]}, {"type": "string", "enum": ["1", "2.5", "x"]}),
+        ({"type": "integer", "enum": [1, "2", None]}, {"type": "integer", "enum": [1, 2]}),
+        ({"type": "boolean", "default": "true"}, {"type": "boolean", "default": True}),
+        ({"type": "string", "default": 1}, {"type": "string", "default": "1"}),
+        (
+            {"type": "string", "enum": ["a", None], "nullable": True},
+            {"type": ["string", "null"], "enum": ["a", None]},
+        ),
+        ({"type": "boolean", "enum": ["yes", "no"]}, {"type": "boolean"}),
+        (
+            {"type": "array", "enum": ["a", "b"], "items": STRING},
+            {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
+        ),
+        (
+            {"type": "array", "enum": ["a"], "items": {"type": "integer"}},
+            {"type": "array", "items": {"type": "integer"}},
+        ),
         ({"type": "any"}, {}),
         ({"type": ["string", "text"]}, {}),
         ({"type": "string", "example": "x", "examples": ["y"], "xml": {}}, STRING),
@@ -55,7 +72,11 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         ({"items": [STRING, STRING]}, {"prefixItems": [STRING, STRING]}),
         (
             {"oneOf": [STRING, {"type": "integer"}], "discriminator": {"propertyName": "x"}},
-            {"oneOf": [STRING, {"type": "integer"}]},
+            {"anyOf": [STRING, {"type": "integer"}]},
+        ),
+        (
+            {"oneOf": [STRING], "anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}]},
+            {"anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}, {"anyOf": [STRING]}]},
         ),
         ({"default": "x", "format": "date"}, {"default": "x", "format": "date"}),
         (
@@ -191,42 +212,87 @@ def test_fan_out_on_one_level_is_bounded() -> None:
     assert len(tool.input_schema) < 40 * MAX_WEIGHT
 
 
-def test_past_the_budget_deeper_definitions_are_left_open() -> None:
-    properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(20)}
-    chain = {
-        f"S{n}": {
-            "type": "object",
-            "description": f"Level {n}",
-            "properties": {**properties, "next": {"$ref": f"#/components/schemas/S{n + 1}"}},
-        }
-        for n in range(9)
+CUT = Problem(
+    "warning",
+    "POST /a",
+    "its inputs are too large to list whole: objects deep in them list only what they require; "
+    "mcp_get_tool_schema and GET /api/v1/tools/NAME give all",
+)
+
+
+def _posting(schema: Json, schemas: Json | None = None) -> Json:
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    paths = {"/a": {"post": operation(requestBody=body)}}
+    return openapi(paths, components={"schemas": schemas or {}})
+
+
+def _level(number: int, words: str, last: bool) -> Json:
+    fields = {f"field_{n}": {"type": "integer", "description": words} for n in range(20)}
+    below: Json = {} if last else {"next": {"$ref": f"#/components/schemas/S{number + 1}"}}
+    return {
+        "type": "object",
+        "required": ["field_1", *below],
+        "properties": {**fields, **below},
+        "additionalProperties": False,
     }
-    tool = only_tool(_definition({"$ref": "#/components/schemas/S0"}, {**chain, "S9": STRING}))
 
-    schema = schema_of(tool)
+
+def test_where_room_is_short_words_go_first_the_deepest_before_others() -> None:
+    chain = {f"S{n}": _level(n, "d" * 200, n == 7) for n in range(8)}
+    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
+    build = built(_posting(body, chain))
+
+    (tool,) = build.tools
+    listed, whole = schema_of(tool)["$defs"], orjson.loads(whole_schema(tool))["$defs"]
     assert len(tool.input_schema) < INPUT_BUDGET + 1_000
-    assert list(schema["$defs"]) == ["S0", "S1", "S2", "S3"]
-    assert schema["$defs"]["S3"] == {"type": "object", "description": "Level 3"}
+    assert "description" in listed["S0"]["properties"]["field_1"]
+    assert listed["S7"] == _level(7, "", True) | {
+        "properties": dict.fromkeys((f"field_{n}" for n in range(20)), {"type": "integer"})
+    }
+    assert {name: part["properties"].keys() for name, part in whole.items()} == {
+        name: part["properties"].keys() for name, part in chain.items()
+    }
+    assert whole["S7"]["properties"]["field_1"]["description"] == "d" * 200
+    assert build.problems == ()
 
 
-def test_an_inline_body_that_is_too_large_loses_its_deepest_levels() -> None:
+def test_where_room_is_shorter_still_deep_objects_name_what_they_require_and_stay_open() -> None:
+    chain = {f"S{n}": _level(n, "", n == 39) for n in range(40)}
+    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
+    build = built(_posting(body, chain))
+
+    (tool,) = build.tools
+    schema, whole = schema_of(tool), orjson.loads(whole_schema(tool))
+    assert len(tool.input_schema) < INPUT_BUDGET + 2_000
+    assert len(schema["$defs"]["S3"]["properties"]) == 21
+    assert schema["$defs"]["S38"] == {
+        "type": "object",
+        "required": ["field_1", "next"],
+        "properties": {"field_1": {"type": "integer"}, "next": {"$ref": "#/$defs/S39"}},
+        "description": "Takes more than is listed here.",
+    }
+    assert len(whole["$defs"]["S38"]["properties"]) == 21
+    assert build.problems == (CUT,)
+
+
+def test_an_inline_body_that_is_too_large_keeps_what_its_deepest_levels_require() -> None:
     def nested(levels: int) -> Json:
         below = {f"n{n}": nested(levels - 1) for n in range(4)} if levels else {}
-        return {"type": "object", "description": "d" * 100, "properties": {"a": STRING, **below}}
+        properties = {"a": {"type": "integer"}, "b": STRING, **below}
+        return {"type": "object", "description": "d" * 100, "properties": properties} | {
+            "required": ["a"]
+        }
 
-    body = {"content": {"application/json": {"schema": nested(5)}}}
-    build = built(openapi({"/a": {"post": operation(requestBody=body)}}))
+    build = built(_posting(nested(5)))
 
     (tool,) = build.tools
     assert len(tool.input_schema) <= INPUT_BUDGET
-    assert sorted(schema_of(tool)["properties"]) == ["a", "n0", "n1", "n2", "n3"]
-    assert build.problems == (
-        Problem(
-            "info",
-            "POST /a",
-            "its inputs are too large to list whole; the deepest levels are left open",
-        ),
-    )
+    deepest = schema_of(tool)["properties"]["n0"]["properties"]["n1"]
+    while "n2" in deepest["properties"]:
+        deepest = deepest["properties"]["n2"]
+    assert (deepest["required"], deepest["properties"]) == (["a"], {"a": {"type": "integer"}})
+    assert orjson.loads(whole_schema(tool)) != schema_of(tool)
+    assert build.problems == (CUT,)
 
 
 def test_answers_keep_what_is_read_only_and_lose_what_is_write_only() -> None:
