@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.blocklist import blocked_by, may_reroute
+from gateway.blocklist import blocked_by, may_mean, may_reroute
 
 BASE = "https://api.example.test/v1"
 PATTERNS = ["/users", "/admin/**", "/a/*/b"]
@@ -130,3 +130,9 @@ def test_a_second_address_is_known_among_headers_only() -> None:
 
 def test_a_variable_of_the_path_may_have_any_name() -> None:
     assert not may_reroute("_method", "path")
+
+
+@pytest.mark.parametrize("template", ["/users/{id}", "/users/{id}#purge", "/users/{id}?all={all}"])
+def test_an_address_is_told_by_its_path_alone(template: str) -> None:
+    assert may_mean(template, BASE, "/users/7")
+    assert not may_mean(template, BASE, "/users/7/photo")

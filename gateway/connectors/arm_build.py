@@ -11,6 +11,8 @@ from gateway.connectors.arm import Facts, unpacked
 from gateway.connectors.openapi import build_openapi
 from gateway.model import Build, Problem, Severity, Source
 
+_AZURES = ("Accept", "Content-Type")  # by dynamicInvoke, what is said of bodies is Azure's to say
+
 
 def build_arm(raw: bytes, source: Source) -> Build:
     """The tools of a managed connection, called by way of Azure or at its runtime address."""
@@ -23,6 +25,7 @@ def build_arm(raw: bytes, source: Source) -> Build:
         authenticated=facts.status != "unauthenticated",
         location="",
         auth_type="azure" if source.auth_type == "none" else source.auth_type,
+        headers=source.headers if direct else (*source.headers, *_AZURES),
     )
     build = build_openapi(export, source)
     return replace(

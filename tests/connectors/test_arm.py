@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.connectors.arm import (
@@ -18,6 +19,7 @@ from gateway.connectors.arm import (
 from gateway.connectors.arm_build import build_arm
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Problem, Source
+from tests.definitions import operation, schema_of, swagger
 from tests.peers_arm import FIXTURES
 
 GROUP = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Web"
@@ -160,6 +162,21 @@ def test_a_runtime_address_that_is_missing_is_said() -> None:
     assert build.envelope == facts.id
     said = [problem.severity for problem in build.problems if problem.where == "connection"]
     assert said == ["info"]
+
+
+@pytest.mark.parametrize(
+    ("invoke", "asked"), [("dynamic", []), ("runtime", ["Accept", "Content-Type"])]
+)
+def test_headers_that_azure_says_itself_are_not_asked_for(invoke: Any, asked: list[str]) -> None:
+    headers = [
+        {"name": name, "in": "header", "type": "string"}
+        for name in ("Accept", "Content-Type", "Authorization")
+    ]
+    definition = swagger({"/a": {"get": operation(parameters=headers)}})
+    address = "https://runtime.example/apim/mail"
+    facts = Facts("https://azure.example", f"{GROUP}/x", runtime_url=address, invoke=invoke)
+    build = build_arm(packed(facts, orjson.dumps(definition)), SOURCE)
+    assert list(schema_of(build.tools[0])["properties"]) == asked
 
 
 def test_a_stored_definition_without_its_facts_is_refused() -> None:
