@@ -44,7 +44,7 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # as malloc.h has them
 KEEP_ALIVE_SECONDS = 75
 # How long new requests are still taken after readiness went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
-PARENT_SECONDS = 1.0
+STANDARD_INPUT = 0
 
 
 def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
@@ -53,7 +53,7 @@ def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
     host, port = bound.getsockname()[:2]
     place = Place(config, host, port)
     with bound:
-        return uvloop.run(_serve(settings, place, bound, os.getppid() if worker else None))
+        return uvloop.run(_serve(settings, place, bound, worker))
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -70,26 +70,31 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise ConfigInvalid(
             [f"server: can't listen on {host}:{port}: {error.strerror or error}"]
         ) from error
-    bound.set_inheritable(True)
     return bound
 
 
-async def _serve(settings: Settings, place: Place, bound: socket.socket, parent: int | None) -> int:
+async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
     async with running(settings, place, loading) as app:
         server = Server(app, place, settings.server.shutdown_seconds)
-        watching = asyncio.create_task(_end_with(parent, server)) if parent else None
+        if worker:
+            _end_with_parent(server)
         await server.serve(sockets=[bound])
-        if watching is not None:
-            watching.cancel()
     return 0
 
 
-async def _end_with(parent: int, server: Server) -> None:
-    """Ends a worker whose parent is gone: nobody else would, and it would hold the port."""
-    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells a process of this
-        await asyncio.sleep(PARENT_SECONDS)
-    log.warning("parent process gone")
-    server.stop()
+def _end_with_parent(server: Server) -> None:
+    """Ends a worker whose parent is gone: nobody else would, and it would hold the port.
+
+    The parent never writes to a worker's standard input: the kernel closes it with the parent.
+    """
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(STANDARD_INPUT)
+        log.warning("parent process gone")
+        server.stop()
+
+    loop.add_reader(STANDARD_INPUT, end)
 
 
 def _fronted(app: App) -> ASGIApp:
@@ -186,7 +191,8 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Ends in order: not ready, no new connections, calls finish, streams close."""
-        self._ending = asyncio.get_running_loop().create_task(self._end())
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         self._app.health.draining = True

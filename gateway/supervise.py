@@ -85,7 +85,10 @@ class Supervisor:
 
     async def _run_child(self, index: int) -> int:
         child = await asyncio.create_subprocess_exec(
-            *self._command, stdout=asyncio.subprocess.PIPE, env={**os.environ}
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,  # it ends with us, and the worker with it
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ},
         )
         self._children[index] = child
         if self._ending.is_set():
