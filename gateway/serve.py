@@ -45,6 +45,8 @@ KEEP_ALIVE_SECONDS = 75
 # How long new requests are still taken after readiness went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
 STANDARD_INPUT = 0
+AT_ONCE = signal.SIGQUIT  # what the parent of workers has them end by when it is signalled twice
+SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
 
 
 def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
@@ -75,7 +77,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
     async with running(settings, place, loading) as app:
-        server = Server(app, place, settings.server.shutdown_seconds)
+        server = Server(app, place, settings.server.shutdown_seconds, worker=worker)
         if worker:
             _end_with_parent(server)
         await server.serve(sockets=[bound])
@@ -136,7 +138,9 @@ def _give_memory_back() -> None:
 class Server(uvicorn.Server):
     """uvicorn with our ready line and our way to end."""
 
-    def __init__(self, app: App, place: Place, grace: float, announce: bool = True) -> None:
+    def __init__(
+        self, app: App, place: Place, grace: float, announce: bool = True, worker: bool = False
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 _fronted(app),
@@ -157,6 +161,8 @@ class Server(uvicorn.Server):
         self._place = place
         self._grace = grace
         self._announce = announce
+        # A worker may hear a signal from a terminal or init system and from its parent as well.
+        self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -174,20 +180,21 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._ending is not None:
+        if self._ending is None:
+            print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
+            self.stop()
+        elif sig in self._at_once:
             self.force_exit = self.should_exit = True
-            return
-        print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
-        self.stop()
+            self._ending.cancel()
 
     def stop(self) -> None:
         """Ends in order: not ready, no new connections, calls finish, streams close."""
@@ -200,3 +207,15 @@ class Server(uvicorn.Server):
             await asyncio.sleep(TURN_AWAY_SECONDS)
         self.should_exit = True
         await self._app.drain(self._grace)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for connections, as uvicorn does, and for the calls that no connection awaits."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._grace
+        await super().shutdown(sockets)
+        if self._ending is not None:
+            await asyncio.wait((self._ending,))
+        if not self.force_exit:  # a request may have begun a call as its last act
+            last = self._app.gateway.invoker.running.drain(ends - loop.time())
+            self._ending = loop.create_task(last)
+            await asyncio.wait((self._ending,))
