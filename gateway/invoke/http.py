@@ -143,7 +143,13 @@ class HttpSender:
         if shaped.oversized is not None:
             owner, media_type = attempt.caller.principal.name, shaped.media_type
             await keep_result(
-                self._db, self._elsewhere, attempt.id, owner, media_type, shaped.oversized
+                self._db,
+                self._elsewhere,
+                attempt.id,
+                owner,
+                media_type,
+                shaped.oversized,
+                cut=shaped.cut,
             )
         result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
         if shaped.structured is not None:

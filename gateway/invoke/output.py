@@ -35,6 +35,7 @@ class Shaped(msgspec.Struct, frozen=True):
     status: int
     media_type: str = ""  # as the answer's Content-Type says, parameters included
     oversized: bytes | None = None  # to be kept under the result id
+    cut: bool = False  # there was more of it, which was not read
 
 
 def shape(answer: Answer, *, max_output_bytes: int, result_id: str = "") -> Shaped:
@@ -88,7 +89,8 @@ def _oversized(answer: Answer, media_type: str, result_id: str) -> Shaped:
     )
     shown = f"{said} It begins:\n\n{preview}" if preview else said
     content = [_text(shown)]
-    return Shaped(content, structured, False, answer.status, media_type, answer.body)
+    status, body = answer.status, answer.body
+    return Shaped(content, structured, False, status, media_type, body, answer.truncated)
 
 
 def _preview(body: bytes, media_type: str) -> str:
@@ -115,7 +117,7 @@ _HINTS = {
 
 def _error(answer: Answer, media_type: str) -> Shaped:
     body, value = answer.body, NOT_JSON
-    if len(body) > HEAVY_BYTES:  # its words are near the beginning, and not worth parsing it all
+    if len(body) > HEAVY_BYTES or answer.truncated:  # its words are near the beginning
         text = _preview(body, media_type)
     else:
         text, value = as_text(body, media_type) or "", as_json(body, media_type)
