@@ -388,6 +388,7 @@ class Upstreams:
                 settings.cwd,
                 notice=notice,
                 max_bytes=self._max_bytes,
+                longest=settings.max_call_seconds,
             )
         return HttpSession(
             settings.name,
@@ -398,6 +399,7 @@ class Upstreams:
             notice=notice,
             marks=lists.marks,
             max_bytes=self._max_bytes,
+            longest=settings.max_call_seconds,
         )
 
     def _credentials(self, name: str) -> Callable[[bool], Awaitable[Headers]] | None:
