@@ -93,7 +93,8 @@ class Field:
     name: str
     file: bool = False  # base64 in the arguments, bytes on the wire
     file_name_argument: str | None = None
-    media_type: str | None = None  # of this part, in multipart; JSON in a form
+    content_type_argument: str | None = None
+    media_type: str | None = None  # of this part; of a file also several, `image/*, text/csv`
     style: Style = "form"
     explode: bool = True
     needed: bool = False  # as soon as anything of the body is given

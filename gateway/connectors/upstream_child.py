@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
 import structlog
+import uvloop
 
 from gateway.connectors.text import visible
 from gateway.connectors.upstream_rpc import unreachable
@@ -109,7 +110,7 @@ async def start_child(
             env={**basics, **env},
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=keep_streams_only,
+            preexec_fn=streams_only(),
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
@@ -117,12 +118,17 @@ async def start_child(
     return Child(name, running, [v for v in env.values() if len(v) >= MIN_SECRET_CHARS])
 
 
-def keep_streams_only() -> None:
-    """Runs in a child before its program: it gets its standard streams, and nothing else of ours.
+def streams_only() -> Callable[[], None] | None:
+    """What runs in a child before its program, so that it holds its three streams and no more.
 
-    uvloop closes nothing for it, not even its own copies of these streams. What is marked here is
-    closed as the program starts; closing it now would take the streams themselves away.
+    asyncio's own loop sees to that itself. uvloop closes nothing for a child, not even its own
+    copies of these streams.
     """
+    return _keep_streams_only if isinstance(asyncio.get_running_loop(), uvloop.Loop) else None
+
+
+def _keep_streams_only() -> None:
+    """Marks all else to be closed as the program starts: by now that may still be needed."""
     for name in os.listdir("/dev/fd"):
         if int(name) > LAST_STREAM:
             with suppress(OSError):  # the list itself is open no more
