@@ -124,6 +124,7 @@ class HttpOperation:
     body: Body | None = None
     accept: str = "application/json"
     idempotency_header: str | None = None
+    headers_out: tuple[str, ...] = ()  # of the answer, beside those that every caller is told
     target: Literal["http"] = "http"
 
 
@@ -229,6 +230,7 @@ class Override:
     access: Access | None = None
     risk: Risk | None = None
     description: str | None = None
+    headers_out: tuple[str, ...] | None = None  # in lower case
 
 
 @dataclass(frozen=True, slots=True)

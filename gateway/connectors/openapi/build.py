@@ -321,6 +321,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         body=body,
         accept=_accept(contents, wanted),
         idempotency_header=source.idempotency_header,
+        headers_out=override.headers_out or (),
     )
     lookups = look_ups(document, slots, taken) if work.marks.microsoft else b""
     if lookups:
