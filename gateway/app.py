@@ -133,13 +133,19 @@ class App:
     consent: ASGIApp
 
     async def drain(self, grace: float) -> None:
-        """Lets calls in flight finish, sends away who waits for a person, closes the streams."""
-        self.feed.close()
+        """Lets all calls in flight finish, whoever waits for them; then closes the streams.
+
+        Callers who wait for a person are sent away, and nothing that was approved is begun.
+        """
+        running = self.gateway.invoker.running
+        running.draining = True
         self.gateway.approvals.drain()
         self.gateway.invoker.held.drain()
-        began = time.monotonic()
-        await self.mcp.drain(grace)
-        await self.gateway.invoker.running.drain(max(0.0, grace - (time.monotonic() - began)))
+        ends = time.monotonic() + grace
+        await self.mcp.finish_calls(grace)  # one whose caller leaves goes on among the others
+        await running.drain(ends - time.monotonic())
+        self.feed.close()
+        await self.mcp.close_streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")

@@ -94,7 +94,8 @@ class Field:
     name: str
     file: bool = False  # base64 in the arguments, bytes on the wire
     file_name_argument: str | None = None
-    media_type: str | None = None  # of this part, in multipart; JSON in a form
+    content_type_argument: str | None = None
+    media_type: str | None = None  # of this part; of a file also several, `image/*, text/csv`
     style: Style = "form"
     explode: bool = True
 
@@ -126,6 +127,7 @@ class HttpOperation:
     body: Body | None = None
     accept: str = "application/json"
     idempotency_header: str | None = None
+    headers_out: tuple[str, ...] = ()  # of the answer, beside those that every caller is told
     target: Literal["http"] = "http"
 
 
@@ -249,6 +251,7 @@ class Override:
     access: Access | None = None
     risk: Risk | None = None
     description: str | None = None
+    headers_out: tuple[str, ...] | None = None  # in lower case
 
 
 @dataclass(frozen=True, slots=True)

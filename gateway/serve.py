@@ -44,7 +44,9 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # as malloc.h has them
 KEEP_ALIVE_SECONDS = 75
 # How long new requests are still taken after readiness went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
-PARENT_SECONDS = 1.0
+STANDARD_INPUT = 0
+AT_ONCE = signal.SIGQUIT  # what the parent of workers has them end by when it is signalled twice
+SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
 
 
 def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
@@ -53,7 +55,7 @@ def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
     host, port = bound.getsockname()[:2]
     place = Place(config, host, port)
     with bound:
-        return uvloop.run(_serve(settings, place, bound, os.getppid() if worker else None))
+        return uvloop.run(_serve(settings, place, bound, worker))
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -70,26 +72,31 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise ConfigInvalid(
             [f"server: can't listen on {host}:{port}: {error.strerror or error}"]
         ) from error
-    bound.set_inheritable(True)
     return bound
 
 
-async def _serve(settings: Settings, place: Place, bound: socket.socket, parent: int | None) -> int:
+async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
     async with running(settings, place, loading) as app:
-        server = Server(app, place, settings.server.shutdown_seconds)
-        watching = asyncio.create_task(_end_with(parent, server)) if parent else None
+        server = Server(app, place, settings.server.shutdown_seconds, worker=worker)
+        if worker:
+            _end_with_parent(server)
         await server.serve(sockets=[bound])
-        if watching is not None:
-            watching.cancel()
     return 0
 
 
-async def _end_with(parent: int, server: Server) -> None:
-    """Ends a worker whose parent is gone: nobody else would, and it would hold the port."""
-    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells a process of this
-        await asyncio.sleep(PARENT_SECONDS)
-    log.warning("parent process gone")
-    server.stop()
+def _end_with_parent(server: Server) -> None:
+    """Ends a worker whose parent is gone: nobody else would, and it would hold the port.
+
+    The parent never writes to a worker's standard input: the kernel closes it with the parent.
+    """
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(STANDARD_INPUT)
+        log.warning("parent process gone")
+        server.stop()
+
+    loop.add_reader(STANDARD_INPUT, end)
 
 
 def _fronted(app: App) -> ASGIApp:
@@ -131,7 +138,9 @@ def _give_memory_back() -> None:
 class Server(uvicorn.Server):
     """uvicorn with our ready line and our way to end."""
 
-    def __init__(self, app: App, place: Place, grace: float, announce: bool = True) -> None:
+    def __init__(
+        self, app: App, place: Place, grace: float, announce: bool = True, worker: bool = False
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 _fronted(app),
@@ -152,6 +161,8 @@ class Server(uvicorn.Server):
         self._place = place
         self._grace = grace
         self._announce = announce
+        # A worker may hear a signal from a terminal or init system and from its parent as well.
+        self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -169,24 +180,26 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._ending is not None:
+        if self._ending is None:
+            print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
+            self.stop()
+        elif sig in self._at_once:
             self.force_exit = self.should_exit = True
-            return
-        print("Stopping: calls in flight finish first.", file=sys.stderr, flush=True)
-        self.stop()
+            self._ending.cancel()
 
     def stop(self) -> None:
         """Ends in order: not ready, no new connections, calls finish, streams close."""
-        self._ending = asyncio.get_running_loop().create_task(self._end())
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         self._app.health.draining = True
@@ -194,3 +207,15 @@ class Server(uvicorn.Server):
             await asyncio.sleep(TURN_AWAY_SECONDS)
         self.should_exit = True
         await self._app.drain(self._grace)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for connections, as uvicorn does, and for the calls that no connection awaits."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._grace
+        await super().shutdown(sockets)
+        if self._ending is not None:
+            await asyncio.wait((self._ending,))
+        if not self.force_exit:  # a request may have begun a call as its last act
+            last = self._app.gateway.invoker.running.drain(ends - loop.time())
+            self._ending = loop.create_task(last)
+            await asyncio.wait((self._ending,))

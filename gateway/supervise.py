@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.serve import bind
+from gateway.serve import AT_ONCE, bind
 
 log = structlog.get_logger("gateway")
 
@@ -25,7 +25,7 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 STEADY_SECONDS = 60.0
 READY = b"Gateway ready: "
-ENDED_WELL = (0, -signal.SIGTERM)  # by the signal itself: it was only just starting
+ENDED_WELL = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal itself: it was only just starting
 
 
 def supervise(settings: Settings, config: Path) -> int:
@@ -57,10 +57,11 @@ class Supervisor:
 
     def _end(self, number: int) -> None:
         """Passes a signal on; the children end in order, at once if it is the second one."""
+        passed_on = AT_ONCE if self._ending.is_set() else signal.SIGTERM
         self._ending.set()
         for child in self._children.values():
             if child.returncode is None:
-                child.send_signal(signal.SIGTERM)
+                child.send_signal(passed_on)
 
     async def _keep(self, index: int) -> int:
         """Keeps one child running; its last exit code."""
@@ -85,7 +86,10 @@ class Supervisor:
 
     async def _run_child(self, index: int) -> int:
         child = await asyncio.create_subprocess_exec(
-            *self._command, stdout=asyncio.subprocess.PIPE, env={**os.environ}
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,  # it ends with us, and the worker with it
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ},
         )
         self._children[index] = child
         if self._ending.is_set():

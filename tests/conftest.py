@@ -88,13 +88,16 @@ async def gateway(make_gateway: GatewayMaker) -> Running:
 
 
 @asynccontextmanager
-async def gateway_process(config: Path, *options: str) -> AsyncIterator[tuple[Any, str]]:
+async def gateway_process(
+    config: Path, *options: str, pass_fds: tuple[int, ...] = ()
+) -> AsyncIterator[tuple[Any, str]]:
     """`gateway serve` as users start it; the process and the address it says it is ready at."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0"),
         *options,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        pass_fds=pass_fds,
     )
     try:
         assert process.stdout is not None

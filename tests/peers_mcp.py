@@ -124,8 +124,10 @@ class McpPeer:
         return _text("done")
 
     async def _steps(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
-        for step in (1, 2, 3):
+        asked = params.arguments or {}
+        for step in range(1, asked.get("steps", 3) + 1):
             await ctx.session.report_progress(step, 3, f"step {step}")
+            await asyncio.sleep(asked.get("pause", 0))
         return _text("done")
 
     async def _fail(self, ctx: Context, params: types.CallToolRequestParams) -> Any:

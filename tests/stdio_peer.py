@@ -109,9 +109,10 @@ class Peer:
         return "done"
 
     def call_steps(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
-        for step in (1, 2, 3):
+        for step in range(1, arguments.get("steps", 3) + 1):
             told = {"progressToken": token, "progress": step, "total": 3}
             self.send(method="notifications/progress", params=told)
+            time.sleep(arguments.get("pause", 0))
         return "done"
 
     def call_spawn(self, id: Any, arguments: dict[str, Any], token: Any) -> str:

@@ -117,5 +117,5 @@ def test_no_decision_hangs_on_the_text_of_a_message() -> None:
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=str(path.relative_to(ROOT))) for _, path in modules()]
 )
-def test_no_file_is_longer_than_500_lines(path: Path) -> None:
-    assert path.read_text(encoding="utf-8").count("\n") <= 500
+def test_no_file_is_longer_than_600_lines(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") <= 600

@@ -36,7 +36,7 @@ def source_of(
         blocklist=settings.blocklist,
         inject=tuple(sorted(settings.inject)),
         operations={
-            key: Override(value.access, value.risk, value.description)
+            key: Override(value.access, value.risk, value.description, value.headers_out)
             for key, value in settings.operations.items()
         },
         trust=settings.trust,

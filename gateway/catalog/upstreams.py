@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection
+from gateway.config.settings import Limits
 from gateway.connectors.upstream_answers import Streamed
 from gateway.connectors.upstream_link import Sharing, Upstream
 from gateway.connectors.upstream_sessions import Upstreams
@@ -54,7 +55,7 @@ class LiveUpstreams:
                 self._drop(name)
         for name, settings in wanted.items():
             self._settings[name] = settings
-            self.sessions.replace(name, upstream_of(name, settings, limits.call_timeout_seconds))
+            self.sessions.replace(name, upstream_of(name, settings, limits))
 
     async def read(self, name: str, settings: McpConnection) -> Listed:
         """What the server says of itself now: its tools and its instructions.
@@ -65,7 +66,7 @@ class LiveUpstreams:
             return await self._read(name)
         probe = f"{name}?{next(self._probes)}"
         self._settings[probe] = settings
-        self.sessions.replace(probe, upstream_of(name, settings))
+        self.sessions.replace(probe, upstream_of(name, settings, Limits()))
         try:
             return await self._read(probe)
         finally:
@@ -97,7 +98,7 @@ class LiveUpstreams:
         return () if settings is None else await self._authorize(name, settings, refused)
 
 
-def upstream_of(name: str, settings: McpConnection, seconds: float = 30.0) -> Upstream:
+def upstream_of(name: str, settings: McpConnection, limits: Limits) -> Upstream:
     """How this server is reached, in its session's own terms."""
     return Upstream(
         name=name,
@@ -109,7 +110,8 @@ def upstream_of(name: str, settings: McpConnection, seconds: float = 30.0) -> Up
         env=settings.env,
         cwd=settings.cwd,
         lazy=settings.lazy,
-        timeout_seconds=settings.timeout_seconds or seconds,
+        timeout_seconds=settings.timeout_seconds or limits.call_timeout_seconds,
+        max_call_seconds=limits.max_call_seconds,
         session=settings.session,
         protocol=settings.protocol,
     )

@@ -84,13 +84,26 @@ class RateLimit(Table):
     window_seconds: PositiveFloat
 
 
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+
+
 class OperationOverride(Table):
     access: Access | None = None
     risk: Risk | None = None
     description: str | None = None
+    headers_out: Strings | None = None
+
+    @field_validator("headers_out")
+    @classmethod
+    def _headers_can_be_told(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if not HEADER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a header name")
+            if name.lower().startswith("set-cookie"):
+                raise ValueError("cookies are never passed on")
+        return None if names is None else tuple(name.lower() for name in names)
 
 
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
@@ -182,6 +195,15 @@ class McpConnection(Connection):
     session: Literal["shared", "principal"] | None = None  # None: as the server keeps state or not
     protocol: Literal["auto", "2025", "2026"] = "auto"
     wrap: Annotated[tuple[WrapRule, ...], Field(strict=False)] = ()
+
+    @field_validator("operations")
+    @classmethod
+    def _tools_have_no_headers(
+        cls, operations: dict[str, OperationOverride]
+    ) -> dict[str, OperationOverride]:
+        if any(each.headers_out is not None for each in operations.values()):
+            raise ValueError("headers_out is for HTTP operations; an MCP server's tools have none")
+        return operations
 
     @model_validator(mode="after")
     def _transport_has_its_keys(self) -> McpConnection:

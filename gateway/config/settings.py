@@ -111,6 +111,7 @@ class Permissions(Table):
 
 class Limits(Table):
     call_timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30
+    max_call_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600
     max_output_bytes: int = Field(default=65_536, ge=1024, le=64 * 1024 * 1024)
     max_spec_bytes: int = Field(default=33_554_432, ge=1024, le=256 * 1024 * 1024)
     max_schema_bytes: int = Field(default=65_536, ge=1024)

@@ -182,6 +182,7 @@ def _tool(context: _Context, name: str, operation: Operation) -> Tool:
             path=operation.path,
             parameters=shape.parameters,
             body=shape.body,
+            headers_out=override.headers_out or (),
         ),
         name=name,
         operation=operation.id,

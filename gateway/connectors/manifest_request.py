@@ -139,8 +139,10 @@ def _fields(
             fields.append(Field(argument, name))
             continue
         file_name = _free(f"{name}_filename", taken)
-        fields.append(Field(argument, name, file=True, file_name_argument=file_name))
-        arguments.append(_Argument(file_name, {"type": "string"}, required=False))
+        content_type = _free(f"{name}_content_type", taken)
+        fields.append(Field(argument, name, True, file_name, content_type))
+        told = (file_name, content_type)
+        arguments += [_Argument(each, {"type": "string"}, required=False) for each in told]
     return tuple(fields), arguments
 
 

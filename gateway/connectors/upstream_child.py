@@ -1,9 +1,10 @@
 """A child process that speaks over its standard streams, and its certain end.
 
-It runs in its own process group, so that whatever it starts ends with it, and sees only the
-environment it was given and a few basics. Closing follows the protocol: its input is closed, then
-SIGTERM, then SIGKILL, each after a grace; what it left behind ends the same way. What it writes to
-standard error becomes log lines, bounded in length and number, without the secrets it was given.
+It runs in its own process group, so that whatever it starts ends with it, holds its three streams
+and nothing else of ours, and sees only the environment it was given and a few basics. Closing
+follows the protocol: its input is closed, then SIGTERM, then SIGKILL, each after a grace; what it
+left behind ends the same way. What it writes to standard error becomes log lines, bounded in length
+and number, without the secrets it was given.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import cast
 
 import structlog
+import uvloop
 
 from gateway.connectors.text import visible
 from gateway.connectors.upstream_rpc import unreachable
@@ -28,6 +31,7 @@ MAX_LOG_CHARS = 500
 MAX_LOG_LINES = 50  # in each span of LOG_SPAN_SECONDS
 LOG_SPAN_SECONDS = 10.0
 MIN_SECRET_CHARS = 6
+LAST_STREAM = 2
 
 log = structlog.get_logger(__name__)
 
@@ -106,11 +110,29 @@ async def start_child(
             env={**basics, **env},
             cwd=cwd,
             start_new_session=True,
+            preexec_fn=streams_only(),
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
         raise unreachable(name, f"can't be started: {reason}", sent=False) from error
     return Child(name, running, [v for v in env.values() if len(v) >= MIN_SECRET_CHARS])
+
+
+def streams_only() -> Callable[[], None] | None:
+    """What runs in a child before its program, so that it holds its three streams and no more.
+
+    asyncio's own loop sees to that itself. uvloop closes nothing for a child, not even its own
+    copies of these streams.
+    """
+    return _keep_streams_only if isinstance(asyncio.get_running_loop(), uvloop.Loop) else None
+
+
+def _keep_streams_only() -> None:
+    """Marks all else to be closed as the program starts: by now that may still be needed."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > LAST_STREAM:
+            with suppress(OSError):  # the list itself is open no more
+                os.set_inheritable(int(name), False)
 
 
 def _signal_group(group: int, how: int) -> bool:

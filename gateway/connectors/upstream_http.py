@@ -57,11 +57,11 @@ from gateway.connectors.upstream_rpc import (
     negotiate,
     outcome,
     passed_on,
-    pausing,
     request_message,
     settle,
     timed_out,
     unreachable,
+    within,
 )
 from gateway.connectors.upstream_sse import Event
 from gateway.errors import GatewayError, UpstreamFailed
@@ -97,6 +97,7 @@ class HttpSession:
         notice: Notice,
         marks: Mapping[str, HeaderMarks],  # by tool, as last listed
         max_bytes: int,
+        longest: float,
     ) -> None:
         self.name = name
         self.peer = GREETING
@@ -108,6 +109,7 @@ class HttpSession:
         self._notice = notice
         self._marks = marks
         self._max_bytes = max_bytes
+        self._longest = longest  # that a request may take while it tells of its progress
         self._session_id: str | None = None
         self._ids = itertools.count(1)
         self._asking: dict[int, Hooks] = {}
@@ -206,19 +208,20 @@ class HttpSession:
         hooks: Hooks,
         refused: bool = False,
     ) -> dict[str, Any]:
-        left = ends - asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        left = ends - loop.time()
         head = [*await self._headers(peer, refused), *self._routing(message, peer)]
         async with self._open("POST", self._url, head, body, left) as streamed:
             if streamed.status == 401 and self._authorize is not None and not refused:
                 raise _StaleCredentials
             try:
                 async with asyncio.timeout_at(ends) as limit:
-                    hooks = replace(hooks, ask=pausing(hooks.ask, limit))
+                    hooks = within(hooks, limit, left, self._longest)
                     if message["id"] in self._asking:  # it may also be asked on the other stream
                         self._asking[message["id"]] = hooks
                     return await self._result(streamed, message["method"], peer, hooks)
             except TimeoutError:
-                raise timed_out(self.name, left, sent=True) from None
+                raise timed_out(self.name, loop.time() - ends + left, sent=True) from None
 
     async def _result(
         self, streamed: Streamed, method: str, peer: Peer, hooks: Hooks

@@ -53,6 +53,7 @@ class Upstream:
     cwd: str | None = None
     lazy: bool = False
     timeout_seconds: float = 30.0
+    max_call_seconds: float = 600.0  # while a call tells of its progress
     session: Sharing | None = None  # None: each principal's own, if the upstream keeps state
     protocol: Spoken = "auto"
 
@@ -71,7 +72,7 @@ class Pace:
     gather: float = 0.05  # notices of a change that come together are one
     spacing: float = 1.0  # between two reports of a change
     start: float = 60.0  # for a child to come up
-    drain: float = 30.0  # for calls under way when the connection is replaced
+    drain: float = 30.0  # at least, for calls under way when the connection is replaced
     idle: float = 1800.0  # after which a principal's own session is ended
 
 
@@ -131,6 +132,7 @@ class Link:
         self.connect_seconds = settings.timeout_seconds if http else pace.start
         self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
         self._spoken = settings.protocol
+        self._longest = settings.max_call_seconds
         self._new_session = new_session
         self._life = life
         self._lazy = lazy
@@ -243,7 +245,7 @@ class Link:
     async def retire(self) -> None:
         """Closes once the calls under way are done, or when they had their time."""
         try:
-            async with asyncio.timeout(self._pace.drain):
+            async with asyncio.timeout(max(self._pace.drain, self._longest)):
                 await self._idle.wait()
         except TimeoutError:
             log.warning("upstream_calls_cut_off", upstream=self.name, calls=self._in_flight)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
@@ -141,7 +141,10 @@ def unreachable(upstream: str, what: str, *, sent: bool) -> UpstreamFailed:
 
 def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     """The upstream did not answer in time."""
-    hint = "Try again, or raise the connection's timeout_seconds."
+    hint = (
+        "Try again, or raise the connection's timeout_seconds; limits.max_call_seconds is for "
+        "calls that tell of their progress."
+    )
     message = f"{upstream} did not answer within {seconds:.3g} s"
     error = UpstreamFailed("upstream_timeout", message, hint)
     error.sent = sent
@@ -318,8 +321,33 @@ def passed_on(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def pausing(ask: Ask | None, limit: asyncio.Timeout) -> Ask | None:
-    """While a person thinks, the upstream's time does not run out."""
+def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float) -> Hooks:
+    """The hooks of a request that has so many seconds, and more while something happens.
+
+    While a person thinks, its time does not run out. Each word of progress gives it as many seconds
+    again, up to the longest it may take.
+    """
+    ends = asyncio.get_running_loop().time() + longest
+    progress = _prolonging(hooks.progress, limit, seconds, ends)
+    return replace(hooks, ask=_pausing(hooks.ask, limit), progress=progress)
+
+
+def _prolonging(
+    progress: Progress | None, limit: asyncio.Timeout, seconds: float, ends: float
+) -> Progress | None:
+    if progress is None:
+        return None
+
+    async def prolonged(done: float, total: float | None, text: str | None) -> None:
+        until, now = limit.when(), asyncio.get_running_loop().time()
+        if until is not None:  # else a person thinks
+            limit.reschedule(max(until, min(now + seconds, ends)))
+        await progress(done, total, text)
+
+    return prolonged
+
+
+def _pausing(ask: Ask | None, limit: asyncio.Timeout) -> Ask | None:
     if ask is None:
         return None
 

@@ -392,6 +392,7 @@ class Upstreams:
                 settings.cwd,
                 notice=notice,
                 max_bytes=self._max_bytes,
+                longest=settings.max_call_seconds,
             )
         return HttpSession(
             settings.name,
@@ -402,6 +403,7 @@ class Upstreams:
             notice=notice,
             marks=lists.marks,
             max_bytes=self._max_bytes,
+            longest=settings.max_call_seconds,
         )
 
     def _credentials(self, name: str) -> Callable[[bool], Awaitable[Headers]] | None:

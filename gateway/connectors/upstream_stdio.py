@@ -42,11 +42,11 @@ from gateway.connectors.upstream_rpc import (
     encoded,
     negotiate,
     passed_on,
-    pausing,
     request_message,
     settle,
     timed_out,
     unreachable,
+    within,
 )
 from gateway.errors import GatewayError, UpstreamFailed
 
@@ -89,6 +89,7 @@ class StdioSession:
         *,
         notice: Notice,
         max_bytes: int,
+        longest: float,
     ) -> None:
         self.name = name
         self.peer = GREETING
@@ -96,6 +97,7 @@ class StdioSession:
         self._start = (name, command, tuple(args), dict(env), cwd)
         self._notice = notice
         self._max_bytes = max_bytes
+        self._longest = longest  # that a request may take while it tells of its progress
         self._child: Child | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ids = itertools.count(1)
@@ -170,9 +172,11 @@ class StdioSession:
             capabilities=hooks.capabilities,
         )
         pending = self._pending[request_id] = _Pending(None, method in INTERACTIVE)
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(seconds) as limit:
-                pending.ask = pausing(hooks.ask, limit)
+                hooks = within(hooks, limit, seconds, self._longest)
+                pending.ask = hooks.ask
                 await self._write(message)
                 async with aclosing(_inbox(pending)) as messages:
                     found = await settle(
@@ -182,7 +186,8 @@ class StdioSession:
             return found
         except TimeoutError:
             self._cancelled(request_id, method)
-            raise timed_out(self.name, seconds, sent=True) from None
+            taken = asyncio.get_running_loop().time() - began
+            raise timed_out(self.name, taken, sent=True) from None
         except asyncio.CancelledError:
             self._cancelled(request_id, method)
             raise

@@ -21,6 +21,7 @@ from typing import Self
 import msgspec
 import structlog
 
+from gateway.connectors.upstream_child import streams_only
 from gateway.connectors.worker_main import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
 from gateway.model import Build, Problem, Source, decoded_in_steps, is_larger
@@ -209,6 +210,7 @@ class Workers:
             stderr=asyncio.subprocess.DEVNULL,
             env=_ALLOCATOR | {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
             start_new_session=True,  # Ctrl-C is for us to hear; children end with their stdin
+            preexec_fn=streams_only(),
             limit=_STREAM_LIMIT,
         )
         child = _Child(process, role)

@@ -198,10 +198,18 @@ class McpEndpoint:
 
     async def drain(self, grace: float) -> bool:
         """Let calls finish, then close the streams; False when the grace was over first."""
-        self._core.streams.accept_no_more()
-        finished = await self._core.calls.finished(grace)
-        await self._core.streams.close(STREAMS_CLOSE_SECONDS)
+        finished = await self.finish_calls(grace)
+        await self.close_streams()
         return finished
+
+    async def finish_calls(self, grace: float) -> bool:
+        """Let the calls that requests wait for finish, and take no new streams."""
+        self._core.streams.accept_no_more()
+        return await self._core.calls.finished(grace)
+
+    async def close_streams(self) -> None:
+        """End all streams."""
+        await self._core.streams.close(STREAMS_CLOSE_SECONDS)
 
 
 def scope_of(path: str) -> Scope | None:

@@ -239,6 +239,7 @@ def _tool(
         ),
         body=Body("application/json", whole="body") if request.body is not None else None,
         accept="*/*",
+        headers_out=tuple(name for tool in known if tool.http for name in tool.http.headers_out),
     )
     # With its path: who always allows one raw request has not allowed another.
     bound = [request.method, operation.base_url, request.path, state.settings.auth.type, access]

@@ -26,7 +26,7 @@ from gateway.edge.rest import (
 )
 from gateway.edge.shown_history import execution_record
 from gateway.errors import Fixable, NotFound, Refused, UnknownTool
-from gateway.invoke.attempt import output_of, refusal_of
+from gateway.invoke.attempt import HEADERS_META, output_of, refusal_of
 from gateway.invoke.background import CANCEL
 from gateway.invoke.call import BACKGROUND_META
 from gateway.invoke.caller import AbsentCaller
@@ -129,6 +129,8 @@ def answered(result: Mapping[str, Any]) -> Answered:
     more = {} if token is None else {"idempotency_token": token}
     if warnings := meta.get(WARNINGS_META):
         more["warnings"] = warnings
+    if headers := meta.get(HEADERS_META):
+        more["headers"] = headers
     if meta["gateway/status"] in GOING_ON:
         going_on = {"execution_id": id, "status": meta["gateway/status"], **more}
         return Answered(going_on, 202, {"location": f"/api/v1/executions/{id}"})

@@ -130,7 +130,8 @@ def change_row(change: Change) -> dict[str, Any]:
 def _result(execution: Execution) -> dict[str, Any] | None:
     kept = execution.result
     if kept is not None:
-        return {key: kept.get(key) for key in ("success", "output", "error", "duration_ms")}
+        shown = {key: kept.get(key) for key in ("success", "output", "error", "duration_ms")}
+        return shown | {"headers": kept["headers"]} if "headers" in kept else shown
     if execution.status in WAITING:
         return None
     # Ended by a decision or a crash, where nobody was left to write a result.

@@ -26,6 +26,7 @@ from gateway.store.ids import new_id
 MAX_NAME_CHARS = 128
 MAX_RECORDED_BYTES = 16 * 1024
 CUT_CHARS = 2000
+HEADERS_META = "gateway/headers"  # of an API's answer
 UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
 
 Find = Callable[[Snapshot, Principal], Tool]
@@ -193,6 +194,8 @@ def _outcome(
     }
     if attempt.upstream_ms is not None:
         outcome["upstream_ms"] = attempt.upstream_ms
+    if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
+        outcome["headers"] = headers
     if attempt.token is not None and result is not None:
         outcome["answer"] = result  # the first answer, for whoever asks again with the token
     return outcome

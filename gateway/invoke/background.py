@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from gateway.errors import Overloaded
@@ -43,6 +44,7 @@ class Running:
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._background: Counter[str] = Counter()
         self._more: set[asyncio.Task[Any]] = set()
+        self.draining = False  # this process ends: what waits in the store is left to others
 
     async def finished(self, attempt: Attempt, work: Work) -> dict[str, Any]:
         """What the work gives; a caller who leaves does not stop it, one who says so does."""
@@ -91,9 +93,11 @@ class Running:
         return True
 
     async def drain(self, seconds: float) -> None:
-        """Waits for what runs, at most so long."""
-        if tasks := {*self._tasks.values(), *self._more}:
-            await asyncio.wait(tasks, timeout=seconds)
+        """Waits until nothing runs any more, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while tasks := {*self._tasks.values(), *self._more}:  # one may begin another
+                    await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """Ends what still runs; each call is recorded as what it then is."""

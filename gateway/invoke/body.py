@@ -14,6 +14,8 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Set
+from fnmatch import fnmatch
+from mimetypes import MimeTypes
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
@@ -193,9 +195,9 @@ def _as_json(field: Field, item: Any) -> bool:
 
 def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[str, bytes]:
     parts = [
-        _part(field, item, arguments)
+        _part(field, item, arguments, number)
         for field, whole in _parts(body, value)
-        for item in _items(field, whole)
+        for number, item in enumerate(_items(field, whole))
     ]
     boundary = _boundary(parts)
     line = b"--" + boundary.encode()
@@ -212,14 +214,14 @@ def _items(field: Field, whole: Any) -> list[Any]:
     return [text for _, text in pairs(field.style, False, field.name, whole, str)]
 
 
-def _part(field: Field, item: Any, arguments: Mapping[str, Any]) -> bytes:
+def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) -> bytes:
     disposition = f'Content-Disposition: form-data; name="{_quoted(field.name)}"'
     media_type = field.media_type
     if field.file:
         content = _decoded(field.argument, item)
-        name = arguments.get(field.file_name_argument or "") or field.name
-        disposition += f'; filename="{_quoted(str(name))}"'
-        media_type = media_type or "application/octet-stream"
+        name = _said(arguments, field.file_name_argument, number) or field.name
+        disposition += f'; filename="{_quoted(name)}"'
+        media_type = _said_type(arguments, field, number) or file_type(name, media_type or "")
     elif isinstance(item, (Mapping, list)) or _as_json(field, item):
         content = to_json(item)
         media_type = media_type or "application/json"
@@ -227,6 +229,62 @@ def _part(field: Field, item: Any, arguments: Mapping[str, Any]) -> bytes:
         content = scalar(item).encode()
     kind = f"\r\nContent-Type: {_one_line(media_type)}" if media_type else ""
     return f"{disposition}{kind}\r\n\r\n".encode() + content
+
+
+def _said(arguments: Mapping[str, Any], argument: str | None, number: int) -> str:
+    """What the caller says of a file, or of the one in this place of several."""
+    said = arguments.get(argument or "")
+    if isinstance(said, list):
+        said = said[number] if number < len(said) else ""
+    return str(said or "")
+
+
+def _said_type(arguments: Mapping[str, Any], field: Field, number: int) -> str:
+    said = _said(arguments, field.content_type_argument, number)
+    if said and not _MEDIA_TYPE.fullmatch(said):
+        raise problem(field.content_type_argument or "", "must be a media type such as image/png")
+    return said
+
+
+_MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+( *;[\x20-\x7e]*)?", re.ASCII)
+
+
+def file_type(name: str, accepted: str) -> str:
+    """The media type of a file: what its name says, among those that are accepted if any are."""
+    kind, packing = _KNOWN_TYPES.guess_type(name.rpartition("/")[2])
+    guessed = _PACKED_TYPES.get(packing, OCTETS) if packing else kind
+    kinds = [each.strip() for each in accepted.split(",") if each.strip()]
+    if not kinds or (guessed and any(fnmatch(guessed, each.lower()) for each in kinds)):
+        return guessed or OCTETS
+    return next((each for each in kinds if "*" not in each), OCTETS)
+
+
+OCTETS = "application/octet-stream"
+# The same on every machine: Python's own table with what it lacks, not the system's files.
+_KNOWN_TYPES = MimeTypes()
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+_KNOWN_TYPES.types_map[True].update(
+    {
+        ".docx": _OFFICE + "wordprocessingml.document",
+        ".xlsx": _OFFICE + "spreadsheetml.sheet",
+        ".pptx": _OFFICE + "presentationml.presentation",
+        ".odt": "application/vnd.oasis.opendocument.text",
+        ".ods": "application/vnd.oasis.opendocument.spreadsheet",
+        ".epub": "application/epub+zip",
+        ".7z": "application/x-7z-compressed",
+        ".jsonl": "application/jsonl",
+        ".md": "text/markdown",
+        ".yaml": "application/yaml",
+        ".yml": "application/yaml",
+        ".webp": "image/webp",
+        ".avif": "image/avif",
+        ".heic": "image/heic",
+        ".ogg": "audio/ogg",
+        ".flac": "audio/flac",
+        ".m4a": "audio/mp4",
+    }
+)
+_PACKED_TYPES = {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}
 
 
 def _quoted(name: str) -> str:

@@ -170,6 +170,8 @@ class Invoker:
 
     async def resume(self, attempt: Attempt, approval: Approval) -> None:
         """Carries out a call that was approved after its caller had left."""
+        if self.running.draining:
+            return  # it stays approved: another process makes the call, or the next one here
         attempt.read_later = True
         self._allow(attempt)
         await self.running.finished(attempt, self._write(attempt, approval))

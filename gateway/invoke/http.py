@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.config.connection import Connection
 from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.errors import UpstreamFailed
-from gateway.invoke.attempt import Attempt
+from gateway.invoke.attempt import HEADERS_META, Attempt
 from gateway.invoke.charset import in_utf8
 from gateway.invoke.credentials import Credentials, send_granted
 from gateway.invoke.elsewhere import Elsewhere
@@ -143,11 +143,19 @@ class HttpSender:
         if shaped.oversized is not None:
             owner, media_type = attempt.caller.principal.name, shaped.media_type
             await keep_result(
-                self._db, self._elsewhere, attempt.id, owner, media_type, shaped.oversized
+                self._db,
+                self._elsewhere,
+                attempt.id,
+                owner,
+                media_type,
+                shaped.oversized,
+                cut=shaped.cut,
             )
         result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
         if shaped.structured is not None:
             result["structuredContent"] = shaped.structured
+        if shaped.headers is not None:
+            result["_meta"] = {HEADERS_META: shaped.headers}
         return result
 
 
@@ -159,4 +167,5 @@ def _shaped(attempt: Attempt, answer: Answer) -> Shaped:
         if headers is not answer.headers or body is not answer.body:
             answer = replace(answer, body=body, headers=headers)
     bound = attempt.snapshot.settings.limits.max_output_bytes
-    return shape(answer, max_output_bytes=bound, result_id=attempt.id)
+    more = attempt.tool.http.headers_out if attempt.tool.http else ()
+    return shape(answer, max_output_bytes=bound, result_id=attempt.id, headers_out=more)

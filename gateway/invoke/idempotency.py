@@ -157,8 +157,10 @@ def _conflict(attempt: Attempt) -> Fixable:
 
 def longest(attempt: Attempt) -> float:
     """How long the first call may take: a decision, its deadline and, at worst, a burial."""
-    settings = attempt.snapshot.settings
-    seconds = attempt.state.settings.timeout_seconds or settings.limits.call_timeout_seconds
+    limits = attempt.snapshot.settings.limits
+    seconds = attempt.state.settings.timeout_seconds or limits.call_timeout_seconds
+    if attempt.tool.upstream is not None:
+        seconds = max(seconds, limits.max_call_seconds)
     return seconds + attempt.snapshot.permissions.timeout_seconds + GRACE_SECONDS
 
 

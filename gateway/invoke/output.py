@@ -1,7 +1,8 @@
 """What an API answered becomes what a model reads.
 
 JSON is both text and structure, images and audio are themselves, other files are embedded, and an
-answer over the bound is a preview and the promise of the rest. A status of 300 or more is an error
+answer over the bound is a preview and the promise of the rest. Headers that say how to go on are
+told too. A status of 300 or more is an error
 with the words the API itself found for it. An answer that strays from its own content type is
 shown as what it turns out to be; nothing here fails.
 
@@ -12,18 +13,24 @@ thread.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from gateway.egress import Answer
+from gateway.egress import Answer, Pairs
 from gateway.invoke.charset import in_utf8
 from gateway.invoke.media import HEAVY_BYTES, NOT_JSON, as_json, as_text, essence
 
 PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500
+MAX_HEADER_CHARS = 4_096
+MAX_TOLD_HEADERS = 32
+MAX_HEADER_NAMES = 1_024  # that are remembered
 
 
 class Shaped(msgspec.Struct, frozen=True):
@@ -35,11 +42,30 @@ class Shaped(msgspec.Struct, frozen=True):
     status: int
     media_type: str = ""  # as the answer's Content-Type says, parameters included
     oversized: bytes | None = None  # to be kept under the result id
+    cut: bool = False  # there was more of it, which was not read
+    headers: dict[str, str] | None = None  # those that a caller may need, by lower-case name
 
 
-def shape(answer: Answer, *, max_output_bytes: int, result_id: str = "") -> Shaped:
-    """The answer as MCP content; `result_id` is where the caller keeps it if it is too large."""
-    answer = in_utf8(answer)
+def shape(
+    answer: Answer,
+    *,
+    max_output_bytes: int,
+    result_id: str = "",
+    headers_out: tuple[str, ...] = (),
+) -> Shaped:
+    """The answer as MCP content; `result_id` is where the caller keeps it if it is too large.
+
+    `headers_out` names headers that are told beside those every caller is told.
+    """
+    shaped = _shaped(in_utf8(answer), max_output_bytes, result_id)
+    told = _told_headers(answer.headers, headers_out)
+    if not told:
+        return shaped
+    said = [] if shaped.is_error else [_text(line) for line in _onward(answer.status, told)]
+    return replace(shaped, headers=told, content=[*shaped.content, *said])
+
+
+def _shaped(answer: Answer, max_output_bytes: int, result_id: str) -> Shaped:
     media_type = answer.header("content-type") or ""
     if answer.status >= 300:
         return _error(answer, media_type)
@@ -88,7 +114,8 @@ def _oversized(answer: Answer, media_type: str, result_id: str) -> Shaped:
     )
     shown = f"{said} It begins:\n\n{preview}" if preview else said
     content = [_text(shown)]
-    return Shaped(content, structured, False, answer.status, media_type, answer.body)
+    status, body = answer.status, answer.body
+    return Shaped(content, structured, False, status, media_type, body, answer.truncated)
 
 
 def _preview(body: bytes, media_type: str) -> str:
@@ -98,6 +125,48 @@ def _preview(body: bytes, media_type: str) -> str:
         if text is not None:
             return text[:PREVIEW_CHARS]
     return ""
+
+
+# --- headers --------------------------------------------------------------------------------------
+
+_PLACES = (
+    "location",
+    "operation-location",
+    "azure-asyncoperation",
+)  # of what is made or being made
+_TELLING = re.compile(
+    rf"link|etag|retry-after|content-range|{'|'.join(_PLACES)}|.*(rate-?limit|call-limit).*"
+    r"|(.*[-_])?(next|prev|page|pagin|cursor|continuation|total|has-?more).*"
+)
+_LINKS = re.compile(r",\s*(?=<)")
+_LINK = re.compile(r"\s*<([^>]*)>.*?;\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,]+))", re.IGNORECASE)
+_NEXT_NAME = re.compile(r"(.*[-_])?(next|continuation).*")
+
+
+@lru_cache(maxsize=MAX_HEADER_NAMES)
+def _is_telling(name: str) -> bool:
+    """Whether a header says how to go on: pages, versions, places, and when to ask again."""
+    return _TELLING.fullmatch(name) is not None
+
+
+def _told_headers(pairs: Pairs, more: tuple[str, ...]) -> dict[str, str]:
+    """The headers that a caller may need; one that comes several times is joined."""
+    told: dict[str, str] = {}
+    for name, value in pairs:
+        if value and (_is_telling(name) or name in more) and len(told) < MAX_TOLD_HEADERS:
+            whole = f"{told[name]}, {value}" if name in told else value
+            told[name] = whole[:MAX_HEADER_CHARS]
+    return told
+
+
+def _onward(status: int, told: Mapping[str, str]) -> Iterator[str]:
+    """What the text says of the headers: where the new thing is, and where the next page."""
+    if status in (HTTPStatus.CREATED, HTTPStatus.ACCEPTED):
+        yield from (f"{name.title()}: {told[name]}" for name in _PLACES if name in told)
+    links = (_LINK.match(link) for link in _LINKS.split(told.get("link", "")))
+    nexts = [link[1] for link in links if link and "next" in (link[2] or link[3]).lower().split()]
+    nexts += [f"{name} {told[name]}" for name in told if _NEXT_NAME.fullmatch(name)]
+    yield from (f"Next page: {each}" for each in nexts[:1])
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -115,7 +184,7 @@ _HINTS = {
 
 def _error(answer: Answer, media_type: str) -> Shaped:
     body, value = answer.body, NOT_JSON
-    if len(body) > HEAVY_BYTES:  # its words are near the beginning, and not worth parsing it all
+    if len(body) > HEAVY_BYTES or answer.truncated:  # its words are near the beginning
         text = _preview(body, media_type)
     else:
         text, value = as_text(body, media_type) or "", as_json(body, media_type)

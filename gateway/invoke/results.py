@@ -5,8 +5,8 @@ items; elsewhere they count characters of the text, which for a part of a JSON d
 Each part is itself bounded, so that reading can't bring back what was too large to show.
 
 An answer is laid out once, when it is kept (see `outline`); then a part is read with the few pieces
-of text that lead to it, however large the rest. One whose JSON takes too much to be laid out is
-kept as the text that it is.
+of text that lead to it, however large the rest. One that was cut, or whose JSON takes too much to
+be laid out, is kept as the text that it is.
 """
 
 from __future__ import annotations
@@ -51,21 +51,31 @@ Index = dict[str, Any]  # see `outline`
 
 
 async def keep_result(
-    db: Database, elsewhere: Elsewhere, id: str, principal: str, media_type: str, body: bytes
+    db: Database,
+    elsewhere: Elsewhere,
+    id: str,
+    principal: str,
+    media_type: str,
+    body: bytes,
+    *,
+    cut: bool = False,
 ) -> None:
-    """Keeps an answer for its principal to read in parts."""
+    """Keeps an answer for its principal to read in parts; one that was cut is text only."""
     until = time.time() + RESULT_SECONDS
-    out = await _laid_out(elsewhere, id, media_type, body)
+    out = await _laid_out(elsewhere, id, media_type, body, cut)
     result = LargeResult(id, principal, len(body), out.shown, out.root, until)
     await save_result(db, result, out.parts)
 
 
-async def _laid_out(elsewhere: Elsewhere, id: str, media_type: str, body: bytes) -> LaidOut:
+async def _laid_out(
+    elsewhere: Elsewhere, id: str, media_type: str, body: bytes, cut: bool
+) -> LaidOut:
     if not may_be_json(body, media_type):
         return await asyncio.to_thread(plain, body, media_type)
-    if len(body) <= ELSEWHERE_BYTES:
+    if len(body) <= ELSEWHERE_BYTES and not cut:
         return await asyncio.to_thread(laid_out, body, media_type, seed_of(id))
-    data = await elsewhere(packed, body, media_type, id)
+    # Half a document is no JSON: finding that out by parsing it takes ten times its memory.
+    data = None if cut else await elsewhere(packed, body, media_type, id)
     if data is None:
         return await asyncio.to_thread(plain, body, media_type, root=())
     return unpacked(data)
@@ -110,7 +120,8 @@ def read_slice(
     elif result.root is None:
         raise problem("pointer", "leads nowhere: this result is not JSON")
     elif not result.root:
-        raise problem("pointer", "can't be followed: this result is too intricate; read its text")
+        why = "this result is cut or too intricate; read its text"
+        raise problem("pointer", f"can't be followed: {why}")
     else:
         found = _found(seed_of(result.id), result.root, fetch, pointer)
     if isinstance(found, (list, _Array)):

@@ -193,8 +193,11 @@ def cleared_refusal(error: UpstreamRefused, redactor: Redactor) -> UpstreamRefus
 
 
 def _progress(attempt: Attempt) -> Progress | None:
-    """To whoever waits for the call then: its client may have been asked, and called again."""
-    if attempt.caller.progress is None:
+    """To whoever waits for the call then: its client may have been asked, and called again.
+
+    A call whose outcome is read later has progress too: it puts the call's end off.
+    """
+    if attempt.caller.progress is None and not attempt.read_later:
         return None
 
     async def tell(done: float, total: float | None, text: str | None) -> None:

@@ -174,7 +174,7 @@ def test_file_comes_as_base64_with_a_file_name() -> None:
     assert built.http.body == Body(
         "multipart/form-data",
         fields=(
-            Field("cover", "cover", file=True, file_name_argument="cover_filename"),
+            Field("cover", "cover", True, "cover_filename", "cover_content_type"),
             Field("caption", "caption"),
         ),
         required=True,
@@ -183,6 +183,7 @@ def test_file_comes_as_base64_with_a_file_name() -> None:
         "id": {"type": "integer"},
         "cover": {"type": "string", "contentEncoding": "base64"},
         "cover_filename": {"type": "string"},
+        "cover_content_type": {"type": "string"},
         "caption": {"type": "string"},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from gateway.connectors.upstream_rpc import (
     CLIENT_INFO,
     MAX_ROUNDS,
     NOT_OFFERED,
+    Hooks,
     Peer,
     RpcFailed,
     answer,
@@ -23,6 +25,7 @@ from gateway.connectors.upstream_rpc import (
     request_message,
     timed_out,
     unreachable,
+    within,
 )
 from gateway.errors import Fixable, UpstreamFailed
 
@@ -176,6 +179,34 @@ def test_result_loses_only_what_belongs_to_this_hop(
     result: dict[str, Any], kept: dict[str, Any]
 ) -> None:
     assert passed_on(result) == kept
+
+
+async def test_progress_gives_a_request_its_seconds_again_and_never_fewer() -> None:
+    loop = asyncio.get_running_loop()
+
+    async def progress(done: float, total: float | None, text: str | None) -> None:
+        told.append(done)
+
+    async def ask(questions: Mapping[str, Any]) -> Mapping[str, Any]:
+        await told_of(2, None, None)  # while a person thinks there is no end to put off
+        return {}
+
+    told: list[float] = []
+    async with asyncio.timeout(10) as limit:
+        hooks = within(Hooks(progress, ask), limit, 20.0, 60.0)
+        began = loop.time()
+        assert hooks.progress is not None and hooks.ask is not None
+        told_of = hooks.progress
+        await told_of(1, None, None)
+        assert began + 20 <= (limit.when() or 0) <= loop.time() + 20
+        await hooks.ask({})
+        limit.reschedule(began + 61)  # as where a person took long
+        await told_of(3, None, None)
+        assert limit.when() == began + 61
+        limit.reschedule(began + 5)
+        await within(Hooks(progress), limit, 20.0, 10.0).progress(4, None, None)  # type: ignore[misc]
+        assert (limit.when() or 0) <= loop.time() + 10
+    assert told == [1, 2, 3, 4]
 
 
 async def test_upstream_that_never_stops_asking_is_given_up() -> None:

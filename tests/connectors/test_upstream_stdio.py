@@ -100,6 +100,21 @@ async def test_fifty_calls_at_once_each_get_their_own_answer() -> None:
         assert [text_of(result) for result in results] == [str(n) for n in range(50)]
 
 
+async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call() -> None:
+    async with upstreams(stdio("up"), stdio("short", max_call_seconds=1.0)) as ups:
+        long = {"steps": 15, "pause": 0.1}
+        assert (
+            text_of(await ups.call("up", "steps", long, deadline=0.8, progress=ignored)) == "done"
+        )
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("short", "steps", long, deadline=0.8, progress=ignored)
+        assert caught.value.code == "upstream_timeout"
+
+
+async def ignored(done: float, total: float | None, message: str | None) -> None:
+    """Progress that nobody looks at."""
+
+
 async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_child() -> None:
     async with upstreams(stdio("up")) as ups:
         with pytest.raises(UpstreamFailed) as caught:

@@ -18,6 +18,8 @@ from gateway.model import Body, Field
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+OCTETS = "application/octet-stream"
+WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_multipart_holds_files_values_and_objects() -> None:
     }
     sent = encode_body(body, arguments)
     assert parts_of(sent) == [
-        ("document", "cv.pdf", "application/octet-stream", b"\r\n--x\0"),
+        ("document", "cv.pdf", "application/pdf", b"\r\n--x\0"),
         ("pics", "pics", "image/png", b"\0"),
         ("pics", "pics", "image/png", b"\1"),
         ("note", None, "text/plain", "hé".encode()),
@@ -177,6 +179,52 @@ def test_multipart_holds_files_values_and_objects() -> None:
         ("kind", None, "text/plain", b"cv"),
     ]
     assert sent == encode_body(body, arguments)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "said", "type_sent"),
+    [
+        (None, {"n": "Cat.PNG"}, "image/png"),
+        (None, {"n": "notes.docx"}, WORD),
+        (None, {"n": "logs.tar.gz"}, "application/gzip"),
+        (None, {"n": "no ending"}, OCTETS),
+        (None, {}, OCTETS),
+        (None, {"n": "cat.png", "t": "image/x-own; v=1"}, "image/x-own"),
+        ("image/png", {}, "image/png"),
+        ("image/png", {"n": "cat.jpg"}, "image/png"),
+        ("image/png", {"t": "image/webp"}, "image/webp"),
+        ("image/png, image/jpeg", {"n": "cat.jpg"}, "image/jpeg"),
+        ("image/png, image/jpeg", {"n": "cat.gif"}, "image/png"),
+        ("image/*", {"n": "cat.gif"}, "image/gif"),
+        ("image/*", {"n": "cat.txt"}, OCTETS),
+        ("*/*", {"n": "cat.txt"}, "text/plain"),
+    ],
+)
+def test_file_has_the_type_that_is_said_or_its_name_tells(
+    accepted: str | None, said: dict[str, str], type_sent: str
+) -> None:
+    body = Body(MULTIPART, (Field("f", "f", True, "n", "t", accepted),))
+    [(_, _, found, _)] = parts_of(encode_body(body, {"f": "QUJD", **said}))
+    assert found == type_sent
+
+
+def test_each_of_several_files_has_a_name_and_a_type() -> None:
+    body = Body(MULTIPART, (Field("f", "f", True, "n", "t"),))
+    names, types = ["a.png", "b.pdf"], ["", "application/x-own"]
+    sent = encode_body(body, {"f": ["QQ==", "Qg==", "Qw=="], "n": names, "t": types})
+    assert parts_of(sent) == [
+        ("f", "a.png", "image/png", b"A"),
+        ("f", "b.pdf", "application/x-own", b"B"),
+        ("f", "f", OCTETS, b"C"),
+    ]
+
+
+@pytest.mark.parametrize("said", ["png", "image/png\r\nX-Evil: 1", "image/\u00e9", "a/b;\n"])
+def test_a_type_that_is_none_is_refused_by_name(said: str) -> None:
+    body = Body(MULTIPART, (Field("f", "f", True, "n", "t"),))
+    with pytest.raises(Fixable) as refusal:
+        encode_body(body, {"f": "QUJD", "t": said})
+    assert [p["path"] for p in refusal.value.details["problems"]] == ["/t"]
 
 
 @given(name=st.text(min_size=1, max_size=10), file_name=st.text(min_size=1, max_size=10))

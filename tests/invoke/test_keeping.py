@@ -61,8 +61,23 @@ async def test_json_that_takes_too_much_is_read_as_text(db: Database, pointer: s
     with pytest.raises(Fixable) as refused:
         await read(db, pointer)
     assert [p["message"] for p in refused.value.details["problems"]] == [
-        "can't be followed: this result is too intricate; read its text"
+        "can't be followed: this result is cut or too intricate; read its text"
     ]
+
+
+async def test_an_answer_that_was_cut_is_not_parsed_and_is_read_as_text(db: Database) -> None:
+    asked = list[bytes]()
+
+    async def elsewhere(job: Callable[..., bytes], data: bytes, *arguments: str) -> None:
+        asked.append(data)
+
+    await keep_result(db, elsewhere, "r1", "ann", JSON, BODY[:-9], cut=True)
+
+    text = BODY[:-9].decode()
+    assert await read(db, offset=len(text) - 9, limit=99) == text[-9:]
+    with pytest.raises(Fixable):
+        await read(db, "/items")
+    assert asked == []
 
 
 async def test_a_bomb_holds_up_nobody_and_is_kept_as_text(db: Database, workers: Workers) -> None:

@@ -25,6 +25,73 @@ def shaped(answer: Answer, limit: int = 100_000) -> Shaped:
 
 
 @pytest.mark.parametrize(
+    ("status", "headers", "told", "said"),
+    [
+        (200, {"etag": '"7"', "date": "now", "server": "x"}, {"etag": '"7"'}, []),
+        (200, {"location": "/items/7"}, {"location": "/items/7"}, []),
+        (201, {"location": "/items/7"}, {"location": "/items/7"}, ["Location: /items/7"]),
+        (
+            202,
+            {"operation-location": "https://a/jobs/1", "retry-after": "5"},
+            {"operation-location": "https://a/jobs/1", "retry-after": "5"},
+            ["Operation-Location: https://a/jobs/1"],
+        ),
+        (
+            200,
+            {"link": '<https://a/?a=1,2&page=3>; title="b, c"; rel="last next", <x>; rel=prev'},
+            {"link": '<https://a/?a=1,2&page=3>; title="b, c"; rel="last next", <x>; rel=prev'},
+            ["Next page: https://a/?a=1,2&page=3"],
+        ),
+        (200, {"link": "<x>; rel=prev, <y>; rel=nextish"}, None, []),
+        (200, {"link": "<x>; rel=prev, <y>; Rel=Next"}, None, ["Next page: y"]),
+        (200, {"next-page": "abc"}, {"next-page": "abc"}, ["Next page: next-page abc"]),
+        (
+            200,
+            {"x-next-page": "", "x-total-pages": "3", "x-per-page": "20", "x-page": "3"},
+            {"x-total-pages": "3", "x-per-page": "20", "x-page": "3"},
+            [],
+        ),
+        (
+            200,
+            {"x-ms-continuationtoken": "t", "content-range": "0-9/99", "x-total-count": "99"},
+            None,
+            ["Next page: x-ms-continuationtoken t"],
+        ),
+        (
+            200,
+            {"x-ratelimit-remaining": "0", "ratelimit-policy": "q", "x-rate-limit-reset": "1"},
+            None,
+            [],
+        ),
+        (200, {"x-shopify-shop-api-call-limit": "1/40"}, None, []),
+        (200, {"x-trace": "t1"}, {"x-trace": "t1"}, []),
+        (200, {"set-cookie": "a=b", "x-powered-by": "php", "x-frame-options": "x"}, {}, []),
+        (200, {"link": "x" * 5000}, {"link": "x" * 4096}, []),
+    ],
+)
+def test_headers_that_say_how_to_go_on_are_told(
+    status: int, headers: dict[str, str], told: dict[str, str] | None, said: list[str]
+) -> None:
+    answer = Answer(status, tuple(headers.items()), b"[1]")
+    found = shape(answer, max_output_bytes=100, headers_out=("x-trace",))
+    assert (found.headers or {}) == (headers if told is None else told)
+    assert [part["text"] for part in found.content] == ["[1]", *said]
+
+
+def test_a_header_that_comes_several_times_is_joined() -> None:
+    pairs = (("link", "<a>; rel=prev"), ("link", "<b>; rel=next"))
+    found = shape(Answer(200, pairs, b""), max_output_bytes=100)
+    assert found.headers == {"link": "<a>; rel=prev, <b>; rel=next"}
+    assert [part["text"] for part in found.content][1:] == ["Next page: b"]
+
+
+def test_an_error_tells_its_headers_and_adds_nothing_to_its_text() -> None:
+    pairs = (("retry-after", "7"), ("x-ratelimit-limit", "9"), ("location", "/x"))
+    found = shape(Answer(429, pairs, b""), max_output_bytes=100)
+    assert (found.headers, len(found.content)) == (dict(pairs), 1)
+
+
+@pytest.mark.parametrize(
     ("body", "content_type", "text", "structured"),
     [
         (b'{"a": 1}', "application/json", '{"a": 1}', {"a": 1}),

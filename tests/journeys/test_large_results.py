@@ -8,13 +8,14 @@ from typing import Any
 
 import aiohttp
 import orjson
+import psutil
 import pytest
 from aiohttp import web
 from mcp.client.client import Client
 
 from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import TOKENS, client, config
-from tests.peers import provider
+from tests.peers import provider, until
 from tests.peers_mcp import mcp_peer
 from tests.report_peer import EXPECTED, ROWS, report_gateway
 
@@ -22,6 +23,7 @@ BOOKS = [{"id": n, "title": f"Bänd {n}", "a/b": {"~": [n]}} for n in range(9_00
 JSON = orjson.dumps({"books": BOOKS, "by/id": {str(n): book for n, book in enumerate(BOOKS)}})
 TEXT = "Käse und Brot. " * 30_000
 BINARY = bytes(range(256)) * 2_000
+ENDLESS = b"[" + b"1," * 2**23  # larger than what is read of an answer
 ANSWERS = {
     "json": (JSON, "application/json"),
     "pretty": (orjson.dumps(orjson.loads(JSON), option=orjson.OPT_INDENT_2), "application/json"),
@@ -31,7 +33,8 @@ ANSWERS = {
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    body, kind = ANSWERS[request.path.rpartition("/")[2]]
+    asked = request.path.rpartition("/")[2]
+    body, kind = ANSWERS.get(asked, (ENDLESS, "application/json"))
     return web.Response(body=body, headers={"Content-Type": kind})
 
 
@@ -158,6 +161,22 @@ async def test_part_that_is_not_there_is_refused_with_what_is(shop: Running) -> 
     assert [words in str(error) for error, (_, words) in zip(errors, NOWHERE, strict=True)] == [
         True
     ] * len(NOWHERE)
+
+
+async def test_an_answer_cut_at_its_bound_is_not_parsed(shop: Running) -> None:
+    await until(lambda: bool(readers()))
+    before = readers()
+    async with client(shop.url, "ann") as ann:
+        found = await called(ann, "shop_get_items", {"id": "endless"})
+        assert (found["truncated"], found["incomplete"], found["bytes"]) == (True, True, 2**24)
+        part = {"result_id": found["result_id"], "offset": 2**24 - 4}
+        assert (await called(ann, "read_result", part))["value"] == ",1,1"
+    assert readers() == before  # one that took much would be replaced
+
+
+def readers() -> list[psutil.Process]:
+    """The processes that read definitions and large answers."""
+    return [each for each in psutil.Process().children() if each.cmdline()[-1:] == ["build"]]
 
 
 async def test_answer_belongs_to_who_called(shop: Running) -> None:

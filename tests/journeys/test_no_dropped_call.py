@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.conftest import OPEN, Running, gateway_process
+from tests.journeys.trio import ADD, asked
 from tests.peers import items_api, provider
 
 CALL = "/api/v1/tools/shop_get_items/call"
@@ -86,10 +88,111 @@ async def test_a_call_in_flight_is_answered_before_the_gateway_ends(
                 assert await process.wait() == 0
 
 
-async def called(http: aiohttp.ClientSession, url: str, era: str) -> Any:
+async def test_calls_that_no_connection_waits_for_finish_before_the_gateway_ends(
+    tmp_path: Path,
+) -> None:
+    arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        arrived.release()
+        await go_on.wait()
+        return web.json_response({"answer": 42})
+
+    async with provider() as shop, aiohttp.ClientSession() as http:
+        shop.document, shop.answer = items_api(shop.url, "items", **ADD), slow
+        config = tmp_path / "config.toml"
+        tools = 'tools = { shop_add_permit = "confirm" }\n'
+        table = f'[connections.shop]\nkind = "openapi"\nspec = "{shop.spec}"\n'
+        await asyncio.to_thread(config.write_text, OPEN + tools + table, encoding="utf-8")
+        async with gateway_process(config) as (process, url), asyncio.timeout(40):
+            await left_alone(http, url)
+            for _ in range(4):
+                await arrived.acquire()
+            process.send_signal(signal.SIGTERM)
+            with suppress(TimeoutError):  # long after its last connection is gone
+                async with asyncio.timeout(1.5):
+                    await process.wait()
+            go_on.set()
+            assert await process.wait() == 0
+        async with gateway_process(config) as (_, url):
+            _, found = await asked(http, "GET", api(url, "executions"))
+    ends = [(each["tool"], each["status"]) for each in found["executions"]]
+    assert sorted(ends) == [
+        ("shop_add_order", "completed"),
+        ("shop_add_order", "completed"),
+        ("shop_add_permit", "completed"),
+        ("shop_get_items", "completed"),
+    ]
+
+
+async def left_alone(http: aiohttp.ClientSession, url: str) -> None:
+    """Begins four calls that nobody waits for: two in the background, one approved, one left."""
+    number, id = {"arguments": {"number": 1}}, {"arguments": {"id": "1"}}
+    for call, body in (
+        ("shop_get_items/call?background=true", id),
+        ("shop_add_order/call?background=true", number),
+        ("shop_add_permit/call", number),
+    ):
+        assert (await asked(http, "POST", api(url, f"tools/{call}"), body))[0] == 202
+    _, waiting = await asked(http, "GET", api(url, "approvals"))
+    approval = api(url, f"approvals/{waiting['approvals'][0]['id']}")
+    assert (await asked(http, "POST", approval, {"decision": "approve"}))[0] == 200
+    left = asyncio.create_task(called(http, url, "2026", "shop_add_order", {"number": 2}))
+    await in_flight(http, url, 1)
+    left.cancel()
+    await in_flight(http, url, 0)
+
+
+async def in_flight(http: aiohttp.ClientSession, url: str, calls: int) -> None:
+    """Returns when connections wait for so many calls."""
+    health = f"{url.removesuffix('/mcp')}/health"
+    while (await asked(http, "GET", health))[1]["calls_in_flight"] != calls:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+def api(url: str, path: str) -> str:
+    return f"{url.removesuffix('/mcp')}/api/v1/{path}"
+
+
+async def test_a_second_signal_ends_the_gateway_while_calls_still_run(tmp_path: Path) -> None:
+    arrived = asyncio.Event()
+
+    async def never(request: web.Request) -> web.Response:
+        arrived.set()
+        return await asyncio.Future()
+
+    async with provider() as shop, aiohttp.ClientSession() as http:
+        shop.answer = never
+        config = tmp_path / "config.toml"
+        table = f'[connections.shop]\nkind = "openapi"\nspec = "{shop.spec}"\n'
+        text = f"{OPEN}[server]\nshutdown_seconds = 600\n{table}"
+        await asyncio.to_thread(config.write_text, text, encoding="utf-8")
+        async with gateway_process(config) as (process, url), asyncio.timeout(40):
+            call = api(url, "tools/shop_get_items/call?background=true")
+            assert (await asked(http, "POST", call, {"arguments": {"id": "1"}}))[0] == 202
+            await arrived.wait()
+            process.send_signal(signal.SIGTERM)
+            while await asked_ready(http, url) != 503:  # noqa: ASYNC110 - the signal is heard
+                await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+
+
+async def asked_ready(http: aiohttp.ClientSession, url: str) -> int:
+    async with http.get(f"{url.removesuffix('/mcp')}/readyz") as answer:
+        return answer.status
+
+
+async def called(
+    http: aiohttp.ClientSession,
+    url: str,
+    era: str,
+    tool: str = "shop_get_items",
+    arguments: dict[str, Any] = {"id": "1"},  # noqa: B006 - read only
+) -> Any:
     """The structured answer of one call, made as a client of that era makes it."""
     headers = {"Accept": "application/json, text/event-stream"}
-    params: dict[str, Any] = {"name": "shop_get_items", "arguments": {"id": "1"}}
+    params: dict[str, Any] = {"name": tool, "arguments": arguments}
     if era == "2025":
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}}
         hello["clientInfo"] = {"name": "test", "version": "1"}
@@ -102,7 +205,7 @@ async def called(http: aiohttp.ClientSession, url: str, era: str) -> Any:
             f"{meta}protocolVersion": "2026-07-28",
             f"{meta}clientCapabilities": {},
         }
-        headers |= {"Mcp-Method": "tools/call", "Mcp-Name": "shop_get_items"}
+        headers |= {"Mcp-Method": "tools/call", "Mcp-Name": tool}
     headers["MCP-Protocol-Version"] = "2025-11-25" if era == "2025" else "2026-07-28"
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     async with http.post(url, json=message, headers=headers) as answer:

@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 from mcp_types import RequestParamsMeta
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.confirming import Api, Gate, api, client, config, orders_api, sent
 from tests.peers import Provider, provider, until
+from tests.peers_mcp import mcp_peer
 
 FREELY = 'level = "full_access"'
 IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
@@ -70,6 +71,26 @@ async def test_background_call_is_answered_at_once_and_read_later(
     status, second = await ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
     assert (status, second["status"]) == (202, "executing")
     assert (await ann.execution(second["execution_id"], "completed"))["access"] == "write"
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_call_that_tells_of_its_progress_outlives_its_timeout(
+    make_gateway: GatewayMaker, mode: str
+) -> None:
+    long, heard = {"steps": 20, "pause": 0.1}, list[float]()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(progress)
+
+    async with mcp_peer("both") as up:
+        table = f'[connections.up]\nkind = "mcp"\nurl = "{up.url}"\ntimeout_seconds = 1.5\n'
+        gateway: Running = await make_gateway(OPEN + table)
+        async with api(gateway.url, "ann") as ann, client(gateway.url, "ann", mode) as agent:
+            path = "/tools/up_steps/call?background=true"
+            _, started = await ann("POST", path, {"arguments": long})
+            result = await agent.call_tool("up_steps", long, progress_callback=hear)
+            await ann.execution(started["execution_id"], "completed")
+    assert (result.is_error, heard[-1:]) == (False, [20])
 
 
 async def test_background_calls_are_bounded_and_can_be_cancelled(

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
+from aiohttp import web
 
 from tests.conftest import OPEN, gateway_process
 from tests.journeys.trio import asked, plain_http
@@ -67,6 +68,35 @@ async def test_a_worker_that_is_killed_is_replaced_and_all_end_together(tmp_path
         await until(lambda: len(workers_of(process)) == 2, 30)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
+            assert await process.wait() == 0
+
+
+async def test_calls_of_workers_finish_though_everyone_hears_the_signal(tmp_path: Path) -> None:
+    """As from a terminal, or an init system: the workers hear it, and once more by their parent."""
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        arrived.set()
+        await go_on.wait()
+        return web.json_response({"answer": 42})
+
+    config = tmp_path / "config.toml"
+    async with provider() as peer, plain_http() as http:
+        peer.answer = slow
+        table = f'[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
+        config.write_text(f"{OPEN}\n[server]\nworkers = 2\n{table}", encoding="utf-8")
+        async with gateway_process(config) as (process, url), asyncio.timeout(40):
+            base = url.removesuffix("/mcp")
+            body = {"arguments": {"id": "1"}}
+            asking = asked(http, "POST", f"{base}/api/v1/tools/shop_get_items/call", body)
+            call = asyncio.create_task(asking)
+            await arrived.wait()
+            for each in (*workers_of(process), process):
+                each.send_signal(signal.SIGINT)
+            while await answers(urlsplit(url).port):  # noqa: ASYNC110 - another process makes it so
+                await asyncio.sleep(0.05)
+            go_on.set()
+            assert (await call)[1]["output"] == {"answer": 42}
             assert await process.wait() == 0
 
 

@@ -8,6 +8,7 @@ then go into the body as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,9 @@ _FORM_STYLES: Mapping[str, Style] = {
     "tabDelimited": "tabDelimited",
     "deepObject": "deepObject",
 }
+MAX_PART_TYPES = 10
+MAX_PART_TYPE = 100  # characters
+_MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
 _TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
 _ANYTHING: Mapping[str, Any] = {}
 _DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
@@ -358,7 +362,12 @@ def _others(around: Surroundings, shape: Shape) -> tuple[Schema, tuple[str, ...]
 
 def _arguments(around: Surroundings, fields: Sequence[Field]) -> frozenset[str]:
     """The arguments that have a place of their own."""
-    own = [name for f in fields for name in (f.argument, f.file_name_argument) if name]
+    own = (
+        name
+        for f in fields
+        for name in (f.argument, f.file_name_argument, f.content_type_argument)
+        if name
+    )
     return frozenset([*own, *around.source.inject, *(slot.argument for slot in around.beside)])
 
 
@@ -376,40 +385,70 @@ def _field(
     encoding = mapping(content.encoding.get(name))
     style = _FORM_STYLES.get(text_of(encoding.get("style")), "form")
     explode = encoding["explode"] if isinstance(encoding.get("explode"), bool) else style == "form"
-    part_type = text_of(encoding.get("contentType")).partition(",")[0].strip()
-    media_type = part_type if part_type and "*" not in part_type else None
+    part_types = _media_types(encoding.get("contentType"))
+    media_type = next((each for each in part_types[:1] if "*" not in each), None)
     if kind == "form":
         # A style that is asked for wins over the media type.
         media_type = None if {"style", "explode"} & encoding.keys() else media_type
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
-    single, several = _is_file(around.document, raw), _is_file_list(around.document, raw)
-    file_name = names.take(f"{name}_filename", "body") if single else None
+    file = _file_schema(around.document, raw, "".join(part_types[:1]))
+    if file is None:
+        return Field(argument, name, media_type=media_type, style=style, explode=explode)
+    own = mapping(resolved(around.document, content.schema).get("properties"))
+    told = [f"{name}_{what}" for what in ("filename", "content_type")]
+    file_name, content_type = (None if t in own else names.take(t, "body") for t in told)
     return Field(
         argument,
         name,
-        file=single or several,
+        file=True,
         file_name_argument=file_name,
-        media_type=media_type,
+        content_type_argument=content_type,
+        media_type=", ".join(part_types or _media_types(file.get("contentMediaType"))) or None,
         style=style,
         explode=explode,
     )
 
 
+def _media_types(written: Any) -> list[str]:
+    """The media types, or ranges of them, that a definition lists for a part."""
+    listed = (each.strip() for each in text_of(written).split(",", MAX_PART_TYPES)[:MAX_PART_TYPES])
+    return [each for each in listed if len(each) <= MAX_PART_TYPE and _MEDIA_TYPE.fullmatch(each)]
+
+
 def _field_slots(around: Surroundings, field: Field, raw: Any, needed: bool) -> Iterator[Slot]:
     words = mapping(raw)
     if field.file:
-        file = {"type": "string", "contentEncoding": "base64"}
-        single = field.file_name_argument is not None
-        schema = described(file if single else {"type": "array", "items": file}, words, "")
-        yield Slot(field.argument, schema, (), needed, rank_of(raw))
-        if field.file_name_argument is not None:
-            naming = {"type": "string", "description": f"File name of {field.argument}."}
-            yield Slot(field.file_name_argument, naming, (), False, rank_of(raw))
+        several = resolved(around.document, raw).get("type") == "array"
+        file = _each({"type": "string", "contentEncoding": "base64"}, several)
+        yield Slot(field.argument, described(file, words, ""), (), needed, rank_of(raw))
+        kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
+        for argument, about in (
+            (field.file_name_argument, f"File name of {field.argument}."),
+            (field.content_type_argument, f"Media type of {field.argument}{kinds}."),
+        ):
+            if argument is not None:
+                naming = {**_each({"type": "string"}, several), "description": about}
+                yield Slot(argument, naming, (), False, rank_of(raw))
         return
     yield remembered_slot(around.schemas, raw, field.argument, needed)
 
 
-def _is_file(document: Document, raw: Any) -> bool:
+def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
+    return {"type": "array", "items": schema} if several else schema
+
+
+def _file_schema(document: Document, raw: Any, part_type: str) -> Mapping[str, Any] | None:
+    """What is said of a file, or of each in a list; None where the part is no file."""
+    try:
+        found = resolved(document, raw)
+        if found.get("type") == "array":
+            found = resolved(document, found.get("items"))
+    except Unusable:
+        return None
+    return found if _is_file(document, found, part_type) else None
+
+
+def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
     try:
         found = resolved(document, raw)
     except Unusable:
@@ -417,15 +456,9 @@ def _is_file(document: Document, raw: Any) -> bool:
     if found.get("type") == "file" or found.get("format") == "binary":
         return True
     media = text_of(found.get("contentMediaType"))
+    if not media and found.get("type", "string") == "string" and "format" not in found:
+        media = part_type  # as OpenAPI 3.1 writes it, which has no `binary`
     return bool(media) and "contentEncoding" not in found and media_kind(media) == "octets"
-
-
-def _is_file_list(document: Document, raw: Any) -> bool:
-    try:
-        found = resolved(document, raw)
-    except Unusable:
-        return False
-    return found.get("type") == "array" and _is_file(document, found.get("items"))
 
 
 # --- everything else ------------------------------------------------------------------------------

@@ -352,6 +352,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         body=taken.body,
         accept=_accept(contents, wanted),
         idempotency_header=source.idempotency_header,
+        headers_out=override.headers_out or (),
     )
     lookups = look_ups(document, slots, body_schema) if work.marks.microsoft else b""
     if lookups:

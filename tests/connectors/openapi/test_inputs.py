@@ -455,25 +455,87 @@ def test_files_are_base64_with_a_name_of_their_own() -> None:
             "meta": {"type": "object"},
         },
     }
-    encoding = {"meta": {"contentType": "application/json"}}
+    encoding = {
+        "meta": {"contentType": "application/json"},
+        "pages": {"contentType": "image/*, application/pdf, to be ignored"},
+    }
     tool = only_tool(_with_body({"multipart/form-data": {"schema": schema, "encoding": encoding}}))
 
     base64 = {"type": "string", "contentEncoding": "base64"}
     assert schema_of(tool)["properties"] == {
         "photo": {**base64, "description": "A photo."},
         "photo_filename": {"type": "string", "description": "File name of photo."},
+        "photo_content_type": {
+            "type": "string",
+            "description": "Media type of photo, if not as the file name says.",
+        },
         "pages": {"type": "array", "items": base64},
+        "pages_filename": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "File name of pages.",
+        },
+        "pages_content_type": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Media type of pages: image/*, application/pdf.",
+        },
         "meta": {"type": "object"},
     }
     assert tool.http is not None
     assert tool.http.body == Body(
         "multipart/form-data",
         (
-            Field("photo", "photo", file=True, file_name_argument="photo_filename"),
-            Field("pages", "pages", file=True),
+            Field("photo", "photo", True, "photo_filename", "photo_content_type"),
+            Field(
+                "pages",
+                "pages",
+                True,
+                "pages_filename",
+                "pages_content_type",
+                media_type="image/*, application/pdf",
+            ),
             Field("meta", "meta", media_type="application/json"),
         ),
-        all_but=frozenset({"photo", "photo_filename", "pages", "meta"}),
+        all_but=frozenset(schema_of(tool)["properties"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "part_type", "file", "media_type"),
+    [
+        ({"contentMediaType": "image/png"}, None, True, "image/png"),
+        ({}, "image/png, image/jpeg", True, "image/png, image/jpeg"),
+        ({"type": "string"}, "application/octet-stream", True, "application/octet-stream"),
+        ({"type": "array", "items": {}}, "image/*", True, "image/*"),
+        ({"type": "string", "format": "binary"}, "text/csv", True, "text/csv"),
+        ({"type": "string"}, "text/csv", False, "text/csv"),
+        ({"type": "string", "contentEncoding": "base64"}, "image/png", False, "image/png"),
+        ({"type": "object"}, "application/octet-stream", False, "application/octet-stream"),
+        ({"type": "string"}, "image/png\r\nX: y", False, None),
+    ],
+)
+def test_encoding_says_which_parts_are_files_and_of_what_type(
+    written: Json, part_type: str | None, file: bool, media_type: str | None
+) -> None:
+    schema = {"type": "object", "properties": {"part": written}}
+    encoding = {} if part_type is None else {"part": {"contentType": part_type}}
+    tool = only_tool(_with_body({"multipart/form-data": {"schema": schema, "encoding": encoding}}))
+
+    assert tool.http is not None and tool.http.body is not None
+    [field] = tool.http.body.fields
+    assert (field.file, field.media_type) == (file, media_type)
+
+
+def test_a_property_of_the_api_keeps_its_name_beside_a_file() -> None:
+    properties = {"f": {"type": "string", "format": "binary"}, "f_content_type": STRING}
+    schema = {"type": "object", "properties": properties}
+    tool = only_tool(_with_body({"multipart/form-data": {"schema": schema}}))
+
+    assert tool.http is not None and tool.http.body is not None
+    assert tool.http.body.fields == (
+        Field("f", "f", file=True, file_name_argument="f_filename"),
+        Field("f_content_type", "f_content_type"),
     )
 
 
@@ -494,10 +556,10 @@ def test_form_fields_of_swagger_are_a_form_and_with_a_file_multipart() -> None:
         "multipart/form-data",
         (
             Field("t", "t", explode=False),
-            Field("f", "f", file=True, file_name_argument="f_filename", explode=False),
+            Field("f", "f", True, "f_filename", "f_content_type", explode=False),
         ),
         required=True,
-        all_but=frozenset({"t", "f", "f_filename"}),
+        all_but=frozenset({"t", "f", "f_filename", "f_content_type"}),
     )
 
 

@@ -1,0 +1,139 @@
+"""The processes a gateway starts: what they hold, and that they end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from gateway.serve import bind
+from tests.conftest import OPEN, gateway_process
+from tests.connectors.upstream_doors import STDIO_PEER
+from tests.journeys.trio import asked, plain_http
+from tests.peers import provider, until
+
+READER = "gateway.connectors.worker_main"
+SOON_SECONDS = 30.0  # a second, where the machine has nothing else to do
+
+
+def stdio_table(name: str, *options: str) -> str:
+    args = ", ".join(f'"{each}"' for each in (STDIO_PEER, *options))
+    return (
+        f'[connections.{name}]\nkind = "mcp"\ntransport = "stdio"\n'
+        f'command = "{sys.executable}"\nargs = [{args}]\n'
+    )
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, workers: int, *options: str, port: int = 0, pass_fds: tuple[int, ...] = ()
+) -> AsyncIterator[Any]:
+    """A gateway process with two stdio servers, each of them started; the process and its port."""
+    config = folder / "config.toml"
+    tables = stdio_table("one", *options) + stdio_table("two", *options)
+    text = f"{OPEN}[server]\nworkers = {workers}\n{tables}"
+    await asyncio.to_thread(config.write_text, text, encoding="utf-8")
+    async with gateway_process(config, "--port", str(port), pass_fds=pass_fds) as (process, url):
+        await started(psutil.Process(process.pid), 2 * workers)
+        yield process, urlsplit(url).port
+
+
+def found(parent: psutil.Process, program: str) -> list[psutil.Process]:
+    """The processes under this one that run the program."""
+    return [each for each in parent.children(recursive=True) if program in command(each)]
+
+
+def command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:  # it ended meanwhile
+        return []
+
+
+async def started(parent: psutil.Process, servers: int) -> None:
+    """Returns when there are so many stdio servers, and the readers have their pipe for answers."""
+    await until(
+        lambda: (
+            len(found(parent, STDIO_PEER)) == servers
+            and held_by(found(parent, READER)) == {(0, 1, 2, 3)}
+        ),
+        SOON_SECONDS,
+    )
+
+
+def held_by(processes: list[psutil.Process]) -> set[tuple[int, ...]]:
+    """The descriptors that these processes hold; a program that starts reads files for a moment."""
+    folders = (Path(f"/proc/{each.pid}/fd") for each in processes)
+    return {tuple(sorted(int(each.name) for each in folder.iterdir())) for folder in folders}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_children_hold_their_own_pipes_and_nothing_of_the_gateway(
+    tmp_path: Path, workers: int
+) -> None:
+    left_open = os.open(tmp_path, os.O_RDONLY)  # by whoever started the gateway
+    async with (
+        provider() as peer,
+        plain_http() as http,
+        serving(tmp_path, workers, pass_fds=(left_open,)) as (process, port),
+    ):
+        os.close(left_open)
+        url = f"http://127.0.0.1:{port}/api/v1/connections/shop"
+        put = {"kind": "openapi", "spec": peer.spec}
+        assert (await asked(http, "PUT", url, put))[0] == 200
+        with (tmp_path / "config.toml").open("a", encoding="utf-8") as config:
+            config.write(stdio_table("late"))  # started while requests and definitions come in
+        everyone = psutil.Process(process.pid)
+        await started(everyone, 3 * workers)
+        servers, readers = found(everyone, STDIO_PEER), found(everyone, READER)
+        await until(lambda: held_by(servers) == {(0, 1, 2)}, SOON_SECONDS)
+        assert held_by(readers) == {(0, 1, 2, 3)}
+        assert [each.net_connections() for each in readers] == [[]] * len(readers)
+
+
+async def test_after_a_kill_the_port_is_free_even_where_a_child_lives_on(tmp_path: Path) -> None:
+    async with serving(tmp_path, 1, "--stubborn") as (process, port):
+        stubborn = found(psutil.Process(process.pid), STDIO_PEER)
+        process.kill()
+        await process.wait()
+        try:
+            async with serving(tmp_path, 1, port=port) as (_, again):
+                assert again == port
+            assert [each.is_running() for each in stubborn] == [True, True]
+        finally:
+            for each in stubborn:
+                each.kill()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_children_end_with_a_gateway_that_is_killed(tmp_path: Path, workers: int) -> None:
+    async with serving(tmp_path, workers) as (process, port):
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        await process.wait()
+        with bind("127.0.0.1", port, shared=workers > 1):
+            await until(lambda: not any(each.is_running() for each in children), SOON_SECONDS)
+
+
+async def test_workers_end_with_a_parent_that_is_killed_while_they_start(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"{OPEN}[server]\nworkers = 2\n", encoding="utf-8")
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    process = psutil.Process(parent.pid)
+    await until(lambda: len(process.children()) == 2, SOON_SECONDS)
+    workers = process.children()
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not any(each.is_running() for each in workers), SOON_SECONDS)
