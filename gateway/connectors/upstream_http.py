@@ -97,6 +97,7 @@ class HttpSession:
         notice: Notice,
         marks: Mapping[str, HeaderMarks],  # by tool, as last listed
         max_bytes: int,
+        offers: Mapping[str, Any],  # to an upstream that is told once a session
     ) -> None:
         self.name = name
         self.peer = GREETING
@@ -108,6 +109,7 @@ class HttpSession:
         self._notice = notice
         self._marks = marks
         self._max_bytes = max_bytes
+        self._offers = offers
         self._session_id: str | None = None
         self._ids = itertools.count(1)
         self._asking: dict[int, Hooks] = {}
@@ -115,7 +117,7 @@ class HttpSession:
 
     async def connect(self, remembered: Era | None, seconds: float, spoken: Spoken) -> None:
         """Meets the upstream; afterwards requests can be made."""
-        peer = await negotiate(self._exchange, remembered, seconds, spoken)
+        peer = await negotiate(self._exchange, remembered, seconds, spoken, self._offers)
         self.peer = replace(peer, keeps_state=self._session_id is not None)
         if self.peer.era == "handshake":
             await self.notify("notifications/initialized", {})
