@@ -54,6 +54,7 @@ class Peer:
         if self.options.era == "modern":
             self.send(id=id, error={"code": -32022, "message": "Unsupported protocol version"})
             return
+        self.offered = sorted(params["capabilities"])
         info = {"name": "child", "version": "1"}
         found = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
         self.send(id=id, result=found)
@@ -74,6 +75,9 @@ class Peer:
         text = getattr(self, "call_" + params["name"])(id, arguments, token)
         if text is not None:
             self.send(id=id, result={"content": [{"type": "text", "text": text}]})
+
+    def call_offered(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
+        return " ".join(self.offered)
 
     def call_echo(self, id: Any, arguments: dict[str, Any], token: Any) -> str:
         return str(arguments.get("text"))

@@ -98,6 +98,7 @@ class HttpSession:
         marks: Mapping[str, HeaderMarks],  # by tool, as last listed
         max_bytes: int,
         longest: float,
+        offers: Mapping[str, Any],  # to an upstream that is told once a session
     ) -> None:
         self.name = name
         self.peer = GREETING
@@ -110,6 +111,7 @@ class HttpSession:
         self._marks = marks
         self._max_bytes = max_bytes
         self._longest = longest  # that a request may take while it tells of its progress
+        self._offers = offers
         self._session_id: str | None = None
         self._ids = itertools.count(1)
         self._asking: dict[int, Hooks] = {}
@@ -117,7 +119,7 @@ class HttpSession:
 
     async def connect(self, remembered: Era | None, seconds: float, spoken: Spoken) -> None:
         """Meets the upstream; afterwards requests can be made."""
-        peer = await negotiate(self._exchange, remembered, seconds, spoken)
+        peer = await negotiate(self._exchange, remembered, seconds, spoken, self._offers)
         self.peer = replace(peer, keeps_state=self._session_id is not None)
         if self.peer.era == "handshake":
             await self.notify("notifications/initialized", {})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import orjson
@@ -35,7 +36,7 @@ MODERN_VERSION = "2026-07-28"
 HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 CLIENT_INFO: Mapping[str, Any] = {"name": "dynamic-mcp-gateway", "version": __version__}
 CLIENT_CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}}
-# A session is all clients' alike: it offers what any of them may be able to do.
+# A session may be of several clients: it offers what any of them may be able to do.
 SESSION_CAPABILITIES: Mapping[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {"tools": {}},
@@ -201,16 +202,22 @@ def _passable(key: str) -> bool:
 
 
 async def negotiate(
-    exchange: Exchange, remembered: Era | None, seconds: float, spoken: Spoken = "auto"
+    exchange: Exchange,
+    remembered: Era | None,
+    seconds: float,
+    spoken: Spoken = "auto",
+    offers: Mapping[str, Any] = SESSION_CAPABILITIES,  # where they are said once a session
 ) -> Peer:
     """Meets an upstream in the newest era it speaks, or the one that worked before or is chosen.
 
     Any refusal of the first attempt means "not this era"; an outage says nothing about eras and is
     raised as it is.
     """
+    initialize = partial(_initialize, offers)
     if spoken != "auto":
-        return await _meet_in(spoken, exchange, seconds)
-    meetings = [_discover, _initialize]
+        meet = initialize if spoken == "2025" else _discover
+        return await _meet_in(spoken, meet, exchange, seconds)
+    meetings: list[Callable[[Exchange, float], Awaitable[Peer]]] = [_discover, initialize]
     if remembered == "handshake":
         meetings.reverse()
     try:
@@ -227,9 +234,14 @@ async def negotiate(
     return await _discover(exchange, seconds)
 
 
-async def _meet_in(spoken: Spoken, exchange: Exchange, seconds: float) -> Peer:
+async def _meet_in(
+    spoken: Spoken,
+    meet: Callable[[Exchange, float], Awaitable[Peer]],
+    exchange: Exchange,
+    seconds: float,
+) -> Peer:
     try:
-        return await (_initialize if spoken == "2025" else _discover)(exchange, seconds)
+        return await meet(exchange, seconds)
     except GatewayError as error:
         if not _is_refusal(error):
             raise
@@ -252,10 +264,10 @@ async def _discover(exchange: Exchange, seconds: float) -> Peer:
     return _peer("modern", MODERN_VERSION, found, info)
 
 
-async def _initialize(exchange: Exchange, seconds: float) -> Peer:
+async def _initialize(offers: Mapping[str, Any], exchange: Exchange, seconds: float) -> Peer:
     params = {
         "protocolVersion": HANDSHAKE_VERSIONS[0],
-        "capabilities": SESSION_CAPABILITIES,
+        "capabilities": offers,
         "clientInfo": CLIENT_INFO,
     }
     found = await exchange("initialize", params, GREETING, seconds)

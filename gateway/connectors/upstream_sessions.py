@@ -8,7 +8,9 @@ the caller's arguments say, nothing of the client's headers or tokens.
 One session of each upstream lists what there is. Where the upstream keeps state between requests
 (a child process, a session id), requests of principals go over sessions of their own: else one
 would see what another has opened. There are so many of these at a time; the one that was idle
-longest makes room, and ends by itself after a while.
+longest makes room, and ends by itself after a while. A server of the 2025 era learns once a session
+whether it may ask for what a model says (sampling), and may do something else if not: clients of
+one principal that offer it have another session than those that don't.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from gateway.connectors.upstream_rpc import (
     HEADER_MISMATCH,
     LOGGED,
     NO_HOOKS,
+    SESSION_CAPABILITIES,
     Ask,
     Holds,
     Hooks,
@@ -51,6 +54,7 @@ ToolsChanged = Callable[[str], None]
 Troubled = Callable[[str, GatewayError], None]
 Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 Authorize = Callable[[str, bool], Awaitable[Headers]]
+_Key = tuple[str, str, str]  # connection, principal, how its client offers sampling
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +85,7 @@ class Upstreams:
         self._max_bytes = max_answer_bytes
         self._max_sessions = MAX_SESSIONS
         self._lists: dict[str, tuple[Upstream, Lists]] = {}
-        self._own: dict[tuple[str, str], _Own] = {}  # by connection and principal
+        self._own: dict[_Key, _Own] = {}
         self._standing: dict[Link, Standing] = {}
         self._retiring: dict[asyncio.Task[None], Link] = {}
         self._telling: set[asyncio.Task[None]] = set()
@@ -214,7 +218,8 @@ class Upstreams:
         """
         settings, lists = self._known(name)
         seconds = deadline or settings.timeout_seconds
-        link = await self._link(name, principal, seconds)
+        sampling = (hooks.capabilities or {}).get("sampling")
+        link = await self._link(name, principal, seconds, sampling)
 
         async def send(params: Mapping[str, Any]) -> dict[str, Any]:
             try:
@@ -235,7 +240,9 @@ class Upstreams:
 
     async def subscribe(self, name: str, principal: str, uri: str, seconds: float) -> None:
         """Has updates of a resource told; returns when the upstream knows of it."""
-        link = await self._link(name, principal, seconds)
+        own = self._links_of(name, principal)[1:]
+        link = max(own, key=lambda link: link.used, default=None)
+        link = link or await self._link(name, principal, seconds)
         if link not in self._standing:
             whose = None if link is self._known(name)[1].link else principal
             notice = partial(self._tell, self._on_notice, name, whose)
@@ -282,7 +289,9 @@ class Upstreams:
         except KeyError:
             raise Refused("not_connected", f"{name} is not connected") from None
 
-    async def _link(self, name: str, principal: str | None, seconds: float) -> Link:
+    async def _link(
+        self, name: str, principal: str | None, seconds: float, sampling: Any = None
+    ) -> Link:
         settings, lists = self._known(name)
         if principal is None:
             return lists.link
@@ -293,15 +302,19 @@ class Upstreams:
             sharing = self.sharing(name)
         if sharing != "principal":
             return lists.link
-        own = self._own.get((name, principal))
-        return (own or self._open_own(name, principal, settings, lists)).link
+        if (met := lists.link.peer) is not None and met.era == "modern":
+            sampling = None  # it is told with each request
+        own = self._own.get((name, principal, str(sampling)))
+        return (own or self._open_own(name, principal, sampling, settings, lists)).link
 
     def _links_of(self, name: str, principal: str) -> list[Link]:
         """The links that requests of a principal may have gone over."""
-        listed, own = self._lists.get(name), self._own.get((name, principal))
-        return [*((listed[1].link,) if listed else ()), *((own.link,) if own else ())]
+        listed = [self._lists[name][1].link] if name in self._lists else []
+        return listed + [o.link for key, o in self._own.items() if key[:2] == (name, principal)]
 
-    def _open_own(self, name: str, principal: str, settings: Upstream, lists: Lists) -> _Own:
+    def _open_own(
+        self, name: str, principal: str, sampling: Any, settings: Upstream, lists: Lists
+    ) -> _Own:
         if len(self._own) + len(self._retiring_own(idle=False)) >= self._max_sessions:
             self._make_room()
         ending = self._retiring_own(idle=True)
@@ -319,7 +332,7 @@ class Upstreams:
         )
         own.link = Link(
             settings,
-            lambda: self._session(name, settings, lists, notice),
+            lambda: self._session(name, settings, lists, notice, sampling),
             own,
             self._pace,
             lazy=True,
@@ -327,7 +340,7 @@ class Upstreams:
             ends_idle=True,
             after=ending if full else (),
         )
-        self._own[name, principal] = own
+        self._own[name, principal, str(sampling)] = own
         return own
 
     def _retiring_own(self, *, idle: bool) -> list[asyncio.Task[None]]:
@@ -382,7 +395,16 @@ class Upstreams:
             log_level=lambda lists: self.log_level(None) if is_shared(lists) else None,
         )
 
-    def _session(self, name: str, settings: Upstream, lists: Lists, notice: Notice) -> Session:
+    def _session(
+        self,
+        name: str,
+        settings: Upstream,
+        lists: Lists,
+        notice: Notice,
+        sampling: Any = SESSION_CAPABILITIES["sampling"],
+    ) -> Session:
+        offers = {key: value for key, value in SESSION_CAPABILITIES.items() if key != "sampling"}
+        offers |= {} if sampling is None else {"sampling": sampling}
         if settings.transport == "stdio":
             return StdioSession(
                 settings.name,
@@ -393,6 +415,7 @@ class Upstreams:
                 notice=notice,
                 max_bytes=self._max_bytes,
                 longest=settings.max_call_seconds,
+                offers=offers,
             )
         return HttpSession(
             settings.name,
@@ -404,6 +427,7 @@ class Upstreams:
             marks=lists.marks,
             max_bytes=self._max_bytes,
             longest=settings.max_call_seconds,
+            offers=offers,
         )
 
     def _credentials(self, name: str) -> Callable[[bool], Awaitable[Headers]] | None:

@@ -90,6 +90,7 @@ class StdioSession:
         notice: Notice,
         max_bytes: int,
         longest: float,
+        offers: Mapping[str, Any],  # to an upstream that is told once a session
     ) -> None:
         self.name = name
         self.peer = GREETING
@@ -98,6 +99,7 @@ class StdioSession:
         self._notice = notice
         self._max_bytes = max_bytes
         self._longest = longest  # that a request may take while it tells of its progress
+        self._offers = offers
         self._child: Child | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ids = itertools.count(1)
@@ -108,7 +110,7 @@ class StdioSession:
         """Starts the child and meets it; afterwards requests can be made."""
         self._child = await start_child(*self._start)
         self._reader = asyncio.create_task(self._read(self._child))
-        peer = await negotiate(self._exchange, remembered, seconds, spoken)
+        peer = await negotiate(self._exchange, remembered, seconds, spoken, self._offers)
         self.peer = replace(peer, keeps_state=True)
         if self.peer.era == "handshake":
             await self.notify("notifications/initialized", {})

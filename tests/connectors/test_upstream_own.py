@@ -56,6 +56,31 @@ async def test_what_one_principal_keeps_in_a_child_no_other_one_sees(era: str) -
         assert len({await pid_of(ups, who) for who in ("ann", "bob", "cat", None)}) == 4
 
 
+async def test_a_server_of_2025_is_told_whether_the_clients_of_its_session_offer_sampling() -> None:
+    async with upstreams(stdio("up", "--era", "handshake")) as ups:
+
+        async def offered(who: str | None, **capabilities: Any) -> tuple[str, int]:
+            asked: dict[str, Any] = {"principal": who, "capabilities": capabilities}
+            said = text_of(await ups.call("up", "offered", {}, **asked))
+            return said, int(text_of(await ups.call("up", "pid", {}, **asked)))
+
+        without, first = await offered("ann")
+        within, second = await offered("ann", sampling={})
+        assert (without, within) == ("elicitation roots", "elicitation roots sampling")
+        assert first != second
+        assert await offered("ann", elicitation={"form": {}}, roots={}) == (without, first)
+        assert await offered("ann", sampling={}, roots={}) == (within, second)
+        assert (await offered(None))[0] == within  # that one lists: tools may hang on it
+
+
+async def test_a_server_of_2026_has_one_session_of_a_principal_whatever_its_clients_offer() -> None:
+    async with upstreams(stdio("up", "--era", "modern")) as ups:
+        await ups.list_tools("up")
+        first = await ups.call("up", "pid", {}, principal="ann")
+        able = {"sampling": dict[str, Any]()}
+        assert await ups.call("up", "pid", {}, principal="ann", capabilities=able) == first
+
+
 @pytest.mark.parametrize(
     ("era", "configured", "sharing", "sessions"),
     [
