@@ -302,11 +302,11 @@ class Upstreams:
         return [*((listed[1].link,) if listed else ()), *((own.link,) if own else ())]
 
     def _open_own(self, name: str, principal: str, settings: Upstream, lists: Lists) -> _Own:
-        retiring = {task: link for task, link in self._retiring.items() if link.ends_idle}
-        ending = [task for task, link in retiring.items() if link.is_idle]
-        if len(self._own) + len(retiring) - len(ending) >= self._max_sessions:
-            ending.append(self._make_room())
-        full = len(self._own) + len(retiring) >= self._max_sessions
+        if len(self._own) + len(self._retiring_own(idle=False)) >= self._max_sessions:
+            self._make_room()
+        ending = self._retiring_own(idle=True)
+        busy = len(self._own) + len(self._retiring_own(idle=False))
+        full = busy + len(ending) >= self._max_sessions
 
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method in (UPDATED, LOGGED):  # of changed lists the session that lists hears too
@@ -330,14 +330,19 @@ class Upstreams:
         self._own[name, principal] = own
         return own
 
-    def _make_room(self) -> asyncio.Task[None]:
+    def _retiring_own(self, *, idle: bool) -> list[asyncio.Task[None]]:
+        """The ends of principals' sessions: those that are being closed, or still in use."""
+        own = ((task, link) for task, link in self._retiring.items() if link.ends_idle)
+        return [task for task, link in own if link.is_idle is idle]
+
+    def _make_room(self) -> None:
         idle = [key for key, own in self._own.items() if own.link.is_idle]
         if not idle:
             message = f"All {self._max_sessions} sessions with MCP servers are in use"
             hint = "Try again; an operator can raise limits.upstream_sessions."
             raise Overloaded("busy", message, hint)
         oldest = min(idle, key=lambda key: self._own[key].link.used)
-        return self._retire(self._own.pop(oldest).link)
+        self._retire(self._own.pop(oldest).link)
 
     def _drop(self, name: str) -> None:
         _, lists = self._lists.pop(name)
@@ -346,11 +351,10 @@ class Upstreams:
         for key in [key for key in self._own if key[0] == name]:
             self._retire(self._own.pop(key).link)
 
-    def _retire(self, link: Link) -> asyncio.Task[None]:
+    def _retire(self, link: Link) -> None:
         task = asyncio.create_task(self._retired(link))
         self._retiring[task] = link
         task.add_done_callback(self._retiring.pop)
-        return task
 
     async def _retired(self, link: Link) -> None:
         if (standing := self._standing.pop(link, None)) is not None:
