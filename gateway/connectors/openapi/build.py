@@ -18,7 +18,6 @@ from gateway.connectors.naming import Nameable, local_name, unmatched
 from gateway.connectors.openapi.arguments import (
     ArgumentNames,
     Slot,
-    check_fixed,
     parameter_slots,
     without_detours,
 )
@@ -310,7 +309,6 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         body, more = body_slots(around, written, names)
         slots.extend(more)
         taken = chosen_content(document, written).schema
-    check_fixed(fixed)
     sent, body, slots = without_detours(source, work.reports.here, sent, body, slots)
     contents = answers(document, operation)
     http = HttpOperation(
