@@ -141,13 +141,6 @@ def without_detours(
     return kept, [slot for slot in slots if slot.argument not in arguments]
 
 
-def check_fixed(fixed: Sequence[Parameter]) -> None:
-    """Refuses an operation whose path says that it is another one."""
-    for each in fixed:
-        if may_reroute(each.name, each.place):
-            raise Unusable(f"its path has {each.name} in it, which makes it another request")
-
-
 def constant(document: Document, value: Any) -> Any:
     """A value that is sent without being asked for; one that is too large to keep is refused."""
     size = len(orjson.dumps(value)) if isinstance(value, (str, dict, list)) else 1

@@ -19,7 +19,6 @@ from gateway.connectors.naming import Nameable, local_name, unmatched
 from gateway.connectors.openapi.arguments import (
     ArgumentNames,
     Slot,
-    check_fixed,
     parameter_slots,
     without_detours,
 )
@@ -333,7 +332,6 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     wanted = [each for each in wanted if _is_asked_for(work, each, access)]
     names = ArgumentNames()
     sent, slots = parameter_slots(document, wanted, names, work.taken, source)
-    check_fixed(fixed)
     sent, slots = without_detours(source, work.reports.here, sent, slots)
     taken, body_schema = Taken(None), None
     if (body := request_body(document, operation, given)) is not None:

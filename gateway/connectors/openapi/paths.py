@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote_plus
 
+from gateway.blocklist import may_reroute
 from gateway.connectors.openapi.document import Operation, Unusable, is_internal
 from gateway.connectors.openapi.inputs import MAX_INPUTS, Input
 from gateway.model import Parameter, Place
@@ -36,8 +37,12 @@ def called_path(
     for pair in query.split("&", MAX_INPUTS) if query else ():
         name, equals, value = pair.partition("=")
         wire = unquote_plus(name) if equals else name.strip("{}")
-        if _VARIABLE.fullmatch(value if equals else name) and "{" not in wire:
+        if "{" in wire:
+            raise Unusable("its path has a query (?) in which a name varies")
+        if _VARIABLE.fullmatch(value if equals else name):
             _move(inputs, path, (value or name)[1:-1], "query", wire)
+        elif may_reroute(wire, "query"):
+            raise Unusable(f"its path has {wire} in it, which makes it another request")
         elif "{" in pair:  # filled in where it stands, in the midst of other text
             for variable in _VARIABLE.findall(pair):
                 _move(inputs, path, variable, "path", variable)

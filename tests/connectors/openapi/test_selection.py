@@ -59,6 +59,8 @@ def test_marked_operations_are_skipped_with_their_reason(
     ("path", "reason"),
     [
         ("/a/{b", "its path has braces that don't match"),
+        ("/a?{b}={c}", "its path has a query (?) in which a name varies"),
+        ("/a?_method=DEL{c}", "its path has _method in it, which makes it another request"),
         ("/mail/$subscriptions", "it subscribes a webhook"),
     ],
 )
