@@ -56,9 +56,10 @@ class Health:
         self._started = time.time()
         self.draining = False
         self.config_problem: str | None = None
+        self.problems: tuple[Problem, ...] = ()  # of the configuration, in the current snapshot
         self._told: set[tuple[str, Problem]] = set()
-        gateway.on_change(self.log_problems)
-        self.log_problems()
+        gateway.on_change(self._find_problems)
+        self._find_problems()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):
@@ -99,10 +100,11 @@ class Health:
         summed.register(_Summed(self._registry))
         return generate_latest(summed)
 
-    def log_problems(self) -> None:
+    def _find_problems(self) -> None:
         """Logs what operators wrote and what does not hold, each once for as long as it is so."""
         snapshot = self._gateway.snapshot
-        problems = [("", each) for each in configuration_problems(snapshot)]
+        self.problems = configuration_problems(snapshot)
+        problems = [("", each) for each in self.problems]
         for name, state in snapshot.connections.items():
             problems += [(name, each) for each in state.problems if each.configured]
         for connection, problem in problems:
@@ -117,7 +119,7 @@ class Health:
         states = [s for s in snapshot.connections.values() if who and may_know(who, s)]
         store = await self._store()
         admin = who is not None and who.admin
-        problems = (*snapshot.problems, *configuration_problems(snapshot))
+        problems = (*snapshot.problems, *self.problems)
         return {
             "status": self._status(snapshot, store, problems),
             "version": __version__,

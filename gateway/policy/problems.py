@@ -21,7 +21,12 @@ _LEVELS = ("full_access", "execute_with_confirm", "read_only")
 
 def configuration_problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     """What is written in config.toml or was put, and does not do what it says."""
-    return (*_unmatched_tools(snapshot), *_unmatched_connections(snapshot), *_overruled(snapshot))
+    return (
+        *_unmatched_tools(snapshot),
+        *_unmatched_in_bundles(snapshot),
+        *_unmatched_connections(snapshot),
+        *_overruled(snapshot),
+    )
 
 
 def _unmatched_tools(snapshot: Snapshot) -> Iterator[Problem]:
@@ -34,6 +39,23 @@ def _unmatched_tools(snapshot: Snapshot) -> Iterator[Problem]:
             continue
         if not any(_may_have(snapshot, state, name) for state in unread):
             yield _warning(where, f"there is no tool {name!r}")
+
+
+def _unmatched_in_bundles(snapshot: Snapshot) -> Iterator[Problem]:
+    """Tools that bundles name one by one; a glob may well be there for what comes later."""
+    for key, bundle in snapshot.settings.bundles.items():
+        names = {*bundle.allow, *bundle.deny}
+        states = [snapshot.connections.get(name) for name in bundle.connections]
+        if not any(map(_is_name, names)) or not all(state and state.build for state in states):
+            continue
+        known = {tool.local_name for state in states if state for tool in state.tools}
+        for name in sorted(filter(_is_name, names - known)):
+            where = "deny" if name in bundle.deny else "allow"
+            yield _warning(f"bundles.{key}.{where}", f"its connections have no tool {name!r}")
+
+
+def _is_name(pattern: str) -> bool:
+    return not set(pattern) & set("*?[")
 
 
 def _may_have(snapshot: Snapshot, state: ConnectionState, name: str) -> bool:

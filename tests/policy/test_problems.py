@@ -39,6 +39,12 @@ def told(found: Snapshot) -> list[tuple[str, str]]:
             ["principals.ann.connections"],
         ),
         ("[bundles.all]\nconnections = ['shop', 'shpo']", ["bundles.all.connections"]),
+        (
+            "[bundles.all]\nconnections = ['shop']\nallow = ['get_*', 'x*', 'add_book']\n"
+            "deny = ['ad_book', '*delete*']",
+            ["bundles.all.deny"],
+        ),
+        ("[bundles.all]\nconnections = ['shop', 'later']\ndeny = ['ad_book']", []),
     ],
 )
 def test_names_that_nothing_has_are_told(config: str, where: list[str]) -> None:

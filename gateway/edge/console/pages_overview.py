@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
-from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.catalog.snapshot import ConnectionState
 from gateway.edge.console.figures import SPARK_HEIGHT, SPARK_WIDTH, Figures, Hour, spark
 from gateway.edge.console.layout import Around, around, page
 from gateway.edge.console.picture import Gate, Picture, drawn
@@ -15,8 +16,8 @@ from gateway.edge.console.rendering import render
 from gateway.edge.console.visit import Visit
 from gateway.edge.console.words import clip, clip_text, plural
 from gateway.edge.shown_history import execution_event
+from gateway.model import Problem
 from gateway.policy.access import may_know
-from gateway.policy.problems import configuration_problems
 from gateway.store.changes import list_changes
 from gateway.store.history import Filter, list_executions
 
@@ -126,7 +127,7 @@ async def _worries(visit: Visit, beside: Around) -> list[Worry]:
             Worry("bad", f"{problem.where} can't be read", problem.message, "", "")
             for problem in visit.asked.snapshot.problems
         ]
-        worries += _configured(visit.asked.snapshot)
+        worries += _configured(visit.parts.health.problems)
     for row in beside.connections:
         worries += _of_connection(row)
         if admin:
@@ -136,7 +137,7 @@ async def _worries(visit: Visit, beside: Around) -> list[Worry]:
     return worries[:MAX_WORRIES]
 
 
-def _configured(snapshot: Snapshot) -> list[Worry]:
+def _configured(problems: Sequence[Problem]) -> list[Worry]:
     """What config.toml or the permissions say and what does not hold."""
     return [
         Worry(
@@ -146,7 +147,7 @@ def _configured(snapshot: Snapshot) -> list[Worry]:
             "Look at it",
             "/console/access",
         )
-        for problem in configuration_problems(snapshot)[:MAX_CONFIGURED]
+        for problem in problems[:MAX_CONFIGURED]
     ]
 
 
