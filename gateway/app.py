@@ -62,7 +62,6 @@ from gateway.edge.shared_sessions import (
     on_doubted,
     on_wished,
 )
-from gateway.egress import Egress, Request
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.first_look import first_look
 from gateway.invoke.azure import ask_azure, azure_identity
@@ -75,6 +74,7 @@ from gateway.invoke.rates import SharedRates
 from gateway.invoke.upstream import UpstreamSender
 from gateway.line import Line
 from gateway.logs import begin_request
+from gateway.outbound.client import Egress, Request
 from gateway.progress import Loading, silent
 from gateway.reload import watch
 from gateway.store.database import Database
@@ -198,7 +198,7 @@ async def running(
         seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
         db = await stack.enter_async_context(Database(store_url(settings, folder)))
         await check_seal(db, seal)
-        egress = await stack.enter_async_context(Egress(settings.network.allow))
+        egress = await stack.enter_async_context(Egress(**settings.network.rules, folder=folder))
         own_egress = await stack.enter_async_context(Egress([place.host]))
         workers = await stack.enter_async_context(Workers())
         credentials = Credentials(egress)
@@ -365,17 +365,17 @@ async def _watch(
 
     async def apply(edited: Settings) -> None:
         refuse_edit(edited, catalog.current)
-        egress.allow(edited.network.allow)
+        egress.follow(**edited.network.rules)
         limits.resize(edited.limits.max_concurrent_calls)
         if edited.cache != catalog.current.settings.cache:
             fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
         before = catalog.current.settings
         pending = await catalog.apply(edited)
-        allowed = edited.network.allow != before.network.allow
-        if allowed:  # what was refused may be allowed now
+        reachable = edited.network != before.network
+        if reachable:  # what could not be reached may be now
             states = catalog.current.connections.values()
             pending += [state.name for state in states if state.status == "failing"]
-        at_azure = edited.azure != before.azure or (allowed and azure.problem is not None)
+        at_azure = edited.azure != before.azure or (reachable and azure.problem is not None)
         # No await between the swap and this: policy and identity change together.
         app.identity.settings = auth_settings(edited, place.public_url(edited))
         looks.create_task(look(pending, at_azure))

@@ -142,6 +142,19 @@ class UpstreamOperation:
     target: Literal["mcp"] = "mcp"
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """How one server is met over TLS: whom to trust besides, what to show it, what to call it."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    server_name: str | None = None
+
+
+NO_TLS_FILES = TlsFiles()
+
+
 # --- what connectors produce ----------------------------------------------------------------------
 
 

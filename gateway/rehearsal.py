@@ -31,9 +31,9 @@ from gateway.config.settings import Settings
 from gateway.connectors.portable import portable_tools
 from gateway.connectors.workers import Workers
 from gateway.edge.own_tools import OWN_TOOLS
-from gateway.egress import Egress
 from gateway.errors import ConfigInvalid, GatewayError, UpstreamFailed
 from gateway.model import Principal
+from gateway.outbound.client import Egress
 from gateway.policy.decide import decide
 from gateway.policy.principals import principal_now
 from gateway.policy.problems import configuration_problems

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 PLAIN = {"model", "errors"}
 CONFIG = PLAIN | {"config"}
-OUT = PLAIN | {"egress", "addresses", "dialling", "no_answer", "unpack", "wire", "blocklist"}
+OUT = PLAIN | {"outbound", "blocklist"}
 LOW = CONFIG | OUT | {"store", "connectors"}
 
 # `catalog.snapshot` is a value that policy and invoke may know; the rest of catalog is not.
@@ -21,12 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"errors"},
     "config": PLAIN,
     "store": PLAIN,
-    "egress": OUT,
-    "addresses": OUT,
-    "dialling": OUT,
-    "no_answer": OUT,
-    "unpack": OUT,
-    "wire": OUT,
+    "outbound": PLAIN,
     "blocklist": PLAIN,
     "connectors": OUT,
     "demo": set(),

@@ -77,6 +77,12 @@ def refuse_foreign(
             "you may only put connections of your own organization",
             f'Set organization = "{organization}".',
         )
+    if connection.tls.cert_file:
+        raise Refused(
+            "access_denied",
+            "an organization's admin may not name the gateway's own certificates",
+            "Ask an operator to write the connection into config.toml.",
+        )
     if state is not None and state.settings.organization != organization:
         raise Fixable("connection_invalid", "this name can't be used", "Choose another name.")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from gateway.addresses import locate
 from gateway.config.settings import Azure
-from gateway.egress import Answer, Request
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
+from gateway.outbound.addresses import locate
+from gateway.outbound.client import Answer, Request
 
 API_VERSION = "2016-06-01"
 MAX_BYTES = 32 * 1024 * 1024  # the list of all connectors is one page

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.addresses import locate
 from gateway.catalog.azure import AzureDirectory
 from gateway.catalog.fetch import (
     FETCH_SECONDS,
@@ -43,9 +42,10 @@ from gateway.connectors.manifest import load_builtin
 from gateway.connectors.text import visible
 from gateway.connectors.upstream import Wrap, build_upstream
 from gateway.connectors.upstream_link import Sharing
-from gateway.egress import Answer, Request
 from gateway.errors import Fixable, GatewayError
-from gateway.model import Build, Problem, Source, digest
+from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
+from gateway.outbound.addresses import locate
+from gateway.outbound.client import Answer, Request
 
 BUILD_SECONDS = 20.0
 # A reader is held to its CPU, and a busy machine may take its time: this is for one that hangs.
@@ -138,6 +138,7 @@ class Discoverer:
                 max_bytes=limits.max_spec_bytes,
                 seconds=settings.timeout_seconds or FETCH_SECONDS,
                 asker=asker,
+                tls=settings.tls_files if _at_home(settings) else NO_TLS_FILES,
             )
             found = await self.rebuild(name, settings, limits, definition, known, seconds)
             return _noted(found, led_on=asker is not None and definition.asked_with is None)
@@ -151,9 +152,7 @@ class Discoverer:
 
     def _asker(self, who: str, settings: OpenApiConnection, known: Found | None) -> Asker | None:
         """The connection itself, where the definition lies on the API's own host; else nobody."""
-        if not is_url(settings.spec) or (settings.auth.type == "none" and not settings.headers):
-            return None
-        if settings.base_url and locate(settings.base_url).origin != locate(settings.spec).origin:
+        if not _at_home(settings) or (settings.auth.type == "none" and not settings.headers):
             return None
         return Asker(*self.prove(who, settings, known.build if known else None))
 
@@ -233,6 +232,12 @@ class Discoverer:
         if is_built_in(location):
             return Definition.of(location, load_builtin(location))
         return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
+
+
+def _at_home(settings: OpenApiConnection) -> bool:
+    """Whether the definition lies on the API's own host, which may see what calls prove."""
+    base_url, spec = settings.base_url, settings.spec
+    return is_url(spec) and (not base_url or locate(base_url).origin == locate(spec).origin)
 
 
 def _noted(found: Found, *, led_on: bool) -> Found:

@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 from cachetools import TTLCache
 
-from gateway.egress import Answer, Request
 from gateway.errors import DefinitionUnreadable, GatewayError, Overloaded
-from gateway.model import digest, pack, unpack
-from gateway.unpack import Room
+from gateway.model import NO_TLS_FILES, TlsFiles, digest, pack, unpack
+from gateway.outbound.bodies import Room
+from gateway.outbound.client import Answer, Request
 
 FETCH_SECONDS = 4.5
 MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a definition that is given as text; it is held unpacked
@@ -86,6 +86,7 @@ class Sender(Protocol):
         max_bytes: int,
         room: Room | None = None,
         same_host_redirects: int = 0,
+        tls: TlsFiles = NO_TLS_FILES,
     ) -> Answer: ...
 
 
@@ -99,7 +100,7 @@ class _LargeRoom:
         self._taken = self.denied = False
 
     async def take(self, until: float | None) -> bool:
-        """See `unpack.Room`."""
+        """See `bodies.Room`."""
         try:
             async with asyncio.timeout_at(until):
                 self._taken = self._taken or await self._places.acquire()
@@ -139,6 +140,7 @@ class Fetcher:
         max_bytes: int,
         seconds: float = FETCH_SECONDS,
         asker: Asker | None = None,
+        tls: TlsFiles = NO_TLS_FILES,
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
@@ -147,7 +149,9 @@ class Fetcher:
             return await self._read_file(location, max_bytes, known)
         known = known or self._memory.get(place_of(location))
         with _LargeRoom(self._large) as room:
-            send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, room=room)
+            send = partial(
+                self._egress.send, deadline=seconds, max_bytes=max_bytes, room=room, tls=tls
+            )
             definition = await _download(location, known, asker, send, max_bytes, room)
         self._remember(definition)
         return definition

@@ -50,7 +50,9 @@ def source_of(
         region=settings.region if isinstance(settings, ManifestConnection) else None,
         on_behalf_of=settings.on_behalf_of if isinstance(settings, ManifestConnection) else None,
         max_description_chars=max_description_chars,
-        carries_secrets=bool(auth.type != "none" or settings.headers or settings.inject),
+        carries_secrets=bool(
+            auth.type != "none" or settings.headers or settings.inject or settings.tls.cert_file
+        ),
     )
 
 

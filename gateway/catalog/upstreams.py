@@ -17,7 +17,8 @@ from gateway.config.settings import Limits
 from gateway.connectors.upstream_answers import Streamed
 from gateway.connectors.upstream_link import Sharing, Upstream
 from gateway.connectors.upstream_sessions import Upstreams
-from gateway.egress import Egress, Request
+from gateway.model import NO_TLS_FILES, TlsFiles
+from gateway.outbound.client import Egress, Request
 
 MAX_KEPT_CHARS = 65_536  # of a server's instructions: more than a client is told of all servers
 
@@ -90,8 +91,10 @@ class LiveUpstreams:
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
         deadline: float,
+        tls: TlsFiles = NO_TLS_FILES,
     ) -> AbstractAsyncContextManager[Streamed]:
-        return self._egress.open(Request(method, url, tuple(headers), body), deadline=deadline)
+        request = Request(method, url, tuple(headers), body)
+        return self._egress.open(request, deadline=deadline, tls=tls)
 
     async def _headers(self, name: str, refused: bool) -> Sequence[tuple[str, str]]:
         settings = self._settings.get(name)
@@ -110,6 +113,7 @@ def upstream_of(name: str, settings: McpConnection, limits: Limits) -> Upstream:
         env=settings.env,
         cwd=settings.cwd,
         lazy=settings.lazy,
+        tls=settings.tls_files,
         timeout_seconds=settings.timeout_seconds or limits.call_timeout_seconds,
         max_call_seconds=limits.max_call_seconds,
         session=settings.session,

@@ -12,6 +12,7 @@ from gateway.config.connection import ManifestConnection
 from gateway.config.reading import read_settings
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
+from gateway.model import TlsFiles
 
 
 def check(
@@ -22,7 +23,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Validate the configuration and its manifests without starting.
+    """Validate the configuration, its manifests and its certificates without starting.
 
     Exit 0, or 2 with file, key, what is wrong and what is allowed. Names that match nothing, and
     permissions that were put over stricter ones, are warnings. With `--replay N` it also says which
@@ -32,7 +33,7 @@ def check(
     """
     try:
         settings = read_settings(config)
-        _check_manifests(settings, config)
+        _check_files(settings, config)
     except ConfigInvalid as error:
         if as_json:
             import orjson
@@ -70,7 +71,24 @@ def _rehearse(settings: Settings, config: Path, calls: int, as_json: bool) -> No
     print(f"{len(rows)} of the last {calls} recorded calls would not simply have gone through")
 
 
-def _check_manifests(settings: Settings, config: Path) -> None:
+def _check_files(settings: Settings, config: Path) -> None:
+    if problems := [*_manifest_problems(settings, config), *_tls_problems(settings, config)]:
+        raise ConfigInvalid(problems)
+
+
+def _tls_problems(settings: Settings, config: Path) -> list[str]:
+    from gateway.outbound.tls import tls_problem
+
+    folder, network = config.parent, TlsFiles(ca_file=settings.network.ca_file)
+    tables = {"network": network} | {
+        f"connections.{name}.tls": connection.tls_files
+        for name, connection in settings.connections.items()
+    }
+    found = ((where, tls_problem(folder, tls)) for where, tls in tables.items())
+    return [f"{config}: {where}.{problem}" for where, problem in found if problem]
+
+
+def _manifest_problems(settings: Settings, config: Path) -> list[str]:
     from gateway.connectors.manifest import load_builtin, parse_manifest, region_problem
 
     problems: list[str] = []
@@ -92,8 +110,7 @@ def _check_manifests(settings: Settings, config: Path) -> None:
             problems.append(f"{where}: {connection.manifest} can't be read: {error.strerror}")
         except ConfigInvalid as error:
             problems += error.problems
-    if problems:
-        raise ConfigInvalid(problems)
+    return problems
 
 
 def _warnings(settings: Settings, config: Path) -> list[tuple[str, str]]:
@@ -103,7 +120,7 @@ def _warnings(settings: Settings, config: Path) -> list[tuple[str, str]]:
 
     from gateway.cli.discover import upstreams_over
     from gateway.cli.remote import quiet
-    from gateway.egress import Egress
+    from gateway.outbound.client import Egress
     from gateway.rehearsal import find_problems
 
     async def found() -> list[tuple[str, str]]:

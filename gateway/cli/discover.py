@@ -19,7 +19,7 @@ from gateway.errors import GatewayError
 
 if TYPE_CHECKING:
     from gateway.catalog.upstreams import LiveUpstreams
-    from gateway.egress import Egress
+    from gateway.outbound.client import Egress
 
 
 def discover(
@@ -45,16 +45,21 @@ def discover(
     if connection and not chosen:
         known = [n for n, c in settings.connections.items() if isinstance(c, McpConnection)]
         fail(f"{connection} is not an MCP server here; known: {', '.join(known) or 'none'}", 2)
-    reports = asyncio.run(_discovered(settings, chosen))
+    reports = asyncio.run(_discovered(settings, config.parent, chosen))
     show_json(reports) if as_json else _show(reports)
     if any(report["drift"] or report["error"] for report in reports):
         raise typer.Exit(1)
 
 
-async def _discovered(settings: Settings, chosen: dict[str, McpConnection]) -> list[dict[str, Any]]:
-    from gateway.egress import Egress
+async def _discovered(
+    settings: Settings, folder: Path, chosen: dict[str, McpConnection]
+) -> list[dict[str, Any]]:
+    from gateway.outbound.client import Egress
 
-    async with Egress(settings.network.allow) as egress, upstreams_over(egress) as upstreams:
+    async with (
+        Egress(**settings.network.rules, folder=folder) as egress,
+        upstreams_over(egress) as upstreams,
+    ):
         looks = (_report(upstreams, name, c) for name, c in chosen.items())
         return list(await asyncio.gather(*looks))
 

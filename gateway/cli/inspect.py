@@ -99,7 +99,7 @@ def _read(path: str) -> bytes:
 
 async def _definition(location: str) -> bytes:
     from gateway.catalog.fetch import Fetcher
-    from gateway.egress import Egress
+    from gateway.outbound.client import Egress
 
     async with Egress(ANYWHERE) as egress:
         fetched = await Fetcher(egress, Path()).fetch(
@@ -128,22 +128,23 @@ async def _preview(
     from gateway.cli.discover import upstreams_over
     from gateway.config.reading import parse_connection
     from gateway.connectors.workers import Workers
-    from gateway.egress import Egress
     from gateway.invoke.azure import ask_azure
     from gateway.invoke.credentials import Credentials
     from gateway.invoke.prepared import prove
+    from gateway.outbound.client import Egress
 
     connection = _configured(what, settings)
     in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
     name = what if connection or in_azure else "preview"
     # What a person names at a terminal is theirs to reach; what is configured keeps to its rules.
-    allowed = settings.network.allow if connection else ANYWHERE
+    rules = settings.network.rules if connection else {**settings.network.rules, "allow": ANYWHERE}
+    files = folder  # of [network]: these count from config.toml whatever is inspected
     if connection is None:
         folder = Path()
         values = {"kind": "arm"} if in_azure else _values(what, kind)
         connection = parse_connection(name, values)
     async with (
-        Egress(allowed) as egress,
+        Egress(**rules, folder=files) as egress,
         Workers(count=1) as workers,
         upstreams_over(egress) as upstreams,
     ):

@@ -28,6 +28,7 @@ RESTART_TABLES = ("server", "store")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 ADDRESSED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # bundles, workflows, steps
 ADDRESSED_RULE = "a letter or digit, then letters, digits, _, - or ., at most 64 in all"
+_PROXY = re.compile(r"http://(?:\S*@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?/?")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
@@ -129,6 +130,21 @@ class Cache(Table):
 
 class Network(Table):
     allow: Strings = ()
+    proxy: SecretStr | None = None  # it may hold a password
+    ca_file: str | None = None
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """What `outbound.client.Egress` goes by."""
+        proxy = self.proxy.get_secret_value() if self.proxy else None
+        return {"allow": self.allow, "proxy": proxy, "ca_file": self.ca_file}
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_an_http_proxy(cls, proxy: SecretStr | None) -> SecretStr | None:
+        if proxy is not None and not _PROXY.fullmatch(proxy.get_secret_value()):
+            raise ValueError("must be an address such as http://user:password@proxy.example:3128")
+        return proxy
 
     @field_validator("allow")
     @classmethod

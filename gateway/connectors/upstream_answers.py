@@ -17,6 +17,7 @@ from gateway.connectors.upstream_rpc import (
 )
 from gateway.connectors.upstream_sse import Event, EventReader, EventTooLarge
 from gateway.errors import UpstreamFailed
+from gateway.model import NO_TLS_FILES, TlsFiles
 
 Headers = Sequence[tuple[str, str]]
 MAX_REFUSAL_BYTES = 65_536
@@ -38,7 +39,13 @@ class Open(Protocol):
     """The way out: one exchange, up to the answer's head within `deadline` seconds."""
 
     def __call__(
-        self, method: str, url: str, headers: Headers, body: bytes | None, deadline: float
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        body: bytes | None,
+        deadline: float,
+        tls: TlsFiles = NO_TLS_FILES,
     ) -> AbstractAsyncContextManager[Streamed]: ...
 
 

@@ -29,6 +29,7 @@ from gateway.connectors.upstream_rpc import (
     unreachable,
 )
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed, UpstreamRefused
+from gateway.model import NO_TLS_FILES, TlsFiles
 
 MAX_IN_FLIGHT = 128
 TELL_SECONDS = 5.0
@@ -52,6 +53,7 @@ class Upstream:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     lazy: bool = False
+    tls: TlsFiles = NO_TLS_FILES
     timeout_seconds: float = 30.0
     max_call_seconds: float = 600.0  # while a call tells of its progress
     session: Sharing | None = None  # None: each principal's own, if the upstream keeps state

@@ -421,7 +421,7 @@ class Upstreams:
             settings.name,
             settings.url,
             tuple(settings.headers.items()),
-            open_=self._open,
+            open_=partial(self._open, tls=settings.tls),
             authorize=self._credentials(name),
             notice=notice,
             marks=lists.marks,

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from gateway.config.settings import Azure
-from gateway.egress import Answer, Egress, Request
 from gateway.invoke.credentials import Credentials, send_granted
 from gateway.invoke.prepared import AZURE, auth_of
+from gateway.outbound.client import Answer, Egress, Request
 
 AZURE_SECONDS = 20.0
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from gateway.egress import Answer
 from gateway.invoke.media import STEP_BYTES, decoded
+from gateway.outbound.client import Answer
 
 ONE_BYTE_CHARSETS = frozenset(
     """ascii us-ascii iso-8859-1 iso-8859-2 iso-8859-5 iso-8859-7 iso-8859-9 iso-8859-15 latin-1

@@ -21,10 +21,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 import orjson
 
-from gateway.addresses import locate
-from gateway.egress import Answer, Egress, Request
 from gateway.errors import Refused, UpstreamFailed
 from gateway.invoke.request import with_headers
+from gateway.outbound.addresses import locate
+from gateway.outbound.client import Answer, Egress, Request
 
 TOKEN_SECONDS = 10.0
 MAX_TOKEN_BYTES = 262_144

@@ -19,11 +19,11 @@ from urllib.parse import parse_qsl
 import orjson
 from msgspec.structs import replace
 
-from gateway.egress import Answer, Request
 from gateway.invoke.elsewhere import ELSEWHERE_BYTES, Elsewhere
 from gateway.invoke.envelope_inside import JSON, Inside, inside, packed, unpacked
 from gateway.invoke.media import essence
 from gateway.invoke.styles import to_json
+from gateway.outbound.client import Answer, Request
 
 API_VERSION = "2016-06-01"
 

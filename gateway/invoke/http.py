@@ -10,7 +10,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from gateway.config.connection import Connection
-from gateway.egress import Answer, Egress, NoAnswer, Request
 from gateway.errors import UpstreamFailed
 from gateway.invoke.attempt import HEADERS_META, Attempt
 from gateway.invoke.charset import in_utf8
@@ -23,6 +22,7 @@ from gateway.invoke.output import Shaped, shape
 from gateway.invoke.prepared import Prepared, redactor_with
 from gateway.invoke.request import build_request, with_headers
 from gateway.invoke.results import keep_result
+from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.store.database import Database
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -121,15 +121,19 @@ class HttpSender:
         limits = attempt.snapshot.settings.limits
         egress = self._own_egress if attempt.state.origin == "demo" else self._egress
         seconds = prepared.settings.timeout_seconds or limits.call_timeout_seconds
-        most = max(MAX_ANSWER_BYTES, limits.max_output_bytes)
+        most, tls = max(MAX_ANSWER_BYTES, limits.max_output_bytes), prepared.tls
         began = time.perf_counter()
         try:
-            answer = await egress.send(request, deadline=seconds, max_bytes=most, room=room)
+            answer = await egress.send(
+                request, deadline=seconds, max_bytes=most, room=room, tls=tls
+            )
         except NoAnswer as error:
             if not outcome.may_retry(request.method, error):
                 outcome.failed()
                 raise
-            answer = await egress.send(request, deadline=seconds, max_bytes=most, room=room)
+            answer = await egress.send(
+                request, deadline=seconds, max_bytes=most, room=room, tls=tls
+            )
         finally:
             attempt.upstream_ms = (time.perf_counter() - began) * 1000
         return answer

@@ -26,9 +26,9 @@ from typing import Protocol
 import msgspec
 from cachetools import LRUCache
 
-from gateway.egress import NoAnswer
 from gateway.errors import Overloaded
 from gateway.model import RateLimit
+from gateway.outbound.client import NoAnswer
 
 CALLS_PER_CONNECTION = 32
 MAX_WAITING = 256  # of calls for a slot, per connection and overall
@@ -209,7 +209,7 @@ class LargeRoom:
         return size <= self.bytes or await self.take(None)
 
     async def take(self, until: float | None) -> bool:
-        """See `unpack.Room`."""
+        """See `bodies.Room`."""
         try:
             async with asyncio.timeout_at(until):
                 for slots in self._slots[len(self._taken) :]:

@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gateway.egress import Answer, Pairs
 from gateway.invoke.charset import in_utf8
 from gateway.invoke.media import HEAVY_BYTES, NOT_JSON, as_json, as_text, essence
+from gateway.outbound.client import Answer
+from gateway.outbound.headers import Pairs
 
 PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500

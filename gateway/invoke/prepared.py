@@ -18,11 +18,11 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAuth2Auth
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
-from gateway.egress import Answer, Request
 from gateway.invoke.credentials import Auth, Credentials, Grant, renewable, send_granted
 from gateway.invoke.redact import SECRET_NAME, Redactor, redactor_of
 from gateway.invoke.request import with_headers
-from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit
+from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
+from gateway.outbound.client import Answer, Request
 
 # Names no connection can have: Azure's tokens are one for all connections behind it.
 AZURE = "[azure]"
@@ -46,6 +46,7 @@ class Prepared:
     vouched_by: str  # whose token it is: the connection's own, or one that several share
     envelope: str | None  # Azure's resource that makes the call for us
     headers: tuple[tuple[str, str], ...]
+    tls: TlsFiles
     inject: Mapping[str, Any]
     blocklist: tuple[str, ...]
     rate_limit: RateLimit | None
@@ -85,6 +86,7 @@ def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
         vouched_by,
         build.envelope if build else None,
         tuple(settings.headers.items()),
+        settings.tls_files,
         settings.inject,
         (*settings.blocklist, *(build.blocklist if build else ())),
         RateLimit(limit.requests, limit.window_seconds)

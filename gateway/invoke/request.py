@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway.blocklist import blocked_by, decodings, may_reroute
-from gateway.egress import Request
 from gateway.errors import Fixable, Refused
 from gateway.invoke.arguments import problem
 from gateway.invoke.body import encode_body
@@ -33,6 +32,7 @@ from gateway.invoke.styles import (
     to_json,
 )
 from gateway.model import HttpOperation, Parameter
+from gateway.outbound.client import Request
 
 
 def build_request(

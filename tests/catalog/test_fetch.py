@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from gateway.catalog.fetch import LARGE_BYTES, MAX_PACKED, MAX_TEXT_BYTES, Definition, Fetcher
-from gateway.egress import Egress
 from gateway.errors import DefinitionUnreadable
+from gateway.outbound.client import Egress
 from tests.peers import Provider, provider
 
 HERE = ("127.0.0.1/32",)

@@ -93,6 +93,8 @@ async def test_a_connection_is_put_refreshed_and_deleted(demo: Running) -> None:
         (("serve", "--config", "none.toml"), 2, "none.toml: can't be read"),
         (("check", "--config", "bad.toml"), 2, "bad.toml: server.prot: unknown key"),
         (("check", "--config", "manifest.toml"), 2, "connections.ats.manifest"),
+        (("check", "--config", "files.toml"), 2, "network.ca_file: the file can't be read"),
+        (("check", "--config", "files.toml"), 2, "connections.shop.tls.cert_file: the file does"),
         (("inspect", "none.yaml"), 1, "can't be read"),
         (("nonsense",), 2, "nonsense"),
         (("serve", "--port", "99999"), 2, "65535"),
@@ -106,6 +108,11 @@ async def test_what_is_wrong_is_said_with_the_right_exit_code(
     (tmp_path / "bad.toml").write_text("[server]\nprot = 1\n", encoding="utf-8")
     (tmp_path / "manifest.toml").write_text(
         '[connections.ats]\nkind = "manifest"\nmanifest = "grenhouse"\n', encoding="utf-8"
+    )
+    (tmp_path / "files.toml").write_text(
+        '[network]\nca_file = "none.pem"\n[connections.shop]\nkind = "openapi"\nspec = "a.json"\n'
+        'tls = { cert_file = "bad.toml" }\n',
+        encoding="utf-8",
     )
     found, out, err = await gateway_command(*words, cwd=tmp_path)
     assert found == code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,9 +12,9 @@ from typing import Any
 from gateway.connectors.upstream_answers import Headers, Streamed
 from gateway.connectors.upstream_link import Pace, Upstream
 from gateway.connectors.upstream_sessions import Upstreams
-from gateway.egress import Egress, Request
+from gateway.model import NO_TLS_FILES, TlsFiles
+from gateway.outbound.client import Egress, Request
 
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading certificates takes long
 STDIO_PEER = str(Path(__file__).parents[1] / "stdio_peer.py")
 QUICK = Pace(
     first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, gather=0.01, spacing=0.05
@@ -36,7 +35,7 @@ async def upstreams(*settings: Upstream, **options: Any) -> AsyncIterator[Upstre
     """Upstreams behind the gateway's real way out, at a quick pace."""
     options.setdefault("pace", QUICK)
     async with (
-        Egress(["127.0.0.1/32"], tls=NO_TLS) as egress,
+        Egress(["127.0.0.1/32"]) as egress,
         Upstreams(_Way(egress), **options) as ups,
     ):
         for one in settings:
@@ -58,9 +57,16 @@ class _Way:
         self._egress = egress
 
     def __call__(
-        self, method: str, url: str, headers: Headers, body: bytes | None, deadline: float
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        body: bytes | None,
+        deadline: float,
+        tls: TlsFiles = NO_TLS_FILES,
     ) -> AbstractAsyncContextManager[Streamed]:
-        return self._egress.open(Request(method, url, tuple(headers), body), deadline=deadline)
+        request = Request(method, url, tuple(headers), body)
+        return self._egress.open(request, deadline=deadline, tls=tls)
 
 
 class Told:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.egress import Answer
 from gateway.invoke.charset import CHARSETS, MAX_UTF8_BYTES, in_utf8
+from gateway.outbound.client import Answer
 
 EVERY_BYTE = bytes(range(256)) * 500 + b"\xe9"
 

@@ -9,9 +9,9 @@ from urllib.parse import parse_qsl
 import orjson
 import pytest
 
-from gateway.egress import Answer, Egress, Request
 from gateway.errors import GatewayError, Refused
 from gateway.invoke.credentials import Auth, Credentials, Grant, send_granted, with_grant
+from gateway.outbound.client import Answer, Egress, Request
 from tests.raw_server import Connection, answer, raw_server
 
 

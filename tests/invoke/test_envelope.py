@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.blocklist import decodings
-from gateway.egress import Answer, Request
 from gateway.errors import Fixable
 from gateway.invoke.elsewhere import ELSEWHERE_BYTES
 from gateway.invoke.envelope import enveloped, opened
 from gateway.invoke.envelope_inside import status_number
 from gateway.invoke.request import build_request
 from gateway.model import HttpOperation, Parameter
+from gateway.outbound.client import Answer, Request
 
 ID = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Web/connections/mail"
 BASE = f"https://azure.example{ID}"

@@ -19,7 +19,7 @@ from gateway.invoke.call import Invoker, Senders
 from gateway.invoke.caller import AbsentCaller
 from gateway.invoke.idempotency import recorded_values, take_token, with_token
 from gateway.invoke.prepared import Prepared, PreparedConnections
-from gateway.no_answer import NoAnswer
+from gateway.outbound.failures import NoAnswer
 from gateway.store.database import Database
 from gateway.store.executions import begin, mark_unknown
 from gateway.store.history import Filter, list_executions

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.egress import NoAnswer
 from gateway.errors import Overloaded
 from gateway.invoke.limits import (
     CALLS_PER_CONNECTION,
@@ -18,7 +17,8 @@ from gateway.invoke.limits import (
     retry_after_seconds,
 )
 from gateway.model import RateLimit
-from gateway.unpack import Bound, collected
+from gateway.outbound.bodies import Bound, collected
+from gateway.outbound.client import NoAnswer
 
 
 class Clock:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.egress import Answer
 from gateway.invoke.output import Shaped, shape
+from gateway.outbound.client import Answer
 
 
 def answered(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.egress import Egress, Request
 from gateway.errors import Fixable, Refused
 from gateway.invoke.request import build_request, with_headers
 from gateway.model import Body, HttpOperation, Parameter
+from gateway.outbound.client import Egress, Request
 from tests.raw_server import always, answer, raw_server
 
 BASE = "https://api.example.test/v1"

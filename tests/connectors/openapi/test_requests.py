@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.egress import Request
 from gateway.invoke.request import build_request
+from gateway.outbound.client import Request
 from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
 
 STRING = {"type": "string"}

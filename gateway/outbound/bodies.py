@@ -1,24 +1,26 @@
-"""Unpacking compressed answers in small steps, so that a bomb is cut at the bound of its reader.
+"""Bodies of answers: unpacked in small steps, and collected up to a bound.
 
-Only gzip and deflate: they are in the standard library with a limit on what one step may give. Most
-answers are small; one that turns out not to be is held only if there is room for it.
+A bomb is cut at the bound of its reader. Only gzip and deflate: they are in the standard library
+with a limit on what one step may give, and, unlike a library's own unpacking, notice a packed
+answer that stopped midway. Most answers are small; a large one is held only if there is room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from io import BytesIO
 from typing import Protocol
 
 import msgspec
 
-from gateway.no_answer import BrokenOff
+from gateway.outbound.failures import BrokenOff
 
-ENCODINGS = "gzip, deflate"
 PLAIN = ("", "identity")
 STEP_BYTES = 262_144
+
+Following = Callable[[], Awaitable[bytes]]  # the next piece of a body; b"" at its end
 
 
 class Room(Protocol):
@@ -37,11 +39,16 @@ class Bound(msgspec.Struct, frozen=True):
     until: float
     room: Room | None = None
 
+    @property
+    def at_once(self) -> int:
+        """Up to this size nobody has to be asked, and nothing is cut."""
+        return self.bytes if self.room is None else min(self.bytes, self.room.bytes)
 
-async def collected(following: Callable[[], Awaitable[bytes]], bound: Bound) -> tuple[bytes, bool]:
-    """The pieces put together up to a bound, and whether there was more."""
+
+async def collected(following: Following, bound: Bound, part: bytes = b"") -> tuple[bytes, bool]:
+    """The pieces put together up to a bound, and whether there was more; `part` came already."""
     body, size, most, room = BytesIO(), 0, bound.bytes, bound.room
-    while part := await following():
+    while part := part or await following():
         size += len(part)
         if room is not None and size > room.bytes:
             most = most if await room.take(bound.until) else room.bytes
@@ -50,26 +57,34 @@ async def collected(following: Callable[[], Awaitable[bytes]], bound: Bound) -> 
         if size > most:
             body.truncate(most)
             break
+        part = b""
     return body.getvalue(), size > most
 
 
-async def unpacked(encoding: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks as they were before `Content-Encoding`, in pieces of at most `STEP_BYTES`.
+def unpacked(encoding: str, following: Following) -> Following:
+    """Gives what comes as it was before `Content-Encoding`, which is in lower case.
 
-    The encoding is in lower case.
+    In pieces of at most `STEP_BYTES`; b"" is the end.
     """
     if encoding in PLAIN:
-        async for chunk in chunks:
-            yield chunk
-        return
-    if encoding not in _WINDOWS:
-        raise BrokenOff("an encoding that was not asked for")
-    unpacker = _Unpacker(_WINDOWS[encoding])
-    async for chunk in chunks:
-        for piece in unpacker.pieces(chunk):
-            yield piece
-            await asyncio.sleep(0)  # a small chunk may hold a lot: others get their turn
-    unpacker.check_complete()
+        return following
+    unpacker = _Unpacker(_WINDOWS.get(encoding, 0))
+    pieces: Iterator[bytes] = iter(())
+
+    async def next_piece() -> bytes:
+        nonlocal pieces
+        if encoding not in _WINDOWS:
+            raise BrokenOff("an encoding that was not asked for")
+        while (piece := next(pieces, b"")) == b"":
+            chunk = await following()
+            if not chunk:
+                unpacker.check_complete()
+                return b""
+            pieces = unpacker.pieces(chunk)
+        await asyncio.sleep(0)  # a small chunk may hold a lot: others get their turn
+        return piece
+
+    return next_piece
 
 
 _WINDOWS = {

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote
 
-import idna
 import msgspec
+from yarl import URL
 
 from gateway.errors import Fixable, Refused
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-MAX_LITERALS = 1024
+MAX_JUDGED = 1024
 # Own lists, since what `ipaddress` calls global differs between Python's patch releases.
 _SPECIAL_V4 = tuple(
     map(
@@ -70,6 +70,24 @@ def permitted(address: Address, allowed: Sequence[Network]) -> bool:
     return address in _PUBLIC_V6 and not any(address in network for network in _SPECIAL_V6)
 
 
+class Allowance:
+    """Which addresses may be dialled under these rules: each is judged once."""
+
+    def __init__(self, rules: Sequence[str]) -> None:
+        self._allowed = networks(rules)
+        self._judged: dict[str, bool] = {}
+
+    def permits(self, address: str) -> bool:
+        """Whether this address, spelled as the system's look-up spells it, may be dialled."""
+        judged = self._judged.get(address)
+        if judged is None:
+            if len(self._judged) >= MAX_JUDGED:
+                self._judged.clear()
+            judged = permitted(ipaddress.ip_address(address), self._allowed)
+            self._judged[address] = judged
+        return judged
+
+
 def _plain(address: Address) -> Address:
     """The IPv4 address inside an IPv6 one where there is one, without a zone in any case."""
     if isinstance(address, ipaddress.IPv4Address):
@@ -82,62 +100,50 @@ def _plain(address: Address) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a URL leads: what is dialled, and its address if the host is spelled as one."""
+    """Where a URL leads."""
 
     scheme: str
     host: str
     port: int
-    literal: Address | None
+    literal: bool  # the host is an address, not a name
     authority: str  # host and port as a URL and the Host header say them
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells it from others, cheaper to look up by than all of it."""
-        return self.scheme, self.authority
-
-
-class Literals:
-    """Which of the addresses that URLs spell out may be dialled: each is judged once."""
-
-    def __init__(self, allowed: Sequence[Network]) -> None:
-        self._allowed = allowed
-        self._known: dict[tuple[str, str], bool] = {}
-
-    def permits(self, origin: Origin) -> bool:
-        """Whether it may; what is spelled as a name is judged when it is looked up."""
-        if origin.literal is None:
-            return True
-        if origin.key not in self._known:
-            if len(self._known) >= MAX_LITERALS:
-                self._known.clear()
-            self._known[origin.key] = permitted(origin.literal, self._allowed)
-        return self._known[origin.key]
 
 
 class Target(msgspec.Struct, frozen=True):
     """What a URL names: where, and what is asked for there, as it goes on the wire."""
 
     origin: Origin
-    path: str  # with its query
+    path: str
+    query: str = ""
 
     @property
-    def url(self) -> str:
-        return f"{self.origin.scheme}://{self.origin.authority}{self.path}"
+    def url(self) -> URL:
+        """The same for aiohttp, which takes it as it is."""
+        return URL.build(
+            scheme=self.origin.scheme,
+            authority=self.origin.authority,
+            path=self.path,
+            query_string=self.query,
+            encoded=True,
+        )
 
 
-_SHAPE = re.compile(r"(?i:(https?)):/{2}([^/?#\\]*)((?:/[^?#]*)?)((?:\?[^#]*)?)(?:#.*)?", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# No control character anywhere, and no backslash where browsers would take it for a slash.
+_SHAPE = re.compile(
+    r"(https?)://([^/?#\\\x00-\x1f\x7f]*)((?:/[^?#\x00-\x1f\x7f]*)?)"
+    r"(?:\?([^#\x00-\x1f\x7f]*))?(?:#[^\x00-\x1f\x7f]*)?",
+    re.IGNORECASE,
+)
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 def locate(url: str) -> Target:
     """Read a URL the one way it will be dialled, or refuse it."""
     found = _SHAPE.fullmatch(url)
-    if not found or _CONTROL.search(url):
+    if not found:
         raise Fixable("connection_invalid", "Not an http or https URL.", _URL_HINT)
     scheme, authority, path, query = found.groups()
-    asked = (path or "/") + (query if len(query) > 1 else "")
-    return Target(_origin(scheme, authority), _visible(asked))
+    return Target(_origin(scheme, authority), _visible(path or "/"), _visible(query or ""))
 
 
 def _visible(text: str) -> str:
@@ -163,7 +169,7 @@ def _origin(scheme: str, authority: str) -> Origin:
     host = str(literal) if literal else host
     shown = f"[{host}]" if ":" in host else host
     shown = shown if port == _PORTS[scheme] else f"{shown}:{port}"
-    return Origin(scheme, host, port, literal, shown)
+    return Origin(scheme, host, port, literal is not None, shown)
 
 
 def _ipv6(text: str) -> Address:
@@ -178,7 +184,7 @@ def _ipv6(text: str) -> Address:
 def _name(host: str) -> str:
     """The host as it is looked up: lower case, and international names in their ASCII form."""
     try:
-        name = host if host.isascii() else idna.encode(host, uts46=True).decode("ascii")
+        name = host if host.isascii() else URL.build(scheme="http", host=host).raw_host or ""
     except ValueError:
         name = ""
     if not _HOST.fullmatch(name.lower()):

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import Fixable
+from gateway.outbound.addresses import locate, networks, permitted
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("1.1.1.1", True),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("172.32.0.1", True),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("100.128.0.1", True),
+        ("224.0.0.1", False),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
+        ("198.18.0.1", False),
+        ("2606:4700:4700::1111", True),
+        ("::ffff:8.8.8.8", True),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("ff02::1", False),
+        ("2001:db8::1", False),
+        ("2001::1", False),
+        ("2002:808:808::1", True),
+        ("2002:a00:1::1", False),
+        ("64:ff9b::808:808", True),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("64:ff9b:1::808:808", False),
+    ],
+)
+def test_only_public_addresses_are_permitted(address: str, public: bool) -> None:
+    assert permitted(ipaddress.ip_address(address), ()) is public
+
+
+def test_address_inside_an_allowed_network_is_permitted() -> None:
+    allowed = networks(["10.0.0.0/8", "fd00::/8", "127.0.0.1"])
+    inside = ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::a01:203", "fd00::1", "127.0.0.1"]
+    outside = ["192.168.0.1", "fe80::1", "127.0.0.2", "::1"]
+    judged = {a: permitted(ipaddress.ip_address(a), allowed) for a in inside + outside}
+    assert judged == dict.fromkeys(inside, True) | dict.fromkeys(outside, False)
+
+
+def test_international_host_is_dialled_by_its_ascii_name() -> None:
+    assert str(locate("https://bücher.example/é?é").url) == (
+        "https://xn--bcher-kva.example/%C3%A9?%C3%A9"
+    )
+
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="#"), max_size=20)
+_HOSTS = ["api.example.com", "API.example.com:8443", "127.1", "[2001:db8::1]", "bücher.example:80"]
+
+
+@given(st.sampled_from(_HOSTS), st.just("/") | _TEXT.map("/{}".format), _TEXT)
+def test_path_and_query_reach_the_wire_as_they_are_spelled(
+    host: str, path: str, query: str
+) -> None:
+    try:
+        target = locate(f"http://{host}{path}?{query}")
+    except Fixable:
+        return  # a control character
+    path, _, rest = f"{path}?{query}".partition("?")
+    kept = path.isascii() and rest.isascii() and " " not in path + rest
+    asked = target.url.raw_path_qs
+    assert asked.isascii() and asked.isprintable() and " " not in asked
+    assert not kept or asked == (f"{path}?{rest}" if rest else path)
+    assert (target.url.raw_host, target.url.port) == (target.origin.host, target.origin.port)
+    assert str(target.url) == f"http://{target.origin.authority}{asked}"

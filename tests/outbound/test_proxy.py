@@ -1,0 +1,188 @@
+"""Everything through a forward proxy, which resolves names and wants a login."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import GatewayError, Refused
+from gateway.outbound.client import Answer, Egress, NoAnswer, Request
+from tests.certificates import authority
+from tests.forward_proxy import ForwardProxy, forward_proxy
+from tests.raw_server import Connection, always, answer, raw_server
+
+LOGIN = "gate:p@ss word"
+SECRET = "p@ss word"
+QUOTED = "gate:p%40ss%20word"
+
+
+def unknown(host: str, *_: Any) -> list[Any]:
+    """A name server behind a firewall: it knows the proxy and names of this network."""
+    known = {"proxy.test": "127.0.0.1", "inside.test": "10.0.0.7", "outside.test": "93.184.216.34"}
+    if host not in known:
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], 0))]
+
+
+def through(proxy: ForwardProxy, login: str = QUOTED, **options: Any) -> Egress:
+    at = f"{login}@" if login else ""
+    return Egress(proxy=f"http://{at}proxy.test:{proxy.port}", lookup=unknown, **options)
+
+
+async def get(egress: Egress, url: str, method: str = "GET") -> Answer:
+    return await egress.send(Request(method, url), deadline=5, max_bytes=1000)
+
+
+async def test_http_goes_through_the_proxy_which_needs_no_entry_in_allow() -> None:
+    path = "/a//b/../%2e%2E/x%2Fy?a=b+c&d=%20e&f=[g]"
+    async with (
+        raw_server(always(answer(b"hi"))) as server,
+        forward_proxy({"far.test": server.port}, LOGIN) as proxy,
+        through(proxy) as egress,
+    ):
+        reply = await egress.send(
+            Request("POST", f"http://far.test{path}", (("X-A", "1"),), b"{}"),
+            deadline=5,
+            max_bytes=10,
+        )
+    assert reply.body == b"hi"
+    assert proxy.heads[0].startswith(
+        f"POST http://far.test{path} HTTP/1.1\r\nHost: far.test\r\n".encode()
+    )
+    # What the proxy passed on: its login stays with it.
+    assert b"proxy-authorization" not in server.requests[0].lower()
+    assert server.requests[0].endswith(b"\r\n\r\n{}")
+
+
+async def test_https_goes_through_a_tunnel_to_the_name_which_only_the_proxy_knows(
+    tmp_path: Path,
+) -> None:
+    ca = authority(tmp_path)
+    async with (
+        raw_server(always(answer(b"hi")), ca.server("far.test")) as server,
+        forward_proxy({"far.test:443": server.port}, LOGIN) as proxy,
+        through(proxy, ca_file=str(ca.file)) as egress,
+    ):
+        for _ in range(2):
+            assert (await get(egress, "https://far.test/x?secret=1")).body == b"hi"
+    (head,) = proxy.heads  # one tunnel for both, and nothing of the request in it
+    assert head.startswith(b"CONNECT far.test:443 HTTP/1.1\r\n") and b"secret" not in head
+    assert b"User-Agent: dynamic-mcp-gateway\r\n" in head
+    assert b"proxy-authorization" not in server.requests[0].lower()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/",
+        "http://0x7f.1/",
+        "https://[::1]/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://inside.test/",
+        "https://inside.test/",
+        "http://proxy.test:3128/",
+    ],
+)
+async def test_address_is_judged_before_anything_reaches_the_proxy(url: str) -> None:
+    async with forward_proxy({}) as proxy, through(proxy) as egress:
+        for attempt in (get(egress, url), egress.check(url)):
+            with pytest.raises(Refused) as refusal:
+                await attempt
+            assert refusal.value.code == "access_denied"
+    assert proxy.heads == []
+
+
+async def test_allowed_address_goes_through_the_proxy_too() -> None:
+    async with (
+        raw_server(always(answer(b"hi"))) as server,
+        forward_proxy({"inside.test": server.port}) as proxy,
+        through(proxy, "", allow=["10.0.0.0/8"]) as egress,
+    ):
+        assert (await get(egress, "http://inside.test/")).body == b"hi"
+
+
+async def test_name_with_one_forbidden_address_is_refused_since_the_proxy_picks() -> None:
+    def lookup(host: str, *_: Any) -> list[Any]:
+        both = ["127.0.0.1"] if host == "proxy.test" else ["93.184.216.34", "10.0.0.1"]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in both]
+
+    async with (
+        forward_proxy({}) as proxy,
+        Egress(proxy=f"http://proxy.test:{proxy.port}", lookup=lookup) as egress,
+    ):
+        with pytest.raises(Refused):
+            await get(egress, "http://both.test/")
+    assert proxy.heads == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("login", ["", "gate:wrong"])
+async def test_login_that_the_proxy_refuses_is_named_and_nothing_was_sent(
+    scheme: str, login: str
+) -> None:
+    hosts = {"far.test": 1, "far.test:443": 1}
+    async with forward_proxy(hosts, LOGIN) as proxy, through(proxy, login) as egress:
+        with pytest.raises(NoAnswer) as failure:
+            await get(egress, f"{scheme}://far.test/", "POST")
+    assert (failure.value.message, failure.value.sent) == (
+        "The proxy does not accept the gateway's credentials.",
+        False,
+    )
+
+
+async def test_proxy_that_can_not_connect_is_named_and_nothing_was_sent() -> None:
+    async with forward_proxy({}, LOGIN) as proxy, through(proxy) as egress:
+        await egress.check("https://nowhere.test/")  # left to the proxy
+        with pytest.raises(NoAnswer) as failure:
+            await get(egress, "https://nowhere.test/", "POST")
+    assert (failure.value.message, failure.value.sent) == (
+        "The proxy did not connect to the server.",
+        False,
+    )
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "http://nowhere.test:3128"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_proxy_that_is_not_there_is_named_and_nothing_was_sent(
+    proxy: str, scheme: str
+) -> None:
+    async with Egress(proxy=proxy, lookup=unknown) as egress:
+        with pytest.raises(NoAnswer) as failure:
+            await get(egress, f"{scheme}://far.test/", "POST")
+    assert (failure.value.message, failure.value.sent) == ("The proxy could not be reached.", False)
+
+
+async def test_password_of_the_proxy_is_in_no_error() -> None:
+    async def garbage(connection: Connection) -> None:
+        await connection.request()
+        await connection.write(b"not HTTP\r\n\r\n")
+
+    async with raw_server(garbage) as server:
+        address = f"http://{QUOTED}@127.0.0.1:{server.port}"
+        async with Egress(proxy=address, lookup=unknown) as egress:
+            for url in ("http://far.test/", "https://far.test/", "http://10.0.0.1/"):
+                with pytest.raises(GatewayError) as failure:
+                    await get(egress, url)
+                shown = "".join(traceback.format_exception(failure.value)) + repr(failure.value)
+                assert SECRET not in shown and QUOTED not in shown
+                assert "Z2F0ZTpwQHNz" not in shown  # as the header has it
+
+
+async def test_proxy_is_changed_and_left_out_while_the_gateway_runs() -> None:
+    async with (
+        raw_server(always(answer(b"hi"))) as server,
+        forward_proxy({"far.test": server.port, f"127.0.0.1:{server.port}": server.port}) as one,
+        forward_proxy({"far.test": server.port}) as other,
+        through(one, "") as egress,
+    ):
+        await get(egress, "http://far.test/")
+        egress.follow([], f"http://proxy.test:{other.port}", None)
+        await get(egress, "http://far.test/")
+        assert (len(one.heads), len(other.heads)) == (1, 1)
+        egress.follow(["127.0.0.1"], None, None)
+        assert (await get(egress, server.url)).body == b"hi"
+    assert (len(one.heads), len(other.heads)) == (1, 1)
