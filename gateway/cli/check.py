@@ -124,7 +124,8 @@ def _warnings(settings: Settings, config: Path) -> list[tuple[str, str]]:
     from gateway.rehearsal import find_problems
 
     async def found() -> list[tuple[str, str]]:
-        async with Egress(settings.network.allow) as egress, upstreams_over(egress) as upstreams:
+        way_out = Egress(**settings.network.rules, folder=config.parent)
+        async with way_out as egress, upstreams_over(egress) as upstreams:
             return await find_problems(settings, config, egress, upstreams.read)
 
     quiet(logging.ERROR)
