@@ -35,7 +35,8 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
         return None
     media_type = body.media_type.partition(";")[0].strip().lower()
     if media_type == "application/x-www-form-urlencoded":
-        return body.media_type, _form(body, value)
+        written = isinstance(value, str)  # by the caller
+        return body.media_type, value.encode() if written else _form(body, value)
     if media_type.startswith("multipart/"):
         return _multipart(body, value, arguments)
     if body.wrap:

@@ -112,6 +112,8 @@ def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) ->
         return Taken(Body(media_type, required=bool(hidden), constants=constants))
     if kind in ("text", "octets"):
         return _opaque(around, content, body, names, kind)
+    if kind == "multipart" and _is_file(around.document, content.schema):
+        content = replace(content, schema=Made(properties={"file": content.schema}))
     shape = shape_of(around.document, content.schema)
     if shape is None:
         return _whole(around, content, body, names, kind)
@@ -122,8 +124,8 @@ def chosen_content(document: Document, body: RequestBody) -> Content:
     """The body in the media type that is sent; bytes are JSON only if a definition insists."""
 
     def preference(each: Content) -> tuple[bool, tuple[int, bool]]:
-        json = media_kind(each.media_type) == "json"
-        return json and _is_file(document, each.schema), _preference(each.media_type)
+        structured = media_kind(each.media_type) in ("json", "form", "multipart")
+        return structured and _is_file(document, each.schema), _preference(each.media_type)
 
     chosen = min(body.contents, key=preference)
     anything = "*" in chosen.media_type and _is_file(document, chosen.schema)
@@ -292,10 +294,11 @@ def _taken_apart(
     if can_be_left_out and len(needs) * len(asked) <= _MAX_NEEDS:
         keywords = _together(needs, asked)
         needs = []
+    form = media_kind(content.media_type) != "json"
     slots = [
         slot
         for f in asked.values()
-        for slot in _field_slots(around, f, visible[f.name], f.argument in needs)
+        for slot in _field_slots(around, f, visible[f.name], f.argument in needs, form)
     ]
     more, refs = _others(around, shape)
     taken = Body(
@@ -415,22 +418,38 @@ def _media_types(written: Any) -> list[str]:
     return [each for each in listed if len(each) <= MAX_PART_TYPE and _MEDIA_TYPE.fullmatch(each)]
 
 
-def _field_slots(around: Surroundings, field: Field, raw: Any, needed: bool) -> Iterator[Slot]:
-    words = mapping(raw)
-    if field.file:
-        several = resolved(around.document, raw).get("type") == "array"
-        file = _each({"type": "string", "contentEncoding": "base64"}, several)
-        yield Slot(field.argument, described(file, words, ""), (), needed, rank_of(raw))
-        kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
-        for argument, about in (
-            (field.file_name_argument, f"File name of {field.argument}."),
-            (field.content_type_argument, f"Media type of {field.argument}{kinds}."),
-        ):
-            if argument is not None:
-                naming = {**_each({"type": "string"}, several), "description": about}
-                yield Slot(argument, naming, (), False, rank_of(raw))
+def _field_slots(
+    around: Surroundings, field: Field, raw: Any, needed: bool, form: bool
+) -> Iterator[Slot]:
+    if not field.file:
+        slot = remembered_slot(around.schemas, raw, field.argument, needed)
+        least = _least(around.document, field, raw) if needed and form else {}
+        yield replace(slot, schema={**mapping(slot.schema), **least}) if least else slot
         return
-    yield remembered_slot(around.schemas, raw, field.argument, needed)
+    several = resolved(around.document, raw).get("type") == "array"
+    file = _each({"type": "string", "contentEncoding": "base64"}, several)
+    if several and needed:
+        file["minItems"] = 1
+    yield Slot(field.argument, described(file, mapping(raw), ""), (), needed, rank_of(raw))
+    kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
+    for argument, about in (
+        (field.file_name_argument, f"File name of {field.argument}."),
+        (field.content_type_argument, f"Media type of {field.argument}{kinds}."),
+    ):
+        if argument is not None:
+            naming = {**_each({"type": "string"}, several), "description": about}
+            yield Slot(argument, naming, (), False, rank_of(raw))
+
+
+def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
+    """In a form, an empty list is not there at all, nor is an object with a field for each key."""
+    with suppress(Unusable):
+        types = types_of(resolved(document, raw))
+        if types == ["array"] and field.media_type is None:
+            return {"minItems": 1}
+        if types == ["object"] and field.style == "deepObject":
+            return {"minProperties": 1}
+    return {}
 
 
 def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
@@ -485,11 +504,13 @@ def _whole(
 
 
 def _as_form(document: Document, content: Content, fragment: Fragment) -> Fragment:
-    """A form's fields are an object's properties, whatever its schema says."""
+    """A form's fields are an object's properties; a text is one that the caller has written."""
     with suppress(Unusable):
         types = types_of(resolved(document, content.schema))
         if not types or "object" in types:
             return Fragment({**mapping(fragment.schema), "type": "object"}, fragment.refs)
+        if types == ["string"] and media_kind(content.media_type) == "form":
+            return fragment
     return Fragment({"type": "object"}, ())
 
 

@@ -32,11 +32,12 @@ MAX_INPUT = 64 * 1024  # what no pruning brings below this is not a tool
 MAX_WHOLE = 512 * 1024  # of an input that is not listed whole
 MAX_OUTPUT = 64 * 1024
 _SMALL = 300  # a leaf this small costs no more than a stub would
-_LEVELS = (5, 3, 2, 1)
 _ALL_LEVELS = 1_000
 _PARTS = 4  # definitions put together, for one unit of work
 _COST = 256  # bytes of an input that is too large, for one unit of work
 _SHORT_DESCRIPTION = 100
+# What is tried where room is short: levels of objects, and characters of an input's description.
+_LEVELS = tuple((levels, _SHORT_DESCRIPTION) for levels in (_ALL_LEVELS, 5, 3, 2, 1)) + ((1, 0),)
 _TAKES_MORE = "Takes more than is listed here."
 _TOO_LARGE = (
     "its inputs are too large to list whole: objects deep in them list only what they require; "
@@ -66,22 +67,20 @@ def input_schema(
     budget: int = INPUT_BUDGET,
 ) -> Listed:
     """A tool's input schema, within its budget and sure to compile."""
-    text, is_cut = written(root), False
-    complete = len(text) <= budget
-    if not complete:
+    text = written(root)
+    definitions = _all_below(refs, schemas, budget - len(text))
+    complete = definitions is not None
+    if definitions is None:
         schemas.spend(len(text) // _COST)
-        root, is_cut = _thin_root(root, budget)
+        root, is_cut = _thin_root(root, schemas, budget)
         text, refs = written(root), refs_in(root)
+        definitions, cut_below = _fitting(refs, schemas, budget - len(text))
+        if is_cut or cut_below:
+            report("warning", _TOO_LARGE)
     if len(text) > MAX_INPUT:
         raise Unusable(f"its inputs take {len(text):,} bytes, at most {MAX_INPUT:,} are listed")
     if not compiles(joined(text, dict.fromkeys(refs, b"{}"))):
         text = _loosened(root, refs, report)
-    definitions = _all_below(refs, schemas, budget - len(text))
-    if definitions is None:
-        definitions, cut_below = _fitting(refs, schemas, budget - len(text))
-        complete, is_cut = False, is_cut or cut_below
-    if is_cut:
-        report("warning", _TOO_LARGE)
     return Listed(joined(text, definitions), complete)
 
 
@@ -216,30 +215,31 @@ def _thin(schemas: Schemas, name: str, levels: int) -> tuple[bytes, tuple[str, .
 # --- one schema -----------------------------------------------------------------------------------
 
 
-def _thin_root(root: dict[str, Any], budget: int) -> tuple[dict[str, Any], bool]:
-    """The root without words deep inside, then without its deepest levels; whether these went."""
-    plain = _without_words(root)
-    size, thin = len(orjson.dumps(plain)), plain
-    for levels in _LEVELS:
-        if len(orjson.dumps(thin)) <= budget:
+def _thin_root(root: dict[str, Any], schemas: Schemas, budget: int) -> tuple[dict[str, Any], bool]:
+    """The root with as many levels as leave room for all that is required; whether others went.
+
+    It has words only on the inputs themselves, and short ones.
+    """
+    thin, most, is_cut = root, 0, False
+    for levels, words in _LEVELS:
+        thin = _without_words(thin, levels, words)
+        size = len(orjson.dumps(thin))
+        most = most or size
+        is_cut = size < most if words else is_cut
+        if size + _size(_bare(refs_in(thin), schemas, {}, budget)) <= budget:
             break
-        properties = {name: _thinned(part, levels) for name, part in plain["properties"].items()}
-        thin = _with_words_of({**plain, "properties": properties}, root)
-    return thin, len(orjson.dumps(thin)) < size
+    return thin, is_cut
 
 
-def _without_words(root: dict[str, Any]) -> dict[str, Any]:
-    """The root with words only on the inputs themselves, and short ones."""
-    parts = {name: _thinned(part, _ALL_LEVELS) for name, part in root["properties"].items()}
-    return _with_words_of({**root, "properties": parts}, root)
-
-
-def _with_words_of(root: dict[str, Any], worded: dict[str, Any]) -> dict[str, Any]:
-    for name, part in worded["properties"].items():
-        words = mapping(part).get("description")
-        if words and isinstance(root["properties"][name], dict):
-            root["properties"][name]["description"] = cut(words, _SHORT_DESCRIPTION)
-    return root
+def _without_words(
+    root: dict[str, Any], levels: int = _ALL_LEVELS, words: int = _SHORT_DESCRIPTION
+) -> dict[str, Any]:
+    properties = dict(root["properties"])
+    for name, part in properties.items():
+        properties[name] = thin = _thinned(part, levels)
+        if words and (said := mapping(part).get("description")):
+            properties[name] = {**thin, "description": cut(said, words)}
+    return {**root, "properties": properties}
 
 
 def _thinned(schema: Any, levels: int) -> Any:

@@ -47,8 +47,8 @@ def mended(value: Any, types: Sequence[str]) -> Any:
     """The value in one of these types: writers of YAML forget quotes, others set too many."""
     if _is_any(value, types):
         return value
-    if type(value) in (int, float) and "string" in types:
-        return str(value)
+    if type(value) in (int, float, bool) and "string" in types:
+        return str(value).lower()  # true, 1e5
     if isinstance(value, str):
         with suppress(orjson.JSONDecodeError):
             read = orjson.loads(value)

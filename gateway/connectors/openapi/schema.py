@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from gateway.connectors.openapi.checks import compiles, is_linear_pattern, joined, written
+from gateway.connectors.openapi.checks import compiles, joined, usable_pattern, written
 from gateway.connectors.openapi.document import (
     MAX_HOPS,
     Document,
@@ -310,18 +310,33 @@ class Schemas:
             elif key in MANY_SCHEMAS:
                 if isinstance(value, list) and value:
                     below = in_place and key != "prefixItems"
-                    result[key] = [self._schema(part, trace, below) for part in value]
+                    several = key == "allOf" and (len(value) > 1 or "properties" in raw)
+                    parts = map(self._opened, value) if several and self._asked else value
+                    result[key] = [self._schema(part, trace, below) for part in parts]
             elif key == "properties" and isinstance(value, dict):
                 self._set_properties(raw, trace, result)
             elif key in NAMED_SCHEMAS and isinstance(value, dict):
-                usable = key != "patternProperties"
                 result[key] = {
-                    name: self._schema(part, trace, in_place=False)
+                    usable: self._schema(part, trace, in_place=False)
                     for name, part in value.items()
-                    if usable or is_linear_pattern(name)
+                    if (usable := usable_pattern(name) if key == "patternProperties" else name)
                 }
         self._finish(raw, trace, result)
         return result
+
+    def _opened(self, part: Any) -> Any:
+        """A part of an object, not closed to what other parts name: else nothing would fit both."""
+        with suppress(Unusable):
+            target = resolved(self._document, part)
+            if target.get("additionalProperties") is False:
+                opened = Made({k: v for k, v in target.items() if k != "additionalProperties"})
+                if target is part:
+                    return opened
+                key = f"{part['$ref']}\0"  # no reference is spelled so
+                if key not in self._names:
+                    self._names[key] = self._register(f"{part['$ref']}_open", opened)
+                return {**part, "$ref": key}
+        return part
 
     def _set_properties(
         self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]
@@ -382,8 +397,8 @@ class Schemas:
         if len(self._patterns) >= MAX_PATTERNS or not isinstance(pattern, str):
             return
         self._patterns.add(pattern)
-        if is_linear_pattern(pattern):
-            result["pattern"] = pattern
+        if usable := usable_pattern(pattern):
+            result["pattern"] = usable
         else:
             self._report("info", f"pattern left out, not linear: {pattern[:100]}")
 

@@ -253,6 +253,67 @@ def test_a_form_without_fields_is_sent_where_it_is_required() -> None:
         assert build_request(tool.http, {"body": {}}).body == b""
 
 
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+BINARY = {"type": "string", "format": "binary"}
+LIST = {"type": "array", "items": STRING}
+
+
+def _form(media_type: str, schema: Json, **more: Any) -> Tool:
+    content = {media_type: {"schema": schema, **more}}
+    body = {"required": True, "content": content}
+    return only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+
+@pytest.mark.parametrize(
+    ("media_type", "field", "listed"),
+    [
+        (FORM, LIST, {"minItems": 1}),
+        (MULTIPART, {"type": "array", "items": BINARY}, {"minItems": 1}),
+        (FORM, {"type": "object"}, {"minProperties": 1}),
+        ("application/json", LIST, {}),
+    ],
+)
+def test_what_a_form_requires_is_listed_as_not_empty(
+    media_type: str, field: Json, listed: Json
+) -> None:
+    schema = {"properties": {"a": field, "b": field}, "required": ["a"]}
+    encoding = (
+        {"a": {"style": "deepObject", "explode": True}} if field == {"type": "object"} else {}
+    )
+    found = schema_of(_form(media_type, schema, encoding=encoding))["properties"]
+
+    assert {key: found["a"][key] for key in found["a"].keys() - found["b"].keys()} == listed
+
+
+def test_a_form_that_is_a_text_is_sent_as_it_is_written() -> None:
+    tool = _form(FORM, STRING)
+
+    assert schema_of(tool)["properties"] == {"body": STRING}
+    assert tool.http is not None
+    given, _ = fitting_arguments(tool, {"body": "a=1&b=2"})
+    assert build_request(tool.http, given).body == b"a=1&b=2"
+
+
+def test_a_multipart_body_that_is_bytes_is_a_file() -> None:
+    tool = _form(MULTIPART, BINARY)
+
+    assert list(schema_of(tool)["properties"]) == ["file", "file_filename"]
+    assert tool.http is not None
+    sent = build_request(tool.http, {"file": "AAE=", "file_filename": "x"}).body or b""
+    assert b'name="file"; filename="x"' in sent and b"\x00\x01" in sent
+
+
+def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:
+    schema = {"type": "object", "format": "binary"}
+    content = {kind: {"schema": schema} for kind in (MULTIPART, "application/octet-stream")}
+    body = {"required": True, "content": content}
+    tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+    assert tool.http is not None and tool.http.body is not None
+    assert tool.http.body.media_type == "application/octet-stream"
+
+
 def test_a_value_that_no_enum_allows_is_a_problem_and_the_tool_can_be_called() -> None:
     body = {"properties": {"level": {"type": "integer", "enum": ["low", "high"]}}}
     content = {"application/json": {"schema": body}}

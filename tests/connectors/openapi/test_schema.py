@@ -69,6 +69,11 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         ({"type": "string", "maxLength": 10.0}, {"type": "string", "maxLength": 10}),
         ({"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "pattern": "^[a-z]+$"}),
         ({"type": "string", "pattern": "(?=a)(b"}, STRING),
+        ({"pattern": r"(?!b)[a-z]+(a)\1"}, {}),
+        ({"pattern": r"^(?!no).[{2,99}]\{1,50}$"}, {"pattern": r"^.[{2,99}]\{1,50}$"}),
+        ({"pattern": "^.{3,5000}$"}, {"pattern": "^.{3,}$"}),
+        ({"pattern": "/^[a-z]+$/"}, {"pattern": "^[a-z]+$"}),
+        ({"patternProperties": {"(a": STRING}}, {"patternProperties": {}}),
         ({"items": [STRING, STRING]}, {"prefixItems": [STRING, STRING]}),
         (
             {"oneOf": [STRING, {"type": "integer"}], "discriminator": {"propertyName": "x"}},
@@ -147,6 +152,21 @@ def test_references_by_anchor_are_followed() -> None:
     assert schema_of(tool)["$defs"] == {
         "T": {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}}}
     }
+
+
+def test_parts_of_an_object_are_not_closed_to_each_other() -> None:
+    closed = {"type": "object", "properties": {"a": STRING}, "additionalProperties": False}
+    inline = {"properties": {"b": STRING}, "required": ["b"], "additionalProperties": False}
+    written = {"allOf": [{"$ref": "#/components/schemas/A"}, inline]}
+    tool = only_tool(
+        _definition({"anyOf": [written, {"$ref": "#/components/schemas/A"}]}, {"A": closed})
+    )
+
+    schema = schema_of(tool)
+    assert schema["$defs"]["A"] == closed
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    assert validator.is_valid({"p": {"a": "x", "b": "y"}})
+    assert not validator.is_valid({"p": {"a": "x", "c": "y"}})
 
 
 def test_definitions_of_one_name_are_kept_apart() -> None:
