@@ -1,32 +1,25 @@
-"""Holds requests against the definition they were made from, by a reading of its own.
+"""Holds requests against the definition they were made from, taken apart from their raw bytes.
 
-Nothing here is the gateway's: the document is read, references followed and schemas translated
-anew, and a request is taken apart from its raw bytes. What a definition leaves open is not judged:
-a text may be read as any value that its schema takes, and `oneOf` counts as `anyOf`.
+What a definition leaves open is not judged: a text may be read as any value that its schema takes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote, unquote_plus
 
-import jsonschema_rs
-import yaml
+from tests.slow.reading import Definition, Json, Unjudged, mapping
 
-METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 OURS = frozenset("host connection accept accept-encoding user-agent content-length".split())
 OURS_IN_3 = frozenset(("accept", "content-type", "authorization"))
 DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|", "ssv": " ", "tsv": "\t", "pipes": "|"}
-DOCUMENT = "urn:definition"
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,252 +40,9 @@ class Fault:
     words: str
 
 
-class Unjudged(Exception):
-    """The definition does not say enough, or nothing that can be understood."""
-
-
-class Definition:
-    """A definition, read without the gateway."""
-
-    def __init__(self, raw: bytes) -> None:
-        root = _loaded(raw)
-        if not isinstance(root, dict):
-            raise Unjudged("not an object")
-        for wrapper in ("properties", "swagger", "apiDefinitions", "value"):
-            if isinstance(root.get(wrapper), dict) and "paths" not in root:
-                root = root[wrapper]
-        self.two = str(root.get("swagger", "")).startswith("2")
-        self.one = str(root.get("openapi", "")).startswith("3.1")
-        self.root = root
-        self.microsoft = b"x-ms-" in raw
-        self._translated = _Translation(self).document()
-        self._registry = jsonschema_rs.Registry([(DOCUMENT, self._translated)])
-        self._validators: dict[str, Any] = {}
-
-    def operations(self) -> Iterator[tuple[str, str]]:
-        """Every operation there is, as method and path."""
-        for path, written in _mapping(self.root.get("paths")).items():
-            item = self.resolved(written) if not path.startswith("x-") else {}
-            yield from ((method.upper(), path) for method in item if method.lower() in METHODS)
-
-    def faults(self, method: str, path: str, sent: Sent) -> list[Fault]:
-        """All that is wrong with a request for this operation."""
-        return list(_Judgement(self, method, path, sent).faults())
-
-    def resolved(self, value: Any) -> Json:
-        """What a value is, or refers to."""
-        for _ in range(50):
-            if not isinstance(value, dict):
-                raise Unjudged("not an object")
-            reference = value.get("$ref")
-            if not isinstance(reference, str):
-                return value
-            value = _followed(self.root, reference)
-        raise Unjudged("a circle of references")
-
-    def accepts(self, schema: Any, value: Any) -> bool:
-        """Whether a schema of this document accepts a value."""
-        return next(self.problems(schema, value), None) is None
-
-    def problems(self, schema: Any, value: Any) -> Iterator[str]:
-        """What a schema of this document has against a value."""
-        translated = _Translation(self).schema(schema)
-        key = json.dumps(translated, sort_keys=True, default=str)
-        if key not in self._validators:
-            try:
-                self._validators[key] = jsonschema_rs.Draft202012Validator(
-                    translated, registry=self._registry, offline=True
-                )
-            except (ValueError, jsonschema_rs.ReferencingError) as error:
-                words = str(error).partition("\n")[0][:200]
-                raise Unjudged(f"a schema can't be used: {words}") from error
-        for found in self._validators[key].iter_errors(value):
-            where = "/".join(map(str, found.instance_path))
-            yield f"{where}: {found.message[:200]}"
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.CSafeLoader):
-    """YAML 1.2: no dates, and only `true` and `false` are booleans."""
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
-    )
-
-
-def _loaded(raw: bytes) -> Any:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = raw.decode("cp1252")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return yaml.load(text, _Loader)
-
-
-def _mapping(value: Any) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def _followed(root: Any, reference: str) -> Any:
-    if not reference.startswith("#/"):
-        raise Unjudged(f"a reference elsewhere: {reference[:100]}")
-    value = root
-    for step in reference[2:].split("/"):
-        names = [name.replace("~1", "/").replace("~0", "~") for name in (unquote(step), step)]
-        if isinstance(value, list) and names[0].isdigit() and int(names[0]) < len(value):
-            value = value[int(names[0])]
-            continue
-        found = [value[name] for name in names if isinstance(value, dict) and name in value]
-        if not found:
-            raise Unjudged(f"a reference to nothing: {reference[:100]}")
-        value = found[0]
-    return value
-
-
-# --- schemas --------------------------------------------------------------------------------------
-
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-_OF_TYPE: Mapping[str, Any] = {
-    "string": str,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
-}
-
-
-class _Translation:
-    """Schemas of OpenAPI as JSON Schema 2020-12."""
-
-    def __init__(self, definition: Definition) -> None:
-        self._definition = definition
-
-    def document(self) -> Any:
-        """The places that references lead to."""
-        translated = self.schema(self._definition.root)
-        for part in _parts_of_all(self._definition.root):
-            # Closed parts of a whole refuse each other's properties: no value fits them all.
-            with suppress(Unjudged):
-                _followed(translated, part).pop("additionalProperties", None)
-        return translated
-
-    def schema(self, value: Any) -> Any:
-        """The same with every schema in it translated; what is no schema is not harmed."""
-        if isinstance(value, list):
-            return [self.schema(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        reference = value.get("$ref")
-        if isinstance(reference, str):
-            pointer = f"{DOCUMENT}{quote(unquote(reference), safe='#/~')}"
-            siblings = {k: v for k, v in value.items() if k != "$ref" and self._definition.one}
-            return {**self.schema(siblings), "$ref": pointer}
-        plain = {str(key): self.schema(each) for key, each in value.items() if key != "example"}
-        return self._mended(plain, value)
-
-    def _mended(self, schema: dict[str, Any], written: Json) -> dict[str, Any]:
-        for key in (*_NUMBERS, *_COUNTS):
-            if isinstance(schema.get(key), (str, list)):
-                del schema[key]
-        for limit, edge in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(schema.get(limit), bool):
-                exclusive = schema.pop(limit)
-                if exclusive and edge in schema:
-                    schema[limit] = schema.pop(edge)
-        if isinstance(schema.get("items"), list):
-            schema["prefixItems"] = schema.pop("items")
-        if isinstance(schema.get("allOf"), list) and schema.get("additionalProperties") is False:
-            del schema["additionalProperties"]
-        if isinstance(schema.get("oneOf"), list):
-            schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": schema.pop("oneOf")}]
-        if isinstance(schema.get("pattern"), str) and not _is_pattern(schema["pattern"]):
-            del schema["pattern"]
-        for key in ("$schema", "$id", "id", "discriminator"):
-            if isinstance(schema.get(key), str):
-                del schema[key]
-        self._mend_required(schema, written)
-        self._mend_type(schema, written)
-        if written.get("nullable") is True and "type" not in schema:
-            return {"anyOf": [{"type": "null"}, schema]}
-        return schema
-
-    def _mend_required(self, schema: dict[str, Any], written: Json) -> None:
-        """Nobody sends what is read only, so nobody has to."""
-        if "required" in schema and not isinstance(schema["required"], dict):
-            names = schema.pop("required")
-            properties = _mapping(written.get("properties"))
-            read_only = {n for n, each in properties.items() if self._is_read_only(each)}
-            kept = [n for n in names if n not in read_only] if isinstance(names, list) else []
-            if kept:
-                schema["required"] = list(dict.fromkeys(map(str, kept)))
-
-    def _is_read_only(self, written: Any) -> bool:
-        if isinstance(written, dict) and written.get("readOnly") is True:
-            return True
-        try:
-            return self._definition.resolved(written).get("readOnly") is True
-        except Unjudged:
-            return False
-
-    def _mend_type(self, schema: dict[str, Any], written: Json) -> None:
-        kind = schema.get("type")
-        if isinstance(kind, dict):
-            return
-        kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
-        kinds = ["string" if each == "file" else each for each in kinds]
-        kinds = [each for each in kinds if each in _TYPES]
-        nullable = written.get("nullable") is True or written.get("x-nullable") is True
-        if nullable and kinds:
-            kinds.append("null")
-        schema.pop("type", None)
-        if kinds:
-            schema["type"] = kinds
-        enum = schema.get("enum")
-        if "enum" in schema and not isinstance(enum, dict):
-            of_type = tuple(_OF_TYPE[each] for each in kinds) or (object,)
-            fitting = [e for e in enum or () if isinstance(e, of_type)]
-            if not fitting:
-                del schema["enum"]  # no value fits both: the definition's own mistake
-            elif nullable and None not in fitting:
-                schema["enum"] = [*fitting, None]
-
-
-def _parts_of_all(value: Any) -> Iterator[str]:
-    """Every reference out of an allOf."""
-    if isinstance(value, dict) and isinstance(value.get("allOf"), list):
-        parts = (_mapping(part).get("$ref") for part in value["allOf"])
-        yield from (part for part in parts if isinstance(part, str))
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, (dict, list)):
-            yield from _parts_of_all(inner)
-
-
-@lru_cache(maxsize=100_000)
-def _is_pattern(pattern: str) -> bool:
-    try:
-        jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid("x")
-    except ValueError:
-        return False
-    return True
-
-
-# --- judging --------------------------------------------------------------------------------------
+def faults(definition: Definition, method: str, path: str, sent: Sent) -> list[Fault]:
+    """All that is wrong with a request for this operation."""
+    return list(_Judgement(definition, method, path, sent).faults())
 
 
 @dataclass(frozen=True)
@@ -343,7 +93,7 @@ class _Judgement:
         required, double = raw.get("required") is True, raw.get("x-ms-url-encoding") == "double"
         if self._definition.two:
             style = str(raw.get("collectionFormat", "csv"))
-            schema = {**_mapping(raw.get("schema")), **raw}
+            schema = {**mapping(raw.get("schema")), **raw}
             for key in ("name", "in", "required", "schema"):
                 schema.pop(key, None)
             schema = raw.get("schema", {}) if place == "body" else schema
@@ -351,10 +101,10 @@ class _Judgement:
             return _Declared(raw["name"], place, required, schema, style, multi, False, double)
         style = str(raw.get("style") or ("form" if place in ("query", "cookie") else "simple"))
         explode = raw.get("explode", style == "form")
-        contents = _mapping(raw.get("content"))
+        contents = mapping(raw.get("content"))
         if contents:
             kind, media = next(iter(contents.items()))
-            schema = _mapping(media).get("schema", {})
+            schema = mapping(media).get("schema", {})
             return _Declared(
                 raw["name"], place, required, schema, style, True, "json" in kind, double
             )
@@ -473,10 +223,8 @@ class _Judgement:
             if "requestBody" not in self._operation:
                 return [], False
             raw = self._definition.resolved(self._operation["requestBody"])
-            contents = _mapping(raw.get("content")).items()
-            return [(kind, _mapping(media)) for kind, media in contents], raw.get(
-                "required"
-            ) is True
+            contents = mapping(raw.get("content")).items()
+            return [(kind, mapping(media)) for kind, media in contents], raw.get("required") is True
         fields, bodies = self._at("formData"), self._at("body")
         if fields:
             schema = {
@@ -484,7 +232,7 @@ class _Judgement:
                 "properties": {each.name: each.schema for each in fields},
                 "required": [each.name for each in fields if each.required],
             }
-            file = any(_mapping(each.schema).get("type") == "file" for each in fields)
+            file = any(mapping(each.schema).get("type") == "file" for each in fields)
             kinds = ["multipart/form-data"] + ["application/x-www-form-urlencoded"] * (not file)
             return [(kind, {"schema": schema}) for kind in kinds], bool(schema["required"])
         if not bodies:
@@ -525,12 +273,12 @@ class _Judgement:
     def _form_faults(
         self, schema: Any, media: Json, given: list[tuple[str, str]]
     ) -> Iterator[Fault]:
-        encoding = _mapping(media.get("encoding"))
+        encoding = mapping(media.get("encoding"))
         value: dict[str, Any] = {}
         left = {name for name, _ in given}
         for name, each in properties_of(self._definition, schema).items():
-            said = _mapping(encoding.get(name))
-            style = str(said.get("style") or _mapping(each).get("collectionFormat") or "form")
+            said = mapping(encoding.get(name))
+            style = str(said.get("style") or mapping(each).get("collectionFormat") or "form")
             explode = said.get("explode", style in ("form", "multi", "deepObject"))
             declared = _Declared(name, "form", False, each, style, explode, False, False)
             occurring, readings = _query_readings(self, declared, given)
@@ -567,7 +315,7 @@ def properties_of(definition: Definition, schema: Any, level: int = 0) -> dict[s
     for key in ("allOf", "anyOf", "oneOf"):
         for each in (found.get(key) or ()) if level < 8 else ():
             properties |= properties_of(definition, each, level + 1)
-    return properties | dict(_mapping(found.get("properties")))
+    return properties | dict(mapping(found.get("properties")))
 
 
 def _is_of(essence: str, wanted: str) -> bool:
@@ -620,7 +368,7 @@ def _plain_readings(judged: _Judgement, each: _Declared, text: str, decode: Any)
         yield [judged.fitted(part, items) for part in parts if parts != [""]]
         paired = [p.partition("=")[::2] for p in parts] if each.explode else None
         paired = paired or list(zip(parts[::2], parts[1::2], strict=False))
-        yield {k: judged.fitted(v, _mapping(properties).get(k, {})) for k, v in paired}
+        yield {k: judged.fitted(v, mapping(properties).get(k, {})) for k, v in paired}
 
 
 def _path_readings(judged: _Judgement, each: _Declared, text: str) -> Iterator[Any]:
@@ -652,7 +400,7 @@ def _query_readings(
     if deep:
         nested = _nested(judged, each, deep)
         return {name for name, _ in deep}, iter([nested])
-    properties = _mapping(judged.kind(each.schema, "properties"))
+    properties = mapping(judged.kind(each.schema, "properties"))
     closed = judged.kind(each.schema, "additionalProperties") is False
     open_ = judged.kind(each.schema, "type") == "object" and not (properties or closed)
     if each.explode and each.style == "form" and (properties or open_):
@@ -683,7 +431,7 @@ def _nested(judged: _Judgement, each: _Declared, deep: list[tuple[str, str]]) ->
 def _typed(judged: _Judgement, schema: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         return judged.fitted(value, schema)
-    items, properties = judged.kind(schema, "items"), _mapping(judged.kind(schema, "properties"))
+    items, properties = judged.kind(schema, "items"), mapping(judged.kind(schema, "properties"))
     if items and all(key.isdigit() for key in value):
         return [_typed(judged, items, each) for each in value.values()]
     extra = judged.kind(schema, "additionalProperties")

@@ -29,7 +29,8 @@ from mcp import Client
 from tests.conftest import OPEN, gateway_process
 from tests.definitions import CORPUS
 from tests.slow.generating import WAYS, made_up
-from tests.slow.judging import Definition, Sent, Unjudged
+from tests.slow.judging import Sent, faults
+from tests.slow.reading import Definition, Unjudged
 
 pytestmark = pytest.mark.slow
 
@@ -218,7 +219,7 @@ async def _called(
 def _judged(definition: Definition, operation: tuple[str, str], sent: Sent) -> tuple[str, str]:
     """`valid`, or what is wrong with a request, in a word and in full."""
     try:
-        faults = definition.faults(*operation, sent)
+        found = faults(definition, *operation, sent)
     except Unjudged as error:
         return "not judged", str(error)
-    return (faults[0].kind, faults[0].words) if faults else ("valid", "")
+    return (found[0].kind, found[0].words) if found else ("valid", "")
