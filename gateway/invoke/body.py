@@ -33,6 +33,7 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
     value = _content(body, arguments)
     if value is _ABSENT:
         return None
+    _check_names(body, value)
     media_type = body.media_type.partition(";")[0].strip().lower()
     if media_type == "application/x-www-form-urlencoded":
         written = isinstance(value, str)  # by the caller
@@ -52,7 +53,6 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
     """The body as a JSON value with its constants, or _ABSENT."""
     if body.whole is not None:
         value = arguments.get(body.whole, _ABSENT)
-        _check_names(body.whole, value)
         if value is None and not body.required:
             value = _ABSENT
     else:
@@ -68,11 +68,12 @@ def _content(body: Body, arguments: Mapping[str, Any]) -> Any:
     return value
 
 
-def _check_names(argument: str, value: Any) -> None:
-    """Refuse a property that some servers take for the request's method."""
+def _check_names(body: Body, value: Any) -> None:
+    """Refuse a property of the caller's own naming that some servers take for the method."""
     for name in value if isinstance(value, Mapping) else ():
-        if may_reroute(str(name), "body"):
-            raise problem(argument, f"can't hold the key {name!r}: it could mean another method")
+        if may_reroute(str(name), "body") and all(name != field.name for field in body.fields):
+            words = f"can't hold the key {name!r}: it could mean another method"
+            raise problem(body.whole or "body", words)
 
 
 def _others(body: Body, arguments: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
