@@ -81,9 +81,7 @@ def _others(body: Body, arguments: Mapping[str, Any], names: Set[str]) -> dict[s
     for field in body.fields:
         if field.name in names:
             raise problem(field.name, f"is not known; did you mean {field.argument!r}?")
-    others = {name: value for name, value in arguments.items() if name in names}
-    _check_names("body", others)
-    return others
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
