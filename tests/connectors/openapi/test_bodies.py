@@ -298,7 +298,7 @@ def test_a_form_that_is_a_text_is_sent_as_it_is_written() -> None:
 def test_a_multipart_body_that_is_bytes_is_a_file() -> None:
     tool = _form(MULTIPART, BINARY)
 
-    assert list(schema_of(tool)["properties"]) == ["file", "file_filename"]
+    assert [*schema_of(tool)["properties"]] == ["file", "file_filename", "file_content_type"]
     assert tool.http is not None
     sent = build_request(tool.http, {"file": "AAE=", "file_filename": "x"}).body or b""
     assert b'name="file"; filename="x"' in sent and b"\x00\x01" in sent
