@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.catalog.search import ToolIndex
-from gateway.connectors.openapi import build_openapi
 from gateway.model import Build, Source, Tool
+from gateway.openapi.build import build_openapi
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "../shared/corpus"

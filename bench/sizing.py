@@ -26,7 +26,7 @@ from bench.processes import ROOT, Measured, gateway, running
 from bench.rows import Row, table
 from bench.streams import allow_many_files, hello, many, open_get, open_listen
 from tests.conftest import OPEN
-from tests.edge.speakers import Speaker
+from tests.mcp.speakers import Speaker
 from tests.peers import Provider, provider, until
 
 MANY = 500

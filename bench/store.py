@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from gateway.store.database import Database
-from gateway.store.executions import Execution, begin, begin_in, get_execution, record_finished
-from gateway.store.ids import new_id
+from gateway.store.ledger import Execution, begin, begin_in, get_execution, record_finished
+from gateway.store.secrets import new_id
 
 SECONDS = 2.0
 ROW = Execution(

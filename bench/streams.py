@@ -28,10 +28,10 @@ from cryptography.fernet import Fernet
 
 from bench.processes import Measured
 from bench.rows import Row
-from gateway.edge.identity import AuthSettings, Identity
-from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
-from tests.edge.conftest import serving
-from tests.edge.toolbox import Toolbox
+from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.web.identity import AuthSettings, Identity
+from tests.mcp.conftest import serving
+from tests.mcp.toolbox import Toolbox
 
 COUNT = 1000
 ROWS_COUNT = 500

@@ -3,14 +3,27 @@
 `running` starts them in order and ends them in the reverse one: store, egress, workers, the catalog
 from what is cached (no network), then the edges; the first refresh runs behind, so that a dead
 upstream delays nobody. What it gives is one ASGI application.
+
+The parts that carry a call out, put together: asking, sending, recording, telling.
+
+They belong to one process and one store. `started` is the order in which they begin and end: the
+heartbeat before anything can be executing here, what still runs recorded before the store closes.
+
+How far the first look at connections has come: a bar on a terminal, plain lines elsewhere.
+
+One connection needs no progress, so nothing is said of it.
+
+What happens to connections when the gateway starts, before it says that it is ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,36 +34,30 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
-from gateway.catalog.admission import refuse_edit
-from gateway.catalog.azure import AzureDirectory
-from gateway.catalog.azure_watch import AzureWatch
+from gateway.azure.directory import AzureDirectory
+from gateway.azure.watch import AzureWatch, ask_azure, azure_identity
+from gateway.calls.approvals import Approvals
+from gateway.calls.call import Invoker, Senders
+from gateway.calls.credentials import Credentials, PreparedConnections, auth_of, prove
+from gateway.calls.limits import Limits, SharedRates
+from gateway.calls.record import Signals
+from gateway.calls.running import CANCEL, ApprovedRuns, Housekeeping, Resume, this_replica
+from gateway.calls.send import HttpSender, UpstreamSender
+from gateway.catalog.catalog import Catalog, refuse_edit
+from gateway.catalog.definitions import Fetcher, is_lazy
 from gateway.catalog.discover import Discoverer
-from gateway.catalog.fetch import Fetcher
-from gateway.catalog.persistence import StoredCatalog
-from gateway.catalog.refresh import Catalog
+from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.schedule import Schedule
-from gateway.catalog.upstreams import LiveUpstreams
+from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, OpenApiConnection
 from gateway.config.settings import Settings
-from gateway.connectors.portable import portable_tools
-from gateway.connectors.workers import Workers
+from gateway.connectors.manifest import portable_tools
+from gateway.console.app import Console, console_of
 from gateway.demo.bookshop import bookshop, definition
-from gateway.edge import rest_calls, rest_catalog, rest_history
-from gateway.edge.azure_consent import PATH as CONSENT
-from gateway.edge.azure_consent import ConsentReturn, return_address
-from gateway.edge.call_log import log_call
-from gateway.edge.console.app import Console, console_of
-from gateway.edge.doors import resume
-from gateway.edge.events import Feed, events_handler
-from gateway.edge.gateway import Gateway
-from gateway.edge.health import Health
-from gateway.edge.http_guard import HostRules, Refusal, check_host, fold, host_rules, respond
-from gateway.edge.identity import Identity, auth_settings
-from gateway.edge.mcp_server import EdgeSettings, McpEndpoint, resource_metadata
-from gateway.edge.metrics import Metrics
-from gateway.edge.offers import UpstreamOffers
-from gateway.edge.rest import RestApi, refusal_response
-from gateway.edge.shared_sessions import (
+from gateway.errors import GatewayError, UpstreamFailed
+from gateway.mcp.endpoint import EdgeSettings, McpEndpoint, resource_metadata
+from gateway.mcp.offers import UpstreamOffers
+from gateway.mcp.sessions import (
     ANSWERED,
     CANCELLED,
     DOUBTED,
@@ -62,27 +69,142 @@ from gateway.edge.shared_sessions import (
     on_doubted,
     on_wished,
 )
-from gateway.errors import GatewayError, UpstreamFailed
-from gateway.first_look import first_look
-from gateway.invoke.azure import ask_azure, azure_identity
-from gateway.invoke.call import Senders
-from gateway.invoke.credentials import Credentials
-from gateway.invoke.http import HttpSender
-from gateway.invoke.limits import Limits
-from gateway.invoke.prepared import auth_of, prove
-from gateway.invoke.rates import SharedRates
-from gateway.invoke.upstream import UpstreamSender
-from gateway.line import Line
-from gateway.logs import begin_request
 from gateway.outbound.client import Egress, Request
-from gateway.progress import Loading, silent
 from gateway.reload import watch
+from gateway.store.cluster import SESSION_ENDED, Notifier, kept_wishes
 from gateway.store.database import Database
-from gateway.store.notify import Notifier
 from gateway.store.secrets import Seal, check_seal, load_seal
-from gateway.store.sessions import SESSION_ENDED
-from gateway.store.wishes import kept_wishes
-from gateway.tracing import tracer
+from gateway.telemetry import begin_request, log_call, tracer
+from gateway.upstream.registry import LiveUpstreams
+from gateway.web import rest_calls, rest_catalog
+from gateway.web import rest_calls as rest_history
+from gateway.web.consent import PATH as CONSENT
+from gateway.web.consent import ConsentReturn, return_address
+from gateway.web.events import Feed, events_handler
+from gateway.web.gateway import Gateway, resume
+from gateway.web.guard import HostRules, Refusal, check_host, fold, host_rules, respond
+from gateway.web.health import Health, Metrics
+from gateway.web.identity import Identity, auth_settings
+from gateway.web.rest import RestApi, refusal_response
+from gateway.workers import Workers
+
+
+class Line:
+    """One call's way through this process."""
+
+    def __init__(
+        self, db: Database, seal: Seal, senders: Senders, current: Callable[[], Snapshot]
+    ) -> None:
+        self._db = db
+        self._seal = seal
+        replica, prepared = this_replica(), PreparedConnections()
+        self.signals = Signals()
+        self.feed = Feed(db, self.signals)
+        self.approvals = Approvals(
+            db,
+            seal,
+            prepared,
+            self.signals,
+            current,
+            replica=replica.id,
+            told=self.feed.confirmation,
+            ended=self.feed.result,
+        )
+        self.invoker = Invoker(
+            db,
+            prepared,
+            senders,
+            replica=replica.id,
+            seal=seal,
+            signals=self.signals,
+            approver=self.approvals,
+        )
+        self.invoker.on_finished(self.feed.result)
+        self.signals.on(CANCEL, self.invoker.running.cancel)
+        self._keeping = Housekeeping(
+            db, replica, current, expire=self.approvals.expire, ended=self.feed.result
+        )
+
+    @asynccontextmanager
+    async def started(self, resume: Resume) -> AsyncIterator[None]:
+        """Calls may be made within; `resume` makes those that were approved meanwhile."""
+        await self._keeping.start()
+        runs = ApprovedRuns(self._db, self._seal, self.signals, resume)
+        tasks = [asyncio.create_task(work) for work in (self._keeping.run(), runs.run())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await runs.close()
+            await self.invoker.running.close()
+            await self._keeping.close()
+
+
+Loading = Callable[[int], Callable[[str], None]]
+
+WORTH_TELLING = 2
+BAR_CHARS = 24
+
+
+def loading(total: int) -> Callable[[str], None]:
+    """What to call with the name of each connection, of so many, that has been looked at."""
+    counted = itertools.count(1)
+
+    def told(name: str) -> None:
+        done = next(counted)
+        if total >= WORTH_TELLING:
+            text = bar(done, total, name) if sys.stderr.isatty() else line(done, total, name)
+            print(text, end="", file=sys.stderr, flush=True)
+
+    return told
+
+
+def silent(total: int) -> Callable[[str], None]:
+    """For who has no one to tell."""
+    return lambda name: None
+
+
+def line(done: int, total: int, name: str) -> str:
+    """One line a connection."""
+    return f"loaded {name} ({done} of {total})\n"
+
+
+def bar(done: int, total: int, name: str) -> str:
+    """The same line over and over, wiped at the end."""
+    filled = "█" * (done * BAR_CHARS // total)
+    shown = f"Loading {filled:░<{BAR_CHARS}} {done}/{total} {name}"
+    return f"\r\x1b[K{shown}" if done < total else "\r\x1b[K"
+
+
+FIRST_LOOK_SECONDS = 2.0
+
+
+async def first_look(
+    catalog: Catalog, azure: AzureWatch, loading: Loading
+) -> list[asyncio.Task[Any]]:
+    """Starts the first refresh, and gives what was never read before a moment.
+
+    So the first client finds tools: what lies on this machine is waited for, a network only so
+    long. What is cached is refreshed behind, without anyone waiting.
+    """
+    unread, in_azure = catalog.unread(), azure.connections()
+    local = [name for name, near in unread.items() if near]
+    far = [name for name, near in unread.items() if not near and name not in in_azure]
+    known = {*unread, *in_azure}
+    cached = [
+        name
+        for name, state in catalog.current.connections.items()
+        if name not in known and not is_lazy(state.settings)
+    ]
+    looks, told = (local, far, cached), loading(len(local) + len(far) + len(cached))
+    tasks = [asyncio.create_task(catalog.refresh(n, by="start", told=told)) for n in looks]
+    tasks.append(asyncio.create_task(azure.refresh(by="start")))
+    await asyncio.wait([tasks[0]])
+    await asyncio.wait([tasks[1]] if in_azure else tasks[1::2], timeout=FIRST_LOOK_SECONDS)
+    return tasks
+
 
 log = structlog.get_logger("gateway")
 
@@ -347,7 +469,7 @@ def _assembled(
         [
             *rest_catalog.ROUTES,
             *rest_calls.ROUTES,
-            *rest_history.ROUTES,
+            *rest_history.HISTORY_ROUTES,
             ("GET", "/events", events_handler(feed, identity)),
         ],
     )

@@ -31,7 +31,7 @@ CODES = frozenset(
     """invalid_arguments read_only access_denied blocked_path not_connected unsupported_provider
     approval_denied approval_expired rate_limited busy circuit_open upstream_error upstream_timeout
     upstream_unreachable idempotency_conflict outcome_unknown connection_invalid store_unavailable
-    internal precondition sign_in_required""".split()
+    internal precondition cancelled sign_in_required""".split()
 )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
-from gateway.serve import Server, bind
+from gateway.server import Server, bind
 from tests.peers import until
 
 START_SECONDS = 60.0  # two, where the machine has nothing else to do

@@ -21,7 +21,7 @@ import asyncpg
 import pytest
 
 from gateway.store.database import Database
-from gateway.store.migrate import HEAD
+from gateway.store.statements import HEAD
 from gateway.store.tables import metadata
 
 STORES = ("sqlite", "postgresql")

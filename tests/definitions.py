@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from gateway.connectors.openapi import build_openapi
 from gateway.model import Build, Source, Tool
+from gateway.openapi.build import build_openapi
 
 Json = dict[str, Any]
 

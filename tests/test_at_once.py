@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.edge.http_guard import Refusal, fold, read_body, respond
-from gateway.patience import patient_protocol
+from gateway.server import patient_protocol
+from gateway.web.guard import Refusal, fold, read_body, respond
 
 LIMIT = 300_000
 QUIET_SECONDS = 0.3

@@ -7,8 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.connectors.openapi import build_openapi
 from gateway.model import Build, decode_build, decoded_in_steps, encode_build, encode_in_steps
+from gateway.openapi.build import build_openapi
 from tests.definitions import SOURCE, openapi, operation
 
 PATHS = {f"/{n}": {"get": operation(operationId=f"o{n}")} for n in range(600)}

@@ -6,9 +6,8 @@ from typing import cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.at_once import JOINED_BYTES
-from gateway.edge.http_guard import fold, read_body, respond
-from gateway.patience import JoiningTransport, patient_protocol
+from gateway.server import JOINED_BYTES, JoiningTransport, patient_protocol
+from gateway.web.guard import fold, read_body, respond
 from tests.test_at_once import request, served, told
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"

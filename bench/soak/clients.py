@@ -19,7 +19,7 @@ import httpx2
 
 from bench.processes import token_of
 from bench.soak.world import World
-from tests.edge.speakers import Era, Refusal, Speaker
+from tests.mcp.speakers import Era, Refusal, Speaker
 
 MAX_PROBLEMS = 20
 PARTS = 4  # of one large answer, at most

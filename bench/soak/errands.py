@@ -14,7 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from bench.processes import token_of
 from bench.soak.clients import UPSTREAM_DOWN, Client
 from bench.soak.world import BIG_BYTES
-from tests.edge.speakers import Speaker
+from tests.mcp.speakers import Speaker
 
 HOLD_SECONDS = 3.0
 FAULTS = ("failing", "reset", "silent", "garbage")

@@ -18,8 +18,8 @@ from bench.soak.clients import Client, Errand, Tally, client, once, repeat
 from bench.soak.samples import Sample, Watch, watch
 from bench.soak.verdict import Course
 from bench.soak.world import CALLERS, World, world
-from gateway.edge.sessions import MAX_OPENED
-from tests.edge.speakers import Era
+from gateway.mcp.sessions import MAX_OPENED
+from tests.mcp.speakers import Era
 
 SAMPLES = 120
 SETTLE_SECONDS = 30.0

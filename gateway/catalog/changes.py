@@ -3,19 +3,194 @@
 `safe` needs nobody; `breaking` may fail callers that worked before (an input got stricter, a tool
 is gone); `risky` may do something other than what people approved (another host, method, path,
 access or credential, a new write, new words from a source that is not trusted). Pure.
+
+Whether input that was good before may be refused now: two schemas compared by what they accept.
+
+Each reason is a sentence about one place. References are followed on both sides, recursion
+included. What can't be compared (a condition, a schema beyond the bound) counts as stricter: a
+change that is not understood is not harmless. Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import orjson
 
-from gateway.catalog.stricter import stricter
 from gateway.model import Build, HttpOperation, Tool
+
+MAX_NODES = 20_000
+MAX_REASONS = 3
+MAX_SHOWN = 60
+
+AT_LEAST = ("minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties")
+AT_MOST = ("maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties")
+EXACT = (
+    *("pattern", "format", "multipleOf", "contains", "minContains", "maxContains"),
+    *("propertyNames", "patternProperties", "dependentRequired", "dependentSchemas"),
+    *("not", "if", "then", "else", "unevaluatedProperties", "unevaluatedItems", "prefixItems"),
+)
+ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
+IMPLIED = {
+    "object": ("properties", "required", "additionalProperties"),
+    "array": ("items", "minItems", "maxItems"),
+    "string": ("minLength", "maxLength", "pattern"),
+    "number": ("minimum", "maximum", "multipleOf"),
+}
+
+
+def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Why input that was good before may be refused now, or None."""
+    reasons = list(islice(dict.fromkeys(_Comparison(old, new).reasons()), MAX_REASONS))
+    return "; ".join(reasons) or None
+
+
+class _Comparison:
+    """Two schemas side by side, each with its own definitions."""
+
+    def __init__(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        self._old, self._new = old, new
+        self._same_definitions = old.get("$defs") == new.get("$defs")
+        self._seen: set[tuple[int, int]] = set()
+        self._nodes = MAX_NODES
+
+    def reasons(self) -> Iterator[str]:
+        yield from self._narrower(self._old, self._new, "")
+
+    def _narrower(self, old: Any, new: Any, at: str) -> Iterator[str]:
+        old, new = _resolved(old, self._old), _resolved(new, self._new)
+        self._nodes -= 1
+        if new is True or new == {} or old is False or (old == new and self._same_definitions):
+            return
+        if new is False:
+            yield f"{at or 'the input'} is no longer accepted"
+            return
+        if not isinstance(new, dict) or not isinstance(old, (dict, bool)) or self._nodes < 0:
+            yield f"{at or 'the input'} can't be compared with what it was"
+            return
+        if (id(old), id(new)) in self._seen:
+            return
+        self._seen.add((id(old), id(new)))
+        yield from self._keywords(old if isinstance(old, dict) else {}, new, at)
+
+    def _keywords(self, old: dict[str, Any], new: dict[str, Any], at: str) -> Iterator[str]:
+        name = at or "the input"
+        if lost := _types(old) - _types(new):
+            yield f"{name} may no longer be {' or '.join(sorted(lost))}"
+        yield from _values(old, new, name)
+        yield from _bounds(old, new, name)
+        yield from self._object(old, new, at)
+        if "items" in new:
+            yield from self._narrower(old.get("items", True), new["items"], f"{at}[]")
+        for key in ("anyOf", "oneOf"):
+            if key in new:
+                yield from self._alternatives(old, new, key, at)
+        for part in new.get("allOf", ()):
+            if not (part in old.get("allOf", ()) and self._same_definitions):
+                yield from self._narrower(old, part, at)
+
+    def _object(self, old: dict[str, Any], new: dict[str, Any], at: str) -> Iterator[str]:
+        prefix = f"{at}." if at else ""
+        for name in sorted(set(new.get("required", ())) - set(old.get("required", ()))):
+            yield f"{prefix}{name} is now required"
+        before, after = old.get("properties", {}), new.get("properties", {})
+        others = new.get("additionalProperties", True)
+        for name, schema in before.items():
+            if name in after:
+                yield from self._narrower(schema, after[name], f"{prefix}{name}")
+            elif others is False:
+                yield f"{prefix}{name} is no longer accepted"
+            else:
+                yield from self._narrower(schema, others, f"{prefix}{name}")
+        if "additionalProperties" in new and old.get("additionalProperties", True) is not False:
+            at = f"{prefix}further properties" if prefix else "further properties"
+            yield from self._narrower(old.get("additionalProperties", True), others, at)
+
+    def _alternatives(
+        self, old: dict[str, Any], new: dict[str, Any], key: str, at: str
+    ) -> Iterator[str]:
+        """Each way that was good before must still fit one of the ways there are now."""
+        for before in old.get(key) or [{k: v for k, v in old.items() if k != key}]:
+            if not any(self._fits(before, after) for after in new[key]):
+                yield f"{at or 'the input'} has fewer alternatives"
+                return
+
+    def _fits(self, old: Any, new: Any) -> bool:
+        inner = _Comparison(self._old, self._new)
+        inner._nodes = self._nodes // 2
+        inner._seen = set(self._seen)
+        return next(inner._narrower(old, new, ""), None) is None
+
+
+def _values(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str]:
+    allowed, before = _listed(new), _listed(old)
+    if allowed is None:
+        return
+    if before is None:
+        yield f"{name} is now limited to certain values"
+    elif gone := [value for value in before if value not in allowed]:
+        yield f"{name} no longer allows {repr(gone[0])[:MAX_SHOWN]}"
+
+
+def _bounds(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str]:
+    for key in AT_LEAST:
+        if _is_number(new.get(key)) and new[key] > _number(old.get(key), float("-inf")):
+            yield f"{name} has a higher {key}"
+    for key in AT_MOST:
+        if _is_number(new.get(key)) and new[key] < _number(old.get(key), float("inf")):
+            yield f"{name} has a lower {key}"
+    for key in EXACT:
+        if key in new and new[key] != old.get(key):
+            yield f"{name} must fit another {key}"
+    if new.get("uniqueItems") and not old.get("uniqueItems"):
+        yield f"{name} may no longer repeat an item"
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    for _ in range(32):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            return schema
+        target = str(schema["$ref"])
+        if target == "#":
+            return root
+        for prefix in ("#/$defs/", "#/definitions/"):
+            if target.startswith(prefix):
+                holder = root.get(prefix.split("/")[1], {})
+                schema = holder.get(target.removeprefix(prefix), {})
+                break
+        else:
+            return target  # elsewhere: two of them are the same or can't be compared
+    return schema
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types a schema accepts; where it does not say, those its other keywords speak of."""
+    kinds = schema.get("type")
+    if kinds is None:
+        implied = {kind for kind, keys in IMPLIED.items() if any(key in schema for key in keys)}
+        kinds = implied or ALL_TYPES
+    found = frozenset([kinds] if isinstance(kinds, str) else kinds)
+    return found | {"integer"} if "number" in found else found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(value: Any, default: float) -> Any:
+    return value if _is_number(value) else default
+
 
 Kind = Literal["added", "removed", "changed"]
 Class = Literal["safe", "breaking", "risky"]
@@ -23,7 +198,7 @@ Hold = Literal["accept", "hold_risky", "hold_all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Difference:
     """One operation that is not what it was."""
 
     operation: str
@@ -35,7 +210,7 @@ class Change:
     after: Tool | None = None
 
 
-def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Change]:
+def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Difference]:
     """Every change between two builds of one connection, in stable order."""
     old, new = by_operation(before), by_operation(after)
     changes = []
@@ -46,14 +221,14 @@ def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Change]:
     return changes
 
 
-def held(changes: Sequence[Change], hold: Hold) -> list[Change]:
+def held(changes: Sequence[Difference], hold: Hold) -> list[Difference]:
     """The changes that wait for an admin."""
     if hold == "accept":
         return []
     return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
 
 
-def served(after: Iterable[Tool], waiting: Sequence[Change]) -> list[Tool]:
+def served(after: Iterable[Tool], waiting: Sequence[Difference]) -> list[Tool]:
     """The tools to serve while these changes wait: what was there before them."""
     tools = by_operation(after)
     for change in waiting:
@@ -63,7 +238,7 @@ def served(after: Iterable[Tool], waiting: Sequence[Change]) -> list[Tool]:
     return list(tools.values())
 
 
-def asks_other_credential(change: Change) -> bool:
+def asks_other_credential(change: Difference) -> bool:
     """Whether the definition now wants calls of this tool to prove themselves in another way."""
     before, after = change.before, change.after
     return before is not None and after is not None and before.security != after.security
@@ -98,21 +273,23 @@ def operation_key(tool: Tool) -> str:
     return tool.operation or f"{tool.method} {tool.path}"
 
 
-def _change(key: str, old: Tool | None, new: Tool | None) -> Change | None:
+def _change(key: str, old: Tool | None, new: Tool | None) -> Difference | None:
     if old is None and new is not None:
         if new.access == "read":
-            return Change(key, new.name, "added", "safe", "a new read operation", None, new)
-        return Change(key, new.name, "added", "risky", f"a new {new.access} operation", None, new)
+            return Difference(key, new.name, "added", "safe", "a new read operation", None, new)
+        return Difference(
+            key, new.name, "added", "risky", f"a new {new.access} operation", None, new
+        )
     if old is not None and new is None:
-        return Change(key, old.name, "removed", "breaking", "the operation is gone", old, None)
+        return Difference(key, old.name, "removed", "breaking", "the operation is gone", old, None)
     assert old is not None and new is not None
     if _told(old) == _told(new):
         return None
     if reasons := list(_risks(old, new)):
-        return Change(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
+        return Difference(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
     if reason := stricter(orjson.loads(old.input_schema), orjson.loads(new.input_schema)):
-        return Change(key, new.name, "changed", "breaking", reason, old, new)
-    return Change(key, new.name, "changed", "safe", _harmless(old, new), old, new)
+        return Difference(key, new.name, "changed", "breaking", reason, old, new)
+    return Difference(key, new.name, "changed", "safe", _harmless(old, new), old, new)
 
 
 def _told(tool: Tool) -> tuple[Any, ...]:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import structlog
 
-from gateway.catalog.looks import Pauses
-from gateway.catalog.persistence import StoredCatalog
-from gateway.catalog.refresh import Catalog
+from gateway.catalog.catalog import Catalog, Pauses
+from gateway.catalog.definitions import file_of, is_active, kind_of
+from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState
-from gateway.catalog.sources import file_of, is_active, kind_of
 from gateway.errors import GatewayError
 from gateway.model import Problem
 

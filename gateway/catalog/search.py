@@ -7,23 +7,174 @@ standing for its relatives too, at a discount; then the method is looked at ("de
 
 Not SQLite's FTS5: it can't weigh the words of a question, so every synonym costs as many right
 answers as it wins. On the same fields and thesaurus it finds four answers where this finds five.
+
+What a tool is described by, taken apart into fields of unequal worth for the search.
+
+Definitions differ in where they say things: some have good summaries and no descriptions, others
+only paths. So nothing is relied upon, and the last fixed part of a path, the first sentence of a
+description and the display name each count as what they are.
+
+What a question wants done, and how well each kind of tool fits that.
+
+The first verb decides; a question word, or a verb nobody knows before an article, says at least
+whether something is to be read or done. The fit only tips the scale between tools whose words say
+the same, so a wrong guess costs little.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import re
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import mul
 
 from gateway.catalog import words
-from gateway.catalog.fields import FIELDS, fields_of
-from gateway.catalog.intent import intent_of, kind_of
+from gateway.catalog.words import STOP, split_words
 from gateway.model import Tool
+
+FIELDS: Mapping[str, tuple[float, float]] = {
+    # field: weight, how much its length counts against it
+    "name": (3.0, 0.3),
+    "title": (3.0, 0.3),
+    "object": (2.0, 0.0),  # the last fixed part of the path
+    "lead": (1.5, 0.3),  # the description's first sentence
+    "path": (0.8, 0.3),
+    "text": (0.5, 0.6),  # the rest of the description
+    "keywords": (0.4, 0.7),  # parameters and tags
+    "connection": (0.5, 0.0),
+}
+
+_MARKUP = re.compile(r"<[^<>]*>|\]\([^()]*\)|https?://\S+")
+_SENTENCE_END = re.compile(r"(?<=[a-z0-9)`])[.:!?](?=\s|$)|</p>|\n\n")
+_VARIABLE = re.compile(r"\{[^{}]*\}")
+_SEPARATOR = " —"  # between summary and description
+
+
+def fields_of(tool: Tool) -> dict[str, tuple[str, ...]]:
+    """The words of each field, stop words left out."""
+    display, text = _parted(tool.description)
+    lead, rest = _first_sentence(text.removeprefix(tool.title).lstrip(_SEPARATOR))
+    said = {
+        "name": tool.local_name,
+        "title": tool.title,
+        "object": _object(tool.path),
+        "lead": _MARKUP.sub(" ", lead),
+        "path": tool.path,
+        "text": _MARKUP.sub(" ", rest),
+        "keywords": tool.keywords,
+        "connection": f"{tool.connection} {display}",
+    }
+    return {
+        field: tuple(word for word in split_words(text) if word not in STOP)
+        for field, text in said.items()
+    }
+
+
+def _parted(description: str) -> tuple[str, str]:
+    """`[Display name] text` → display name, text."""
+    if description.startswith("["):
+        display, closed, text = description[1:].partition("] ")
+        if closed:
+            return display, text
+    return "", description
+
+
+def _first_sentence(text: str) -> tuple[str, str]:
+    first, *rest = _SENTENCE_END.split(text, maxsplit=1)
+    return first, "".join(rest)
+
+
+def _object(path: str) -> str:
+    """`/charges/{charge}/refunds/{id}` → `refunds`: in most APIs that is what a call acts on."""
+    fixed = [part for part in _VARIABLE.sub("", path).split("/") if part]
+    return fixed[-1] if fixed else ""
+
+
+_FITTING_ACTION = 1.15
+_POSSIBLE_ACTION = 1.1
+_CLASHING_ACTION = 0.85
+_FITTING_SHAPE = 1.06
+
+_VERBS: Mapping[str, str] = {
+    words.stem(verb): action
+    for action, verbs in (
+        ("read", f"{words.READ} who check count download export"),
+        ("create", f"{words.CREATE} invite send upload"),
+        ("update", f"{words.UPDATE} enable disable"),
+        ("delete", words.DELETE),
+    )
+    for verb in verbs.split()
+}
+_QUESTION = frozenset("what which who whose where when why".split())
+_DETERMINERS = frozenset("a an the my our your this that these those all every each".split())
+_METHODS: Mapping[str, Mapping[str, float]] = {
+    "GET": {"read": _FITTING_ACTION},
+    "HEAD": {"read": _FITTING_ACTION},
+    "POST": {"create": _FITTING_ACTION, "update": _POSSIBLE_ACTION, "do": _FITTING_ACTION},
+    "PUT": {"create": _POSSIBLE_ACTION, "update": _FITTING_ACTION, "do": _FITTING_ACTION},
+    "PATCH": {"update": _FITTING_ACTION, "do": _FITTING_ACTION},
+    "DELETE": {"delete": _FITTING_ACTION, "do": _FITTING_ACTION},
+}
+_SHAPES = (False, True)
+
+# A kind is a method and whether the path names a collection. Tools without a method fit all alike.
+_KINDS = [(method, many) for method in ("", *_METHODS) for many in _SHAPES]
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What is wanted: read, create, update, delete, do something, or unknown; to many or one."""
+
+    action: str
+    many: bool
+
+    def fits(self) -> list[float]:
+        """A factor for each kind of tool, to be looked up by `kind_of`."""
+        return [self._fit(method, many) for method, many in _KINDS]
+
+    def _fit(self, method: str, many: bool) -> float:
+        if not self.action or method not in _METHODS:
+            return 1.0
+        fit = _METHODS[method].get(self.action, _CLASHING_ACTION)
+        return fit * _FITTING_SHAPE if self.action == "read" and self.many == many else fit
+
+
+def kind_of(tool: Tool) -> int:
+    """Which kind a tool is, as an index into `Intent.fits()`."""
+    method = tool.method.upper() if tool.method.upper() in _METHODS else ""
+    names_one = tool.path.rstrip("/').").endswith("}")
+    return _KINDS.index((method, not names_one))
+
+
+def intent_of(asked: Sequence[str]) -> Intent:
+    """What the words of a question want done."""
+    return Intent(_action(asked), _many(asked))
+
+
+def _action(asked: Sequence[str]) -> str:
+    for word, following in pairwise((*asked, "")):
+        if word in _QUESTION:
+            return "read"
+        if word in words.STOP:
+            continue
+        if action := _VERBS.get(words.stem(word)):
+            return action
+        if following in _DETERMINERS:
+            return "do"  # an imperative: "merge the …"
+    return ""
+
+
+def _many(asked: Sequence[str]) -> bool:
+    if "list" in asked or "all" in asked:
+        return True
+    return any(words.singular(word) != word for word in asked if word not in words.STOP)
+
 
 MAX_QUESTION_CHARS = 400
 MAX_QUESTION_WORDS = 24

@@ -51,8 +51,8 @@ def _rehearse(settings: Settings, config: Path, calls: int, as_json: bool) -> No
     import asyncio
     from dataclasses import asdict
 
+    from gateway.cli.rehearsal import rehearse_recorded
     from gateway.cli.remote import show_json, show_table
-    from gateway.rehearsal import rehearse_recorded
 
     found = asyncio.run(rehearse_recorded(settings, config.resolve(), calls))
     rows = [asdict(each) for each in found]
@@ -118,10 +118,10 @@ def _warnings(settings: Settings, config: Path) -> list[tuple[str, str]]:
     import asyncio
     import logging
 
-    from gateway.cli.discover import upstreams_over
+    from gateway.cli.inspect import upstreams_over
+    from gateway.cli.rehearsal import find_problems
     from gateway.cli.remote import quiet
     from gateway.outbound.client import Egress
-    from gateway.rehearsal import find_problems
 
     async def found() -> list[tuple[str, str]]:
         way_out = Egress(**settings.network.rules, folder=config.parent)

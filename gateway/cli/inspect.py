@@ -1,17 +1,23 @@
-"""`gateway inspect`: what a definition would become, with nothing stored and nothing started."""
+"""`gateway inspect`: what a definition would become, with nothing stored and nothing started.
+
+`gateway discover`: what upstream MCP servers offer now, and what has drifted from it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gateway.cli.remote import quiet
+from gateway.cli.remote import JsonOption, fail, quiet, show_json, show_table
 from gateway.cli.serve import ConfigOption
-from gateway.config.connection import NAME_PATTERN, Connection
+from gateway.config.connection import NAME_PATTERN, Connection, McpConnection
+from gateway.config.reading import read_settings
 from gateway.config.settings import Limits, Settings
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.model import Problem
@@ -69,7 +75,7 @@ def _compare(what: str, against: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from gateway.cli.remote import show_json
-    from gateway.connectors.against import compare
+    from gateway.connectors.drift import compare
     from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest
 
     raw = load_builtin(what) if what in BUILTIN else _read(what)
@@ -98,7 +104,7 @@ def _read(path: str) -> bytes:
 
 
 async def _definition(location: str) -> bytes:
-    from gateway.catalog.fetch import Fetcher
+    from gateway.catalog.definitions import Fetcher
     from gateway.outbound.client import Egress
 
     async with Egress(ANYWHERE) as egress:
@@ -120,18 +126,15 @@ def _settings(config: Path) -> Settings:
 async def _preview(
     what: str, kind: KindOption | None, settings: Settings, folder: Path
 ) -> dict[str, Any]:
-    from gateway.catalog.azure import AzureDirectory
+    from gateway.azure.directory import AzureDirectory
+    from gateway.azure.watch import ask_azure
+    from gateway.calls.credentials import Credentials, prove
+    from gateway.catalog.definitions import Fetcher, kind_of
     from gateway.catalog.discover import Discoverer, previewed
-    from gateway.catalog.fetch import Fetcher
     from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
-    from gateway.catalog.sources import kind_of
-    from gateway.cli.discover import upstreams_over
     from gateway.config.reading import parse_connection
-    from gateway.connectors.workers import Workers
-    from gateway.invoke.azure import ask_azure
-    from gateway.invoke.credentials import Credentials
-    from gateway.invoke.prepared import prove
     from gateway.outbound.client import Egress
+    from gateway.workers import Workers
 
     connection = _configured(what, settings)
     in_azure = kind == "arm" and settings.azure is not None and bool(NAME_PATTERN.fullmatch(what))
@@ -213,3 +216,99 @@ def _show(preview: dict[str, Any]) -> None:
             f"{len(preview['problems'])} problems, ≈ {preview['tokens']:,} tokens"
         )
     )
+
+
+if TYPE_CHECKING:
+    from gateway.outbound.client import Egress
+    from gateway.upstream.registry import LiveUpstreams
+
+
+def discover(
+    connection: Annotated[
+        str | None, typer.Argument(help="One connection; default: every MCP server.")
+    ] = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = Path("config.toml"),
+) -> None:
+    """Show what upstream MCP servers offer now, and every drift of the configuration from it.
+
+    Exit 1 if a configured name no longer exists or a server can't be reached.
+
+    Example: `gateway discover bookings`
+    """
+    quiet()
+    settings = read_settings(config)
+    chosen = {
+        name: found
+        for name, found in settings.connections.items()
+        if isinstance(found, McpConnection) and connection in (None, name)
+    }
+    if connection and not chosen:
+        known = [n for n, c in settings.connections.items() if isinstance(c, McpConnection)]
+        fail(f"{connection} is not an MCP server here; known: {', '.join(known) or 'none'}", 2)
+    reports = asyncio.run(_discovered(settings, config.parent, chosen))
+    show_json(reports) if as_json else _show_drift(reports)
+    if any(report["drift"] or report["error"] for report in reports):
+        raise typer.Exit(1)
+
+
+async def _discovered(
+    settings: Settings, folder: Path, chosen: dict[str, McpConnection]
+) -> list[dict[str, Any]]:
+    from gateway.outbound.client import Egress
+
+    async with (
+        Egress(**settings.network.rules, folder=folder) as egress,
+        upstreams_over(egress) as upstreams,
+    ):
+        looks = (_report(upstreams, name, c) for name, c in chosen.items())
+        return list(await asyncio.gather(*looks))
+
+
+@asynccontextmanager
+async def upstreams_over(egress: Egress) -> AsyncIterator[LiveUpstreams]:
+    """Sessions with MCP servers for as long as a command runs, none before one is asked for."""
+    from gateway.calls.credentials import Credentials, auth_of
+    from gateway.upstream.registry import LiveUpstreams
+
+    credentials = Credentials(egress)
+
+    async def headers(
+        name: str, connection: Connection, refused: bool
+    ) -> tuple[tuple[str, str], ...]:
+        return (await credentials.grant(name, auth_of(connection.auth))).headers
+
+    upstreams = LiveUpstreams(egress, headers)
+    async with upstreams.sessions:
+        yield upstreams
+
+
+async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) -> dict[str, Any]:
+    from gateway.catalog.definitions import source_of
+    from gateway.catalog.discover import problem_dict, wraps_of
+    from gateway.connectors.mcp import drift
+
+    report: dict[str, Any] = {"connection": name, "tools": [], "drift": [], "error": None}
+    report["session"] = settings.session
+    try:
+        said, session = await upstreams.read(name, settings)
+        listing = said["tools"]
+    except GatewayError as error:
+        return report | {"error": error.message}
+    report["session"] = session
+    report["tools"] = [
+        {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
+    ]
+    source = source_of(name, settings, location="", max_description_chars=0)
+    problems = drift(listing, source, wraps_of(settings), settings.tools, settings.exclude_tools)
+    return report | {"drift": [problem_dict(problem) for problem in problems]}
+
+
+def _show_drift(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        print(f"{report['connection']}: {report['error'] or str(len(report['tools'])) + ' tools'}")
+        if report["tools"]:
+            rows = [{**t, "description": t["description"][:80]} for t in report["tools"]]
+            show_table(rows, {"name": "Tool", "description": "Description"})
+        for problem in report["drift"]:
+            print(f"drift: {problem['where']}: {problem['message']}")

@@ -11,7 +11,10 @@ from typing import Annotated
 import typer
 
 from gateway import __version__
-from gateway.cli import bridge, check, client, discover, inspect, manage, serve, token
+from gateway.cli import bridge, check, inspect, manage, serve
+from gateway.cli import inspect as discover
+from gateway.cli import remote as client
+from gateway.cli import serve as token
 from gateway.errors import ConfigInvalid, GatewayError
 
 app = typer.Typer(

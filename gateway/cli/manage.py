@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import orjson
 import typer
 
-from gateway.cli.client import parsed
 from gateway.cli.remote import (
     JsonOption,
     TokenOption,
     UrlOption,
+    parsed,
     remote,
     run,
     segment,

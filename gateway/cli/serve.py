@@ -1,8 +1,13 @@
-"""`gateway serve`."""
+"""`gateway serve`.
+
+`gateway token`.
+"""
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -34,15 +39,15 @@ def serve(
     settings = _with_address(read_settings(config), host, port)
     if problems := check_whole(settings):
         raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
-    from gateway.logs import set_up
+    from gateway.telemetry import set_up
 
     set_up()
     if settings.server.workers > 1 and not worker:
-        from gateway.supervise import supervise
+        from gateway.server import supervise
 
         sys.exit(supervise(settings, config.resolve()))
     gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
-    from gateway.serve import serve as run
+    from gateway.server import serve as run
 
     sys.exit(run(settings, config.resolve(), worker=worker))
 
@@ -50,3 +55,22 @@ def serve(
 def _with_address(settings: Settings, host: str | None, port: int | None) -> Settings:
     over = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     return settings.model_copy(update={"server": settings.server.model_copy(update=over)})
+
+
+def token(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Make a token: shown once, with the line for the configuration.
+
+    Example: `gateway token`
+    """
+    value = f"gw_{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    if as_json:
+        import orjson
+
+        print(orjson.dumps({"token": value, "token_sha256": digest}).decode())
+        return
+    print(f"token: {value}")
+    print(f'token_sha256 = "{digest}"')
+    typer.echo("The token is not kept anywhere; give it to the client now.", err=True)

@@ -46,13 +46,7 @@ from gateway.outbound.failures import (
     NotHttp,
     no_answer,
 )
-from gateway.outbound.headers import (
-    OWN_AGENT,
-    Pairs,
-    encoding_of,
-    received_headers,
-    sent_headers,
-)
+from gateway.outbound.headers import OWN_AGENT, Pairs, encoding_of, received_headers, sent_headers
 from gateway.outbound.tls import Contexts
 
 __all__ = ["Answer", "Egress", "NoAnswer", "Request", "Stream"]

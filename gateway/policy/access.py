@@ -3,13 +3,26 @@
 read-write shows everything but dangerous tools, read-only shows reads, disabled shows nothing. A
 connection of another organization does not exist for the caller: `level` is None then, and every
 edge answers as for a name nobody ever used.
+
+Allow, ask or refuse one call, with the rule that said so.
+
+The tool is already known to be in the caller's view. What is left are the permissions: a word about
+this very tool first, then the level. The reason goes to the model, the audit row and the console
+alike.
+
+A principal as configuration has it now, for calls that waited since they came in. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.settings import Permissions, PrincipalSettings, Settings
 from gateway.model import Level, Principal, Tool
 
 ORDER: Mapping[Level, int] = {"disabled": 0, "read-only": 1, "read-write": 2}
@@ -69,3 +82,78 @@ def visible_tools(
     if granted == "read-write":
         return state.tools
     return state.reads if granted == "read-only" else ()
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What happens to a call, and why."""
+
+    outcome: Literal["allow", "confirm", "block"]
+    reason: str
+    code: str = "access_denied"
+
+
+def caution(decision: Decision) -> int:
+    """How strict a decision is."""
+    return ("allow", "confirm", "block").index(decision.outcome)
+
+
+def decide(tool: Tool, permissions: Permissions) -> Decision:
+    """The decision on calling this tool under these permissions."""
+    match permissions.tools.get(tool.name):
+        case "blocked":
+            return Decision("block", f"permissions.tools blocks {tool.name}")
+        case "allowed":
+            return Decision("allow", f"permissions.tools allows {tool.name}")
+        case "confirm":
+            return _unless_auto_approved(tool, permissions, "permissions.tools asks for it")
+    if tool.access == "read":
+        return Decision("allow", "a read needs no confirmation")
+    if permissions.level == "full_access":
+        return Decision("allow", "permissions.level is full_access")
+    if permissions.level == "read_only":
+        return Decision("block", "permissions.level is read_only", "read_only")
+    return _unless_auto_approved(tool, permissions, f"a {tool.access} asks for confirmation")
+
+
+def _unless_auto_approved(tool: Tool, permissions: Permissions, reason: str) -> Decision:
+    approval = permissions.auto_approve
+    if approval.enabled and tool.name in approval.tools:
+        return Decision("allow", "permissions.auto_approve lists it")
+    return Decision("confirm", reason)
+
+
+def principal_now(settings: Settings, known: Principal) -> Principal | None:
+    """The same principal with the rights it has now; None: it has none any more."""
+    configured = settings.principals.get(known.name)
+    auth = settings.auth
+    if auth.mode == "tokens":
+        return None if configured is None else configured_principal(known.name, configured)
+    if auth.mode == "none":
+        return known if configured is None else configured_principal(known.name, configured)
+    # What its token claimed can't be asked again; what is configured beside it can.
+    claimed: dict[str, Any] = {}
+    for claim, field in (
+        (auth.role_claim, "role"),
+        (auth.organization_claim, "organization"),
+        (auth.admin_claim, "admin"),
+    ):
+        if claim:
+            claimed[field] = getattr(known, field)
+    base = (
+        Principal(known.name)
+        if configured is None
+        else configured_principal(known.name, configured)
+    )
+    return replace(base, **claimed)
+
+
+def configured_principal(name: str, settings: PrincipalSettings) -> Principal:
+    """A principal with all that its table says."""
+    return Principal(
+        name,
+        admin=settings.admin,
+        organization=settings.organization,
+        role=settings.role,
+        access=settings.access,
+        connections=dict(settings.connections),
+    )

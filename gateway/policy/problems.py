@@ -13,7 +13,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.settings import Permissions
 from gateway.model import Problem
-from gateway.policy.decide import caution, decide
+from gateway.policy.access import caution, decide
 
 RAW_REQUESTS = "proxy"  # what permissions call a raw request that is no tool's
 _LEVELS = ("full_access", "execute_with_confirm", "read_only")

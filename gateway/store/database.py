@@ -16,9 +16,9 @@ from typing import TypeVar
 from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid, GatewayError
-from gateway.store.failures import translated
 from gateway.store.postgres import Postgres
 from gateway.store.sqlite import Sqlite
+from gateway.store.statements import translated
 from gateway.store.writer import Figures, GroupCommit, Row, RowWriter
 
 T = TypeVar("T")

@@ -15,8 +15,7 @@ import asyncpg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from gateway.store.failures import busy
-from gateway.store.migrate import is_current, migrate
+from gateway.store.statements import busy, is_current, migrate
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine

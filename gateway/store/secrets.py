@@ -5,6 +5,8 @@ two processes starting together one makes the key and both read it. A file (or G
 may hold several keys, one a line: the first seals, the others still open what they sealed.
 The store keeps a value sealed with the key, so that another key is refused at the start and not
 when the first credential can't be read.
+
+Ids that sort by age: the time in milliseconds, then chance.
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ from sqlalchemy import Connection, select
 
 from gateway.errors import ConfigInvalid
 from gateway.store import tables
-from gateway.store.columns import json_bytes, json_value
 from gateway.store.database import Database
-from gateway.store.statements import insert_new
+from gateway.store.statements import insert_new, json_bytes, json_value
 
 MIN_PASSPHRASE_CHARS = 16
 MAX_KEY_FILE_BYTES = 64 * 1024
@@ -147,3 +148,28 @@ def _keep_check(tx: Connection, sealed: bytes) -> bytes:
 
 
 _is_check = tables.facts.c.name == CHECK_NAME
+
+
+RANDOM_BYTES = 10
+DRAWN_AT_ONCE = 400  # asking the system lets other threads run first, which is dear on every call
+
+_drawn: list[str] = []
+
+
+def new_id(now: float) -> str:
+    """32 hex digits: 12 of time, 20 nobody can guess."""
+    try:
+        chance = _drawn.pop()
+    except IndexError:
+        chance = _draw()
+    return f"{int(now * 1000):012x}{chance}"
+
+
+def _draw() -> str:
+    size, drawn = 2 * RANDOM_BYTES, os.urandom(RANDOM_BYTES * DRAWN_AT_ONCE).hex()
+    _drawn.extend(drawn[start : start + size] for start in range(size, len(drawn), size))
+    return drawn[:size]
+
+
+# A child would draw the same: it begins anew.
+os.register_at_fork(after_in_child=_drawn.clear)

@@ -23,8 +23,7 @@ from typing import Literal, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
-from gateway.store.failures import busy
-from gateway.store.migrate import migrate
+from gateway.store.statements import busy, migrate
 
 T = TypeVar("T")
 

@@ -1,23 +1,62 @@
 """The few statements SQLite and PostgreSQL spell differently, and rows as frozen values.
 
 Statements are built once: SQLAlchemy then finds its compiled text by identity of their parts.
+
+Column types that take what callers have and both databases keep.
+
+JSON is bytes: `orjson` where it can, the standard library for what it refuses (huge integers, lone
+surrogates), marked by a blank in front so that it is read back the same way. Text never fails on
+the two things PostgreSQL and UTF-8 can't hold: they are replaced, not removed, so that no such name
+turns into one we trust.
+
+Where the database's own errors become ours: nothing of SQLAlchemy or a driver gets past here.
+
+`Broken("store_unavailable")` says nothing of the cause to the caller; the cause stays chained, for
+the log.
+
+Brings the tables up to date, inside the transaction and the lock its caller holds.
+
+Alembic is imported only if there is something to do: it would cost every start a quarter second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache, lru_cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import asyncpg
+import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
-from sqlalchemy import ColumnElement, Connection, Dialect, Executable, Table, literal_column
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Double,
+    Executable,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    literal_column,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from gateway.errors import Broken, ConfigInvalid, Overloaded
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -158,3 +197,143 @@ def _upsert(postgres: bool, table: Table) -> Insert:
     keys = [column.name for column in table.primary_key]
     rest = {name: value for name, value in insert.excluded.items() if name not in keys}
     return insert.on_conflict_do_update(index_elements=keys, set_=rest)
+
+
+def json_bytes(value: object) -> bytes:
+    """A value as JSON, whatever a client may have put into it."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return b" " + json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def json_value(data: bytes) -> Any:
+    """The value `json_bytes` wrote."""
+    return json.loads(data) if data.startswith(b" ") else orjson.loads(data)
+
+
+class Json(TypeDecorator[Any]):
+    """Any JSON value, None as NULL; bytes are taken as JSON already written."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
+        if value is None or isinstance(value, bytes):
+            return value
+        return json_bytes(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        return None if value is None else json_value(value)
+
+
+class Names(TypeDecorator[tuple[str, ...]]):
+    """A few names, as a tuple."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> bytes | None:
+        return None if value is None else json_bytes(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> tuple[str, ...] | None:
+        return None if value is None else tuple(json_value(value))
+
+
+class Plain(TypeDecorator[str]):
+    """Text from outside: NUL and lone surrogates become U+FFFD."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value if value is None or value.isascii() and "\0" not in value else _storable(value)
+
+
+# Seconds since 1970, UTC, as Python's clock gives them.
+Time: Double[float] = Double()
+
+# SQLite counts up by itself only in a column that is spelled INTEGER.
+Counter = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _storable(value: str) -> str:
+    readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return readable.replace("\0", "\ufffd")
+
+
+FAILURES = (
+    SQLAlchemyError,
+    sqlite3.Error,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,  # refused, reset, and TimeoutError
+    asyncio.IncompleteReadError,
+)
+
+
+def unavailable(message: str = "The store did not do what it was asked to.") -> Broken:
+    """The one error callers see of a database that fails."""
+    return Broken(
+        "store_unavailable", message, "Try again shortly; the gateway's log has the cause."
+    )
+
+
+def busy(what: str) -> Overloaded:
+    """The answer when a queue in front of the database is full."""
+    return Overloaded("busy", f"Too many {what} are waiting for the store.", "Try again shortly.")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns every failure of the database into `Broken`; errors of ours pass as they are."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise unavailable("The store did not answer in time.") from error
+    except FAILURES as error:
+        raise unavailable() from error
+
+
+HEAD = "0004"
+SCRIPTS = Path(__file__).parent / "migrations"
+
+
+def migrate(connection: Connection) -> None:
+    """Runs what is missing up to `HEAD`."""
+    if not is_current(connection):
+        _upgrade(connection)
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether nothing is missing; refuses a store that a newer gateway has changed."""
+    found = _version(connection)
+    if found is not None and found > HEAD:
+        raise ConfigInvalid(
+            [f"store.url: the store is at version {found}, this gateway knows {HEAD}: update it"]
+        )
+    return found == HEAD
+
+
+# SQLAlchemy's own look at the catalog costs half the time of an open.
+_HAS_VERSION = {
+    "sqlite": "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'",
+    "postgresql": "SELECT to_regclass('alembic_version') IS NOT NULL",
+}
+
+
+def _version(connection: Connection) -> str | None:
+    if not connection.execute(text(_HAS_VERSION[connection.dialect.name])).scalar():
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)

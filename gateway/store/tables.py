@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Index, LargeBinary, MetaData, Table, Text, text
 
-from gateway.store.columns import Counter, Json, Names, Plain, Time
+from gateway.store.statements import Counter, Json, Names, Plain, Time
 
 metadata = MetaData()
 

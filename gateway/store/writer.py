@@ -24,7 +24,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from gateway.errors import GatewayError
-from gateway.store.failures import FAILURES, busy, translated, unavailable
+from gateway.store.statements import FAILURES, busy, translated, unavailable
 
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]

@@ -6,8 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.catalog.changes import Change, by_operation, compare, held, served
-from gateway.connectors.tools import http_tool
+from gateway.catalog.changes import Difference, by_operation, compare, held, served
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -20,6 +19,7 @@ from gateway.model import (
     Trust,
     UpstreamOperation,
 )
+from gateway.openapi.wording import http_tool
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -116,14 +116,16 @@ def test_new_operation_is_risky_unless_it_reads(
 ) -> None:
     new = tool(access=access)
     assert compare([], [new]) == [
-        Change("placeOrder", "shop_placeOrder", "added", change_class, reason, None, new)
+        Difference("placeOrder", "shop_placeOrder", "added", change_class, reason, None, new)
     ]
 
 
 def test_removed_operation_is_breaking() -> None:
     old = tool()
     assert compare([old], []) == [
-        Change("placeOrder", "shop_placeOrder", "removed", "breaking", "the operation is gone", old)
+        Difference(
+            "placeOrder", "shop_placeOrder", "removed", "breaking", "the operation is gone", old
+        )
     ]
 
 
@@ -168,7 +170,7 @@ SAFE, BREAKING, RISKY = (
         ("hold_all", [SAFE, BREAKING, RISKY]),
     ],
 )
-def test_what_waits_for_an_admin(hold: Any, waiting: list[Change]) -> None:
+def test_what_waits_for_an_admin(hold: Any, waiting: list[Difference]) -> None:
     assert held([SAFE, BREAKING, RISKY], hold) == waiting
 
 

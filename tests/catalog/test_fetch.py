@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gateway.catalog.fetch import LARGE_BYTES, MAX_PACKED, MAX_TEXT_BYTES, Definition, Fetcher
+from gateway.catalog.definitions import LARGE_BYTES, MAX_PACKED, MAX_TEXT_BYTES, Definition, Fetcher
 from gateway.errors import DefinitionUnreadable
 from gateway.outbound.client import Egress
 from tests.peers import Provider, provider

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.catalog.looks import FIRST_PAUSE, LONGEST_PAUSE, Looks, Pauses
+from gateway.catalog.catalog import FIRST_PAUSE, LONGEST_PAUSE, Looks, Pauses
 from tests.peers import until
 
 

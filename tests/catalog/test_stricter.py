@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.catalog.stricter import stricter
+from gateway.catalog.changes import stricter
 
 
 def of(**properties: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
+from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer
-from gateway.catalog.persistence import Stored, StoredCatalog
-from gateway.catalog.refresh import Catalog
+from gateway.catalog.repository import Stored, StoredCatalog
 from gateway.config.settings import Permissions, Settings
 from gateway.store.database import Database
 from gateway.store.secrets import Seal

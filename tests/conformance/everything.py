@@ -26,9 +26,9 @@ from mcp.server.subscriptions import (
 )
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 
-from gateway.edge.mcp_messages import RpcError
-from gateway.edge.surface import CallContext
 from gateway.errors import GatewayError
+from gateway.mcp.messages import RpcError
+from gateway.mcp.surface import CallContext
 from gateway.model import Principal
 from gateway.policy.view import Scope
 from tests.conformance.surface import (

@@ -8,8 +8,8 @@ from typing import Any
 import uvicorn
 from cryptography.fernet import Fernet
 
-from gateway.edge.identity import AuthSettings, Identity
-from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
+from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.web.identity import AuthSettings, Identity
 from tests.conformance.surface import Surface
 
 

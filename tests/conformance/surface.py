@@ -17,9 +17,9 @@ from typing import Any
 import orjson
 from mcp_types.jsonrpc import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 
-from gateway.edge.mcp_messages import RpcError
-from gateway.edge.mcp_server import CallContext, Scope
 from gateway.errors import Fixable, UnknownTool
+from gateway.mcp.endpoint import CallContext, Scope
+from gateway.mcp.messages import RpcError
 from gateway.model import Principal, digest
 
 Result = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.connectors.against import Comparison, Difference, Missing, Unlisted, compare
+from gateway.connectors.drift import Comparison, Difference, Missing, Unlisted, compare
 from gateway.connectors.manifest import parse_manifest
 from gateway.errors import DefinitionUnreadable
 

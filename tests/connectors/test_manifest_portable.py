@@ -8,8 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.connectors.manifest import BUILTIN
-from gateway.connectors.portable import portable_tools
+from gateway.connectors.manifest import BUILTIN, portable_tools
 
 from .manifests import library, provider, tool
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.connectors.naming import (
+from gateway.model import Access, Override, Problem
+from gateway.openapi.naming import (
     Nameable,
     collisions,
     local_name,
@@ -18,7 +19,6 @@ from gateway.connectors.naming import (
     tool_names,
     unmatched,
 )
-from gateway.model import Access, Override, Problem
 from tests.definitions import SOURCE
 
 

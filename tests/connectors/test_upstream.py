@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 
-from gateway.connectors.upstream import MAX_SCHEMA_BYTES, NAME_RULE, Wrap, build_upstream
+from gateway.connectors.mcp import MAX_SCHEMA_BYTES, NAME_RULE, Wrap, build_upstream
 from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, digest
-from tests.connectors.upstream_listings import (
+from tests.upstream.upstream_listings import (
     BOOK,
     BOOK_SCHEMA,
     FIND,

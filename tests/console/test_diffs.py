@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import orjson
 
-from gateway.edge.console.diffs import MAX_LINES, Row, diff_of
+from gateway.console.forms import MAX_LINES, Row, diff_of
 from gateway.model import HttpOperation, Tool
 
 TOOL = Tool(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.edge.console.forms import MAX_FIELDS, arguments_of, fields_of
+from gateway.console.forms import MAX_FIELDS, arguments_of, fields_of
 from gateway.errors import Fixable
 
 SCHEMA: dict[str, Any] = {

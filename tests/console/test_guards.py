@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.edge.console.app import HEADERS
-from gateway.edge.console.assets import KEPT, assets
+from gateway.console.app import HEADERS
+from gateway.console.rendering import KEPT, assets
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, visitor
 

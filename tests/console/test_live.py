@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.edge.console.live import partials
-from gateway.edge.events import MAX_STREAMS_PER_PRINCIPAL
+from gateway.console.overview import partials
+from gateway.web.events import MAX_STREAMS_PER_PRINCIPAL
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.peers import provider

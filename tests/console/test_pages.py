@@ -9,7 +9,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.edge.console.pages_connections import suggested_name
+from gateway.console.connections import suggested_name
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.journeys.confirming import client

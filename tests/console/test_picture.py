@@ -7,10 +7,10 @@ from collections import Counter
 
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OpenApiConnection
-from gateway.edge.console.figures import MINUTES, client_name, hour_of, spark
-from gateway.edge.console.picture import MAX_CLIENTS, MAX_CONNECTIONS, WIDTH, Gate, drawn
+from gateway.console.overview import MAX_CLIENTS, MAX_CONNECTIONS, WIDTH, Gate, drawn
+from gateway.console.visit import MINUTES, client_name, hour_of, spark
 from gateway.model import Status
-from gateway.store.figures import Count
+from gateway.store.ledger import Count
 
 COUNTS = [
     Count(59, "shop", "Claude Code/2.1", "completed", "read", 90),

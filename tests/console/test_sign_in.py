@@ -13,13 +13,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.edge.console.sessions import COOKIE, LINK_SECONDS
-from gateway.edge.throttle import MAX_FROM_ONE, MAX_OVERALL, WINDOW_SECONDS, Throttle
+from gateway.console.sessions import COOKIE, LINK_SECONDS
 from gateway.model import Principal
+from gateway.web.guard import MAX_FROM_ONE, MAX_OVERALL, WINDOW_SECONDS, Throttle
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
-from tests.edge.test_identity import AUDIENCE, ISSUER, OTHER_KEY, RSA_KEY, jwk, signed
 from tests.peers import until
+from tests.web.test_identity import AUDIENCE, ISSUER, OTHER_KEY, RSA_KEY, jwk, signed
 
 
 def cookie_of(answer: httpx2.Response) -> tuple[str, dict[str, str | bool]]:

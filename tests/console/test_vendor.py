@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from gateway.edge.console.assets import VENDOR
+from gateway.console.rendering import VENDOR
 
 LIST = VENDOR / "SHA256SUMS"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.edge.console.tables import FORMULA, as_csv, cell
-from gateway.edge.console.words import ago, clip, clip_text, compact, duration, pretty, segment
+from gateway.console.forms import FORMULA, as_csv, cell
+from gateway.console.rendering import ago, clip, clip_text, compact, duration, pretty, segment
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
 from structlog.testing import capture_logs
 
-from gateway.edge.gateway import MAX_UNKNOWN_BY_ONE
-from gateway.invoke.attempt import MAX_NAME_CHARS
+from gateway.calls.record import MAX_NAME_CHARS
+from gateway.web.gateway import MAX_UNKNOWN_BY_ONE
 from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import (
     Api,

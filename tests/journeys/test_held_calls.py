@@ -21,8 +21,8 @@ from mcp_types import ElicitResult
 
 from tests.asking_peer import PAGE, AskingPeer
 from tests.conftest import Running, gateway_on, gateway_process
-from tests.edge.speakers import Speaker
 from tests.journeys.confirming import TOKENS, Api, client
+from tests.mcp.speakers import Speaker
 from tests.peers import until
 from tests.peers_mcp import Era, mcp_peer
 

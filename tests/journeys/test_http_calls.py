@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.calls.test_body import parts_of
 from tests.conftest import GatewayMaker, Running
-from tests.invoke.test_body import parts_of
 from tests.journeys.confirming import api, client, config, orders_api
 from tests.peers import provider
 

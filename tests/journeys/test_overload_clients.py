@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import orjson
 import pytest
 
-from tests.edge.speakers import Era, Speaker
 from tests.journeys.crowds import MEBIBYTE, Served, others_unharmed, served
+from tests.mcp.speakers import Era, Speaker
 
 __all__ = ["served"]
 

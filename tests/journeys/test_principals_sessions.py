@@ -16,12 +16,12 @@ from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
 
 from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
-from tests.connectors.test_upstream_life import free_port
-from tests.connectors.upstream_doors import running
-from tests.edge.speakers import Era, Speaker
 from tests.library_peer import library_peer
+from tests.mcp.speakers import Era, Speaker
 from tests.peers import until
 from tests.peers_mcp import mcp_peer, serving
+from tests.upstream.test_upstream_life import free_port
+from tests.upstream.upstream_doors import running
 
 STDIO_PEER = Path(__file__).parents[1] / "stdio_peer.py"
 SLOW_START = 20.0

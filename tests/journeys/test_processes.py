@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from gateway.serve import bind
+from gateway.server import bind
 from tests.conftest import OPEN, gateway_process
-from tests.connectors.upstream_doors import STDIO_PEER
 from tests.journeys.trio import asked, plain_http
 from tests.peers import provider, until
+from tests.upstream.upstream_doors import STDIO_PEER
 
-READER = "gateway.connectors.worker_main"
+READER = "gateway.reader"
 SOON_SECONDS = 30.0  # a second, where the machine has nothing else to do
 
 

@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from tests.databases import PostgresServer
-from tests.edge.speakers import Era, Speaker
 from tests.journeys.trio import (
     ITEM,
     ORDER,
@@ -23,6 +22,7 @@ from tests.journeys.trio import (
     plain_http,
     trio,
 )
+from tests.mcp.speakers import Era, Speaker
 from tests.peers import items_api, provider
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.settings import Permissions
-from gateway.policy.decide import decide
+from gateway.policy.access import decide
 from tests.policy.values import tool
 
 

@@ -10,8 +10,7 @@ from gateway.catalog.snapshot import ConnectionState, assemble
 from gateway.config.reading import parse_settings
 from gateway.config.settings import Settings
 from gateway.model import Level, Principal
-from gateway.policy.offering import askable, offering
-from gateway.policy.view import Scope, view
+from gateway.policy.view import Scope, askable, offering, view
 
 SERVER = '[connections.{name}]\nkind = "mcp"\nurl = "https://{name}.example/mcp"\n{more}\n'
 API = '[connections.api]\nkind = "openapi"\nspec = "api.json"\n'

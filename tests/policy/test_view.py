@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
-from gateway.edge.own_tools import OWN_TOOLS
 from gateway.model import OWN_TOOL_NAMES, Principal, Tool
 from gateway.policy.view import Scope, View, view
+from gateway.web.own_tools import OWN_TOOLS
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = connection("shop", *(tool("shop", n) for n in ("get_book", "add_book", "del_book")))

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.connectors.openapi.reading import MAX_CONTAINERS, MAX_ITEMS
+from gateway.openapi.reading import MAX_CONTAINERS, MAX_ITEMS
 from tests.slow import multiplied
 from tests.slow.multiplied import HEAD, ONE_PATH, plus
 

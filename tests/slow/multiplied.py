@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.connectors.openapi.reading import MAX_CONTAINERS
+from gateway.openapi.reading import MAX_CONTAINERS
 from tests.definitions import openapi, operation, swagger
 
 HEAD = b'{"openapi":"3.1.0","info":{"title":"T","version":"1"},"servers":[{"url":"http://127.0.0.1:9"}]'

@@ -98,7 +98,7 @@ def _memory(gateway: psutil.Process) -> int:
 def _memory_of_reader(child: psutil.Process) -> int:
     """Nothing of a child that is still the gateway's image, before it becomes a reader."""
     with suppress(psutil.Error):
-        if child.cmdline()[-2:] == ["gateway.connectors.worker_main", "build"]:
+        if child.cmdline()[-2:] == ["gateway.reader", "build"]:
             return int(child.memory_info().rss)
     return 0
 

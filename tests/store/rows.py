@@ -8,9 +8,9 @@ from typing import Any
 from msgspec import structs
 
 from gateway.store.approvals import Approval, StandingGrant
-from gateway.store.changes import Change
+from gateway.store.catalog import Change
 from gateway.store.database import Database
-from gateway.store.executions import Execution, insert_in
+from gateway.store.ledger import Execution, insert_in
 
 _EXECUTION = Execution(
     id="e1",

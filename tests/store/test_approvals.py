@@ -22,9 +22,9 @@ from gateway.store.approvals import (
     use_approval,
     void_approvals,
 )
+from gateway.store.cluster import end_session
 from gateway.store.database import Database
-from gateway.store.executions import Begun, begin, get_execution
-from gateway.store.sessions import end_session
+from gateway.store.ledger import Begun, begin, get_execution
 from tests.store.rows import approval, execution, grant
 
 WAITING = execution(status="pending_confirmation")

@@ -2,15 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.store.changes import (
-    Change,
-    decide_change,
-    get_change,
-    list_changes,
-    record_in,
-)
+from gateway.store.catalog import Change, decide_change, get_change, list_changes, record_in
+from gateway.store.cluster import current_revision
 from gateway.store.database import Database
-from gateway.store.signals import current_revision
 from tests.store.rows import change
 
 APPLIED = change(id="c2", status="applied", change_class="safe", operation=None, by="ann")

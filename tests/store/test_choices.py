@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.store.choices import (
+from gateway.store.catalog import (
     StoredPermissions,
     choose_access,
     delete_permissions,
@@ -8,8 +8,8 @@ from gateway.store.choices import (
     load_permissions,
     put_permissions,
 )
+from gateway.store.cluster import current_revision
 from gateway.store.database import Database
-from gateway.store.signals import current_revision
 
 
 async def test_latest_choice_of_each_principal_holds(db: Database) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.store.columns import json_bytes, json_value
 from gateway.store.database import Database
-from gateway.store.executions import get_execution
+from gateway.store.ledger import get_execution
+from gateway.store.statements import json_bytes, json_value
 from tests.store.rows import add_execution, execution
 
 NASTY = "nul \0 surrogate \ud800 snow ☃ 𝔘"

@@ -7,17 +7,18 @@ from sqlalchemy import select
 
 from gateway.errors import Fixable
 from gateway.store import tables
-from gateway.store.connections import (
+from gateway.store.catalog import (
     StoredConnection,
     delete_connection,
     get_connection,
     load_connections,
+    load_definition,
     put_connection,
+    save_definition,
 )
+from gateway.store.cluster import current_revision
 from gateway.store.database import Database
-from gateway.store.definitions import load_definition, save_definition
 from gateway.store.secrets import Seal
-from gateway.store.signals import current_revision
 from tests.store.test_definitions import DEFINITION
 
 SEAL = Seal(["correct horse battery staple"])

@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.model import Problem
-from gateway.store.database import Database
-from gateway.store.definitions import (
+from gateway.store.catalog import (
     Definition,
     load_definition,
     load_packed,
@@ -12,6 +11,7 @@ from gateway.store.definitions import (
     save_definition,
     save_validation,
 )
+from gateway.store.database import Database
 
 PROBLEMS = (Problem("warning", "paths./books", "no answer is described"),)
 DEFINITION = Definition(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.store.cluster import Event, append_event, events_after, last_event_id
 from gateway.store.database import Database
-from gateway.store.events import Event, append_event, events_after, last_event_id
 from tests.databases import eventually
 
 

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from sqlalchemy import update
 
 from gateway.store import tables
+from gateway.store.cluster import Replica, beat
 from gateway.store.database import Database
-from gateway.store.executions import (
+from gateway.store.ledger import (
     Begun,
     Execution,
     begin,
@@ -17,7 +18,6 @@ from gateway.store.executions import (
     mark_unknown,
     record_finished,
 )
-from gateway.store.replicas import Replica, beat
 from tests.databases import eventually
 from tests.store.rows import add_execution, execution
 

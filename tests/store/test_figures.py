@@ -3,10 +3,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway.store.approvals import create_approval
+from gateway.store.cluster import first_use, is_ended
 from gateway.store.database import Database
-from gateway.store.executions import record_finished
-from gateway.store.figures import Count, count_calls, recent_seconds, values_of
-from gateway.store.sessions import first_use, is_ended
+from gateway.store.ledger import Count, count_calls, recent_seconds, record_finished, values_of
 from tests.databases import eventually
 from tests.store.rows import approval, execution
 

@@ -7,12 +7,12 @@ from sqlalchemy import Connection
 
 from gateway.errors import Fixable
 from gateway.store.database import Database
-from gateway.store.executions import insert_in
-from gateway.store.history import (
+from gateway.store.ledger import (
     Filter,
     Page,
     cursor_of,
     find_by_token,
+    insert_in,
     list_executions,
     place_of,
 )

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 from gateway.store.database import Database
-from gateway.store.migrate import HEAD, SCRIPTS
 from gateway.store.results import LargeResult, read_kept, save_result
 from gateway.store.sqlite import Sqlite
+from gateway.store.statements import HEAD, SCRIPTS
 from gateway.store.tables import metadata
 from tests.databases import PostgresServer
 

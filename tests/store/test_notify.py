@@ -8,11 +8,16 @@ import pytest
 from sqlalchemy import Connection
 
 from gateway.store.approvals import create_approval, decide_approval
-from gateway.store.choices import choose_access
+from gateway.store.catalog import choose_access
+from gateway.store.cluster import (
+    MAX_NOTIFY_BYTES,
+    RECONNECTED,
+    Notifier,
+    current_revision,
+    end_session,
+    signal,
+)
 from gateway.store.database import Database
-from gateway.store.notify import RECONNECTED, Notifier
-from gateway.store.sessions import end_session
-from gateway.store.signals import MAX_NOTIFY_BYTES, current_revision, signal
 from tests.databases import PostgresServer
 from tests.store.rows import approval, execution
 

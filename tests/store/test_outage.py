@@ -12,9 +12,9 @@ from sqlalchemy import Connection, insert, select, text
 from gateway.errors import Broken
 from gateway.store import tables
 from gateway.store.database import Database
-from gateway.store.failures import FAILURES
 from gateway.store.postgres import Postgres
 from gateway.store.sqlite import Sqlite
+from gateway.store.statements import FAILURES
 from gateway.store.writer import Row
 from tests.databases import PostgresServer, eventually
 

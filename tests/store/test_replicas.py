@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+from gateway.store.cluster import Replica, beat, bury_the_dead, leave, living, this_host
 from gateway.store.database import Database
-from gateway.store.replicas import Replica, beat, bury_the_dead, leave, living, this_host
 from tests.store.test_executions import silence
 
 US = Replica("us", this_host(), os.getpid(), 1.0)

@@ -7,15 +7,16 @@ from sqlalchemy import Connection, func, select
 
 from gateway.store import tables
 from gateway.store.database import Database
-from gateway.store.parts import PART_CHARS, Tape
 from gateway.store.results import (
     MAX_BYTES_OF_ONE,
+    PART_CHARS,
     Fetch,
     LargeResult,
+    Tape,
     read_kept,
     save_result,
+    sweep,
 )
-from gateway.store.sweep import sweep
 
 TEXT = "aé\0😀" * PART_CHARS  # four parts
 RESULT = LargeResult("r1", "ann", 12, [0, 5], [0, 5, 6, 9], 100.0)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from gateway.store.cluster import end_session, ended_sessions
 from gateway.store.database import Database
-from gateway.store.sessions import end_session, ended_sessions
 
 
 async def test_ended_sessions_are_known_until_they_expire(db: Database) -> None:

@@ -7,13 +7,11 @@ from sqlalchemy import Connection, func, insert, select
 
 from gateway.store import tables
 from gateway.store.approvals import create_approval, decide_approval
-from gateway.store.changes import record_in
+from gateway.store.catalog import record_in, save_validation
+from gateway.store.cluster import end_session
 from gateway.store.database import Database
-from gateway.store.definitions import save_validation
-from gateway.store.executions import Begun, begin, finish, get_execution
-from gateway.store.results import LargeResult, save_result
-from gateway.store.sessions import end_session
-from gateway.store.sweep import DAY, PART, PART_BYTES, sweep
+from gateway.store.ledger import Begun, begin, finish, get_execution
+from gateway.store.results import DAY, PART, PART_BYTES, LargeResult, save_result, sweep
 from tests.store.rows import add_execution, approval, change, execution, grant
 
 NOW = 100 * DAY

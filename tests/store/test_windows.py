@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from gateway.store.cluster import take_of_window
 from gateway.store.database import Database
-from gateway.store.windows import take_of_window
 
 
 async def test_two_processes_together_take_no_more_than_is_allowed(

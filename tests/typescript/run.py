@@ -16,10 +16,10 @@ from typing import Any
 
 from cryptography.fernet import Fernet
 
-from gateway.edge.identity import Identity
-from gateway.edge.mcp_server import EdgeSettings, McpEndpoint
-from tests.edge.conftest import TOKENS, serving, with_tokens
-from tests.edge.toolbox import Toolbox, tool
+from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.web.identity import Identity
+from tests.mcp.conftest import TOKENS, serving, with_tokens
+from tests.mcp.toolbox import Toolbox, tool
 from tests.report_peer import EXPECTED, ROWS, report_gateway
 
 HERE = Path(__file__).parent

@@ -1,0 +1,379 @@
+"""The connections of an Azure resource group: found, described, made, signed in, removed.
+
+What the group holds is kept as one small definition, so that a start needs no network; each
+connection's own definition is Azure's facts about it and the export of its API. A listing tells of
+every connection at once, so that reading each one's definition after it costs one request an API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakValueDictionary
+
+import orjson
+import structlog
+from cachetools import TTLCache
+
+from gateway.azure.arm import ArmClient, Send, is_missing
+from gateway.azure.connector import Facts, Resource, is_id, packed, read_resource
+from gateway.catalog.definitions import Definition
+from gateway.config.connection import ArmConnection, Connection
+from gateway.config.settings import Azure
+from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
+
+log = structlog.get_logger("gateway.azure")
+
+LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
+MAX_CONNECTIONS = 1000
+LISTED_SECONDS = 60.0
+EXPORT_SECONDS = 10.0  # for connections of one API that are read together
+MAX_EXPORTS = 16
+CONSENT_SECONDS = 300.0
+CONSENT_WAIT_SECONDS = 5.0
+CATALOGUE_SECONDS = 600.0
+PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
+
+
+class AzureDirectory:
+    """Azure, as the catalog needs it. Settings are those of the moment a question is asked."""
+
+    def __init__(
+        self,
+        send: Send,
+        settings: Callable[[], Azure | None],
+        return_address: Callable[[str], str] = lambda id_: PORTAL,
+        identity: Callable[[Azure], Awaitable[Mapping[str, str]]] | None = None,
+    ) -> None:
+        self._client = ArmClient(send)
+        self._settings = settings
+        self._return_address = return_address  # for who signed in for a resource
+        self._identity = identity  # objectId and tenantId of those we are to Azure
+        # Each with the time at which it was asked for: nobody is given what is older than wanted.
+        self._listed: TTLCache[str, tuple[float, Resource]]
+        self._listed = TTLCache(MAX_CONNECTIONS, LISTED_SECONDS)
+        self._exports: TTLCache[str, tuple[float, bytes]] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._consents: TTLCache[str, str] = TTLCache(MAX_CONNECTIONS, CONSENT_SECONDS)
+        self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, CATALOGUE_SECONDS)
+
+    async def listing(self) -> Definition:
+        """The connections of the group, as one definition."""
+        azure, asked_at = self._configured(), time.monotonic()
+        found: dict[str, Resource] = {}
+        async for entry in self._client.pages(azure, connections_path(azure)):
+            if (resource := read_resource(entry)) is not None:
+                found[resource.id.lower()] = resource
+            if len(found) > MAX_CONNECTIONS:
+                raise DefinitionUnreadable(f"the group has over {MAX_CONNECTIONS} connections")
+        self._listed.update({key: (asked_at, resource) for key, resource in found.items()})
+        raw = orjson.dumps([_kept(found[key]) for key in sorted(found)])
+        return Definition.of(listing_location(azure), raw)
+
+    async def definition(
+        self,
+        name: str,
+        settings: ArmConnection,
+        *,
+        max_bytes: int,
+        planned: bool = False,
+        since: float | None = None,
+    ) -> Definition:
+        """The facts and the API of a connection; `planned`: also of one that is still to be made.
+
+        What was fetched for others counts where that was `since` then; without it, nothing does.
+        Its location is its resource, whatever else changes.
+        """
+        azure, since = self._configured(), time.monotonic() if since is None else since
+        id_ = resource_id(azure, name, settings)
+        try:
+            asked_at, resource = self._listed.get(id_.lower(), (0.0, None))
+            if resource is None or asked_at < since:
+                resource = await self._resource(azure, id_)
+            if resource is None and planned and settings.api:
+                api = api_id(azure, settings.api)
+                resource = Resource(id_, name, "", api, settings.api, "unauthenticated")
+            if resource is None:
+                raise DefinitionUnreadable(
+                    f"there is no connection {id_.rpartition('/')[2]!r} in the resource group",
+                    "put_connection with kind arm and api makes one.",
+                )
+            export = await self._export(azure, resource.api_id, max_bytes, since)
+        except DefinitionUnreadable:
+            raise
+        except GatewayError as error:
+            raise DefinitionUnreadable(
+                f"the definition can't be fetched: {error.message}", error.hint
+            ) from error
+        facts = Facts(
+            azure.endpoint.rstrip("/"),
+            resource.id,
+            resource.status,
+            resource.problem,
+            resource.runtime_url if settings.invoke == "runtime" else "",
+            settings.invoke,
+        )
+        raw = packed(facts, export)
+        return Definition.of(settings.resource_id or "", raw)
+
+    async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
+        """Makes the connection in Azure unless it is there; its settings, and whether it was made.
+
+        One that is there gets new parameter values where some are given, and is left alone
+        otherwise: its sign-in may be somebody's work.
+        """
+        azure = self._configured()
+        id_ = resource_id(azure, name, settings)
+        known = await self._entry(azure, id_)
+        settings = settings.model_copy(update={"resource_id": id_})
+        if known is not None and not settings.parameter_values:
+            return settings, False
+        resource = read_resource(known)
+        api = resource.api_id if resource else self._wanted_api(azure, settings)
+        shown = settings.display_name or (resource.display_name if resource else name)
+        await self._client.ask(azure, "PUT", id_, _body(azure, api, shown, settings, known or {}))
+        self._consents.pop(id_.lower(), None)
+        return settings, known is None
+
+    async def delete(self, id_: str) -> None:
+        """Removes a connection in Azure; one that is gone already is no error."""
+        try:
+            await self._client.ask(self._configured(), "DELETE", id_)
+        except GatewayError as error:
+            if not is_missing(error):
+                raise
+
+    def known_consent_link(self, id_: str) -> str | None:
+        """Where a person signs the connection in, if that was asked lately."""
+        return self._consents.get(id_.lower()) or None
+
+    async def sign_in_link(self, name: str, settings: Connection) -> str | None:
+        """Where a person signs the connection in; None where Azure has nothing to sign, or no link.
+
+        However many calls fail for want of a sign-in, Azure is asked once.
+        """
+        if not isinstance(settings, ArmConnection):
+            return None
+        try:
+            id_ = resource_id(self._configured(), name, settings)
+            async with asyncio.timeout(CONSENT_WAIT_SECONDS), self._one_at_a_time(id_):
+                link = self._consents.get(id_.lower())
+                if link is None and (link := await self._consent_link(id_)) is not None:
+                    self._consents[id_.lower()] = link
+                return link or None
+        except (GatewayError, TimeoutError) as error:
+            log.warning("no consent link", connection=name, error=str(error))
+            return None
+
+    def _one_at_a_time(self, id_: str) -> asyncio.Lock:
+        """Whoever asks about this resource; it is there for as long as someone does."""
+        return self._asking.setdefault(id_.lower(), asyncio.Lock())
+
+    async def _consent_link(self, id_: str) -> str | None:
+        """The link that Azure gives; "" where there is nothing to sign."""
+        azure = self._configured()
+        resource = await self._resource(azure, id_)
+        names = await self._sign_ins(azure, resource) if resource else []
+        if not names:
+            return ""
+        whose, back = await self._who(azure), self._return_address(id_)
+        parameters = [{"parameterName": name, "redirectUrl": back, **whose} for name in names]
+        answer = await self._client.ask(
+            azure, "POST", f"{id_}/listConsentLinks", {"parameters": parameters}
+        )
+        return _first_link(answer)
+
+    async def confirm(self, id_: str, code: str) -> None:
+        """Hands Azure the code that a person brought back from signing in."""
+        azure = self._configured()
+        if not is_id(id_):
+            raise Fixable("connection_invalid", "that is not the id of a resource in Azure")
+        body = {"code": code, **await self._who(azure)}
+        await self._client.ask(azure, "POST", f"{id_}/confirmConsentCode", body)
+        self._consents.pop(id_.lower(), None)
+
+    async def _who(self, azure: Azure) -> Mapping[str, str]:
+        return await self._identity(azure) if self._identity else {}
+
+    async def managed_apis(self) -> list[dict[str, Any]]:
+        """The connectors Azure offers at the configured location, in Azure's words for each."""
+        azure = self._configured()
+        path = apis_path(azure)
+        known = self._catalogue.get(path)
+        if known is None:
+            entries = self._client.pages(azure, path)
+            known = [_brief(entry) async for entry in entries if isinstance(entry, dict)]
+            self._catalogue[path] = known
+        return known
+
+    async def managed_api(self, name: str) -> dict[str, Any]:
+        """One connector with what a connection to it needs."""
+        azure = self._configured()
+        try:
+            value = await self._client.ask(azure, "GET", api_id(azure, name))
+        except GatewayError as error:
+            if is_missing(error):
+                raise NotFound(
+                    "invalid_arguments",
+                    f"there is no managed API {name!r} in {azure.location}",
+                    "list_managed_apis finds one by words.",
+                ) from error
+            raise
+        return value if isinstance(value, dict) else {}
+
+    async def api_operations(self, name: str) -> list[dict[str, Any]]:
+        """What a connector can do, in Azure's words; empty where Azure does not say."""
+        azure = self._configured()
+        try:
+            pages = self._client.pages(azure, f"{api_id(azure, name)}/apiOperations")
+            return [entry async for entry in pages if isinstance(entry, dict)]
+        except GatewayError as error:
+            if is_missing(error):
+                return []
+            raise
+
+    def _configured(self) -> Azure:
+        azure = self._settings()
+        if azure is None:
+            raise Fixable(
+                "connection_invalid",
+                "connections of kind arm need the [azure] table",
+                "Add [azure] to config.toml.",
+            )
+        return azure
+
+    def _wanted_api(self, azure: Azure, settings: ArmConnection) -> str:
+        if not settings.api:
+            raise Fixable(
+                "connection_invalid",
+                "a new connection of kind arm needs `api`",
+                "list_managed_apis names them, office365 for example.",
+            )
+        return api_id(azure, settings.api)
+
+    async def _resource(self, azure: Azure, id_: str) -> Resource | None:
+        entry = await self._entry(azure, id_)
+        if entry is None:
+            return None
+        resource = read_resource({"id": id_, **entry})
+        if resource is None:
+            raise DefinitionUnreadable("Azure does not say which API the connection is for")
+        return resource
+
+    async def _entry(self, azure: Azure, id_: str) -> dict[str, Any] | None:
+        """A connection's resource as Azure has it; None where there is none."""
+        try:
+            value = await self._client.ask(azure, "GET", id_)
+        except GatewayError as error:
+            if is_missing(error):
+                return None
+            raise
+        return value if isinstance(value, dict) else {}
+
+    async def _export(self, azure: Azure, api: str, max_bytes: int, since: float) -> bytes:
+        key = api.lower()
+        async with self._one_at_a_time(key):
+            asked_at, export = self._exports.get(key, (0.0, b""))
+            if asked_at < since:
+                asked_at = time.monotonic()
+                export = await self._client.get(azure, f"{api}?export=true", max_bytes=max_bytes)
+                self._exports[key] = asked_at, export
+        return export
+
+    async def _sign_ins(self, azure: Azure, resource: Resource) -> list[str]:
+        """The connector's parameters that a person signs in for."""
+        api = await self._client.ask(azure, "GET", resource.api_id)
+        properties = api.get("properties") if isinstance(api, dict) else None
+        parameters = properties.get("connectionParameters") if isinstance(properties, dict) else {}
+        if not isinstance(parameters, dict):
+            return []
+        return [
+            name
+            for name, parameter in parameters.items()
+            if isinstance(parameter, dict) and parameter.get("type") == "oauthSetting"
+        ]
+
+
+def connections_path(azure: Azure) -> str:
+    """Where the group's connections are."""
+    subscription, group = quote(azure.subscription_id, ""), quote(azure.resource_group, "")
+    return (
+        f"/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Web/connections"
+    )
+
+
+def apis_path(azure: Azure) -> str:
+    """Where the connectors of the configured location are."""
+    subscription, location = quote(azure.subscription_id, ""), quote(azure.location, "")
+    return f"/subscriptions/{subscription}/providers/Microsoft.Web/locations/{location}/managedApis"
+
+
+def listing_location(azure: Azure) -> str:
+    """Names the group a listing is of: another one makes a kept listing useless."""
+    return f"{azure.endpoint.rstrip('/')}{connections_path(azure)}"
+
+
+def resource_id(azure: Azure, name: str, settings: ArmConnection) -> str:
+    """The connection's resource: the one that is named, else that of its own name in the group."""
+    id_ = settings.resource_id or f"{connections_path(azure)}/{name}"
+    if not is_id(id_) or not _CONNECTION.search(id_):
+        raise Fixable("connection_invalid", "resource_id is not the id of a connection in Azure")
+    return id_
+
+
+def api_id(azure: Azure, api: str) -> str:
+    """The connector's resource: managed ones go by their name, custom ones by their whole id."""
+    id_ = api if api.startswith("/") else f"{apis_path(azure)}/{api}"
+    if not is_id(id_) or not _API.search(id_):
+        raise Fixable("invalid_arguments", f"{api[:64]!r} is not the name of a managed API")
+    return id_
+
+
+_CONNECTION = re.compile(r"/providers/Microsoft\.Web/connections/[^/]+\Z", re.IGNORECASE)
+_API = re.compile(r"/providers/Microsoft\.Web/.*(managed|custom)Apis/[^/]+\Z", re.IGNORECASE)
+
+
+def read_listing(raw: bytes) -> list[Resource]:
+    """The connections that `listing` kept."""
+    return [Resource(**entry) for entry in orjson.loads(raw)]
+
+
+def _kept(resource: Resource) -> dict[str, Any]:
+    """What a listing is about; how a connection is, its own definition says."""
+    return {
+        key: value
+        for key, value in asdict(resource).items()
+        if key in ("id", "name", "display_name", "api_id", "api_name")
+    }
+
+
+def _brief(entry: dict[str, Any]) -> dict[str, Any]:
+    """What is searched of a connector: a thousand of them are kept for a while."""
+    properties = entry.get("properties")
+    about = properties.get("generalInformation") if isinstance(properties, dict) else None
+    return {"name": entry.get("name"), "properties": {"generalInformation": about}}
+
+
+def _body(
+    azure: Azure, api: str, shown: str, settings: ArmConnection, known: dict[str, Any]
+) -> dict[str, Any]:
+    """What is put; of a resource that is there, what is not ours to say stays."""
+    properties: dict[str, Any] = {"displayName": shown, "api": {"id": api}}
+    if settings.parameter_values:
+        properties["parameterValues"] = settings.parameter_values
+    kept: dict[str, Any] = {key: known[key] for key in ("kind", "tags") if key in known}
+    return {"location": known.get("location") or azure.location, **kept, "properties": properties}
+
+
+def _first_link(answer: Any) -> str | None:
+    entries = answer.get("value") if isinstance(answer, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        link = entry.get("link") if isinstance(entry, dict) else None
+        if isinstance(link, str) and link.startswith(("https://", "http://")):
+            return link
+    return None

@@ -1,0 +1,559 @@
+"""What a definition says of looking an input up: read, filled in, and read off the answer. Pure.
+
+Microsoft's connectors say it in several ways: `x-ms-dynamic-values` and `-list` for one list,
+`-tree` and the capability file-picker for folders, `-schema` and `-properties` for the shape of a
+body. Each comes down to calls of another operation (`Step`) with arguments that are literal, taken
+from another input, or from the folder that was chosen. Where the old form and the new one stand
+side by side, the new one is used: it is the unambiguous one.
+
+The shape of an input that was looked up, put into the tool's own schema. Pure.
+
+From a look-up's rule and what is known of the tool's inputs to the arguments of its call. Pure.
+
+Rules speak of the names in the definition; a tool's inputs may be called otherwise, be filled in by
+the connection, or be fixed. Both sides are translated here, by how the tool's request is made up.
+
+The next page of a look-up: a link in an answer, followed on the API's own host only. Pure.
+
+A link is an API's word, not ours: it becomes a request under the connection's own base URL again,
+checked like any other, or it is not followed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import parse_qsl, urljoin, urlsplit
+
+import orjson
+
+from gateway.blocklist import decodings
+from gateway.catalog.snapshot import ConnectionState
+from gateway.errors import Fixable
+from gateway.model import HttpOperation, Parameter, Tool, digest
+
+MISSING = object()
+_VALUES = "x-ms-dynamic-values"
+_EQUALS = re.compile(r"\(?\s*([\w/.@$-]+)\s+eq\s+('?)([^')]*)\2\s*\)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """An argument the definition itself gives."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An argument that is another input of the tool: a parameter's name, then a path into it."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """An argument that is part of the folder that was chosen."""
+
+    path: str
+
+
+Argument = Literal | Reference | Selected
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call that a look-up makes, and where in its answer to look."""
+
+    operation: str
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    items: str = ""  # paths are JSON pointers without the first slash; "": the whole
+    value: str = ""
+    title: str = ""
+    is_parent: str = ""  # `(IsFolder eq true)`, or the name of a property that is true
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the values of one input are found."""
+
+    first: Step
+    below: Step | None = None  # of a tree: what is inside a folder
+    parents: bool = True  # whether folders may be chosen
+    leaves: bool = True
+
+
+def values_rule(name: str, rules: Mapping[str, Any]) -> Rule:
+    """The rule for an input's values; raises Fixable where there is none that can be followed."""
+    old = _mapping(rules.get(_VALUES))
+    if tree := _mapping(rules.get("x-ms-dynamic-tree")):
+        return _tree(tree)
+    if new := _mapping(rules.get("x-ms-dynamic-list")):
+        return Rule(_new_step(new))
+    if capability := old.get("capability"):
+        picker = _mapping(_mapping(rules.get("x-ms-capabilities")).get(capability))
+        if picker:
+            return _picker(old, picker)
+    if built_in := old.get("builtInOperation"):
+        raise Fixable(
+            "invalid_arguments",
+            f"{name} is looked up in Microsoft's directory ({built_in}), which is not connected",
+            "Give the value itself: an e-mail address or an id.",
+        )
+    if not isinstance(old.get("operationId"), str):
+        raise _unclear(name)
+    return Rule(_old_step(old))
+
+
+def schema_step(name: str, rules: Mapping[str, Any]) -> Step | None:
+    """The call that gives the shape of an input, if the definition has one."""
+    if new := _mapping(rules.get("x-ms-dynamic-properties")):
+        return _checked(name, replace(_new_step(new), items=_text(new.get("itemValuePath"))))
+    if old := _mapping(rules.get("x-ms-dynamic-schema")):
+        return _checked(name, replace(_old_step(old), items=_text(old.get("value-path"))))
+    return None
+
+
+def steps(rules: Mapping[str, Any]) -> Iterator[Step]:
+    """Every call that these rules may lead to."""
+    try:
+        rule = values_rule("", rules)
+        yield from (step for step in (rule.first, rule.below) if step)
+    except Fixable:
+        pass
+    if (step := schema_step("", rules)) is not None:
+        yield step
+
+
+def _tree(tree: Mapping[str, Any]) -> Rule:
+    settings, browse = _mapping(tree.get("settings")), _mapping(tree.get("browse"))
+    return Rule(
+        _checked("it", _new_step(_mapping(tree.get("open")))),
+        _new_step(browse) if browse else None,
+        settings.get("canSelectParentNodes") is not False,
+        settings.get("canSelectLeafNodes") is not False,
+    )
+
+
+def _picker(rule: Mapping[str, Any], picker: Mapping[str, Any]) -> Rule:
+    """A file-picker is one for the whole document; what it asks for, each input's rule may give."""
+    given = _mapping(rule.get("parameters"))
+
+    def step(entry: Mapping[str, Any]) -> Step:
+        arguments = {
+            name: _argument(given.get(_text(_mapping(value).get("parameter")), value))
+            for name, value in _mapping(entry.get("parameters")).items()
+        }
+        return Step(
+            _text(entry.get("operationId")),
+            arguments,
+            _text(picker.get("value-collection")),
+            _text(rule.get("value-path")) or "Id",
+            _text(picker.get("value-title")),
+            _text(picker.get("value-folder-property")),
+        )
+
+    browse = _mapping(picker.get("browse"))
+    folders = given.get("isFolder") is True
+    first = _checked("it", step(_mapping(picker.get("open"))))
+    return Rule(first, step(browse) if browse else None, folders, not folders)
+
+
+def _old_step(rule: Mapping[str, Any]) -> Step:
+    value = _text(rule.get("value-path"))
+    return Step(
+        _text(rule.get("operationId")),
+        _arguments(rule),
+        _text(rule.get("value-collection")),
+        value,
+        _text(rule.get("value-title")) or value,
+    )
+
+
+def _new_step(rule: Mapping[str, Any]) -> Step:
+    value = _text(rule.get("itemValuePath"))
+    return Step(
+        _text(rule.get("operationId")),
+        _arguments(rule),
+        _text(rule.get("itemsPath")),
+        value,
+        _text(rule.get("itemTitlePath")) or value,
+        _text(rule.get("itemIsParent")),
+    )
+
+
+def _checked(name: str, step: Step) -> Step:
+    if not step.operation:
+        raise _unclear(name)
+    return step
+
+
+def _unclear(name: str) -> Fixable:
+    return Fixable(
+        "invalid_arguments",
+        f"the definition does not say how {name or 'it'} is looked up",
+        "Give the value itself.",
+    )
+
+
+def _arguments(rule: Mapping[str, Any]) -> dict[str, Argument]:
+    return {name: _argument(value) for name, value in _mapping(rule.get("parameters")).items()}
+
+
+def _argument(value: Any) -> Argument:
+    entry = _mapping(value)
+    for key in ("parameter", "parameterReference"):
+        if isinstance(entry.get(key), str):
+            return Reference(tuple(part for part in entry[key].split("/") if part))
+    for key in ("selectedItemValuePath", "value-property"):
+        if isinstance(entry.get(key), str):
+            return Selected(entry[key])
+    return Literal(entry.get("value", value))
+
+
+# --- reading an answer ----------------------------------------------------------------------------
+
+
+def items_of(answer: Any, path: str) -> Sequence[Any]:
+    """The list a step speaks of; where it is not there, the first list the answer has."""
+    found = walk(answer, path)
+    if isinstance(found, list):
+        return found
+    inside = found if isinstance(found, Mapping) else answer
+    values = inside.values() if isinstance(inside, Mapping) else ()
+    return next((value for value in values if isinstance(value, list)), ())
+
+
+def entry_of(item: Any, step: Step, rule: Rule) -> dict[str, Any] | None:
+    """One value as it is shown; None where the item has none."""
+    value = walk(item, step.value) if isinstance(item, Mapping) else item
+    if value is MISSING or value is None:
+        return None
+    title = walk(item, step.title) if isinstance(item, Mapping) else item
+    shown = str(value) if title in (MISSING, None) or isinstance(title, (dict, list)) else title
+    entry: dict[str, Any] = {"value": value, "title": str(shown)}
+    if rule.below is None:
+        return entry
+    parent = is_parent(item, step.is_parent)
+    if parent:
+        wanted = [a.path for a in rule.below.arguments.values() if isinstance(a, Selected)]
+        entry |= {"folder": True, "node": {path: walk(item, path) for path in wanted}}
+    if not (rule.parents if parent else rule.leaves):
+        entry["selectable"] = False
+    return entry
+
+
+def is_parent(item: Any, said: str) -> bool:
+    """Whether an item is a folder, as a property's name or `(IsFolder eq true)` says."""
+    if not said:
+        return False
+    found = _EQUALS.fullmatch(said.strip())
+    if found is None:
+        return walk(item, said) is True
+    value = walk(item, found[1])
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return shown == (found[3].lower() if isinstance(value, bool) else found[3])
+
+
+def next_link(answer: Any) -> str:
+    """Where an answer says that it goes on."""
+    for name in ("nextLink", "@odata.nextLink", "odata.nextLink", "@nextLink"):
+        link = answer.get(name) if isinstance(answer, Mapping) else None
+        if isinstance(link, str) and link:
+            return link
+    return ""
+
+
+def walk(value: Any, path: str | Sequence[str]) -> Any:
+    """What is at this path, or MISSING."""
+    parts = [part for part in path.split("/") if part] if isinstance(path, str) else path
+    for part in parts:
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return MISSING
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+MAX_DEPTH = 20
+
+
+def fill_in(schema: dict[str, Any], argument: str, found: dict[str, Any]) -> None:
+    """Puts a schema that was looked up in its place; of a body taken apart, in its properties'."""
+    inner = _as_schema(found)
+    properties = schema.setdefault("properties", {})
+    if argument:
+        words = {
+            key: value
+            for key, value in properties.get(argument, {}).items()
+            if key in ("title", "description")
+        }
+        properties[argument] = {**inner, **words}
+        return
+    for name, value in inner.get("properties", {}).items():
+        if isinstance(properties.get(name), dict) and isinstance(value, dict):
+            properties[name] = {**properties[name], **value}
+
+
+def _as_schema(found: dict[str, Any]) -> dict[str, Any]:
+    """A schema, also where the answer is only the map of its properties."""
+    is_schema = isinstance(found.get("type"), (str, list)) or any(
+        isinstance(found.get(key), (dict, list)) for key in ("properties", "items", "allOf")
+    )
+    plain = _clean(found if is_schema else {"type": "object", "properties": found}, 0)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _clean(value: Any, depth: int) -> Any:
+    """Without references, which lead nowhere here, and without a designer's marks."""
+    if depth > MAX_DEPTH:
+        return {}
+    if isinstance(value, list):
+        return [_clean(item, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        key: _clean(item, depth + 1)
+        for key, item in value.items()
+        if not key.startswith("x-ms-") and key != "$ref" and item is not None
+    }
+    summary = value.get("x-ms-summary")
+    if isinstance(summary, str) and summary:
+        kept.setdefault("title", summary)
+    if not isinstance(kept.get("required", []), list):
+        del kept["required"]
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the caller knows of a tool's inputs, by their names there, and what we fill in."""
+
+    tool: Tool
+    values: Mapping[str, Any]
+    injected: Mapping[str, Any]
+    node: Any = None  # the folder that was chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool to be called, and what with."""
+
+    tool: Tool
+    arguments: Mapping[str, Any]
+
+
+def call_of(step: Step, target: Tool, known: Known, wanted: str) -> Call:
+    """The call that a step makes; raises Fixable for what must be known first."""
+    assert target.http is not None
+    schema = orjson.loads(target.input_schema)
+    required = frozenset(schema.get("required", ()))
+    arguments: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, argument in step.arguments.items():
+        place = _place(target.http, tuple(part for part in name.split("/") if part))
+        value = _value(argument, known)
+        if value is MISSING:
+            if place is not None and place.argument in required:
+                missing.append(_needed(argument, known))
+        elif place is not None and value is not None:
+            _put(arguments, fixed, place, value)
+    if missing:
+        raise _unknown(known.tool, wanted, missing, known)
+    for name, property_ in schema.get("properties", {}).items():
+        if name in required and isinstance(property_, dict) and "default" in property_:
+            arguments.setdefault(name, property_["default"])
+    return Call(_with_fixed(target, fixed), arguments)
+
+
+def _value(argument: Literal | Reference | Selected, known: Known) -> Any:
+    if isinstance(argument, Literal):
+        return argument.value
+    if isinstance(argument, Reference):
+        return _input(known, argument.path)
+    if isinstance(known.node, dict):  # as we gave it out: the path is its key
+        return known.node.get(argument.path, walk(known.node, argument.path))
+    return MISSING if known.node is None else known.node
+
+
+def _input(known: Known, path: Sequence[str]) -> Any:
+    """The value of an input that a rule names, from wherever it is known."""
+    assert known.tool.http is not None
+    place = _place(known.tool.http, path)
+    if place is None:
+        return walk(known.values, path)
+    if place.argument is None:
+        return MISSING if place.constant is None else walk(place.constant, place.rest)
+    for source in (known.values, known.injected):
+        if place.argument in source:
+            return walk(source[place.argument], place.rest)
+    return MISSING if place.constant is None else walk(place.constant, place.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value goes in a request: an argument, or a name whose value is fixed."""
+
+    name: str
+    argument: str | None
+    constant: Any = None
+    rest: tuple[str, ...] = ()
+
+
+def _place(http: HttpOperation, path: Sequence[str]) -> _Place | None:
+    """The place a rule's name means: a parameter, or a property of the body by whatever name."""
+    if not path:
+        return None
+    name, *rest = path
+    for parameter in http.parameters:
+        if parameter.name == name:
+            return _Place(name, parameter.argument, parameter.constant, tuple(rest))
+    body = http.body
+    if body is None:
+        return None
+    if body.whole is not None:
+        return _Place("", body.whole, rest=tuple(rest))
+    for wanted, inner in ((rest[:1], rest[1:]), ([name], rest)):
+        for each in body.fields:
+            if [each.name] == wanted:
+                return _Place(each.name, each.argument, rest=tuple(inner))
+    return None
+
+
+def _put(arguments: dict[str, Any], fixed: dict[str, Any], place: _Place, value: Any) -> None:
+    if place.argument is None:
+        fixed[place.name] = value
+        return
+    if not place.rest:
+        arguments[place.argument] = value
+        return
+    inside = arguments.setdefault(place.argument, {})
+    for part in place.rest[:-1]:
+        inside = inside.setdefault(part, {})
+    inside[place.rest[-1]] = value
+
+
+def _with_fixed(tool: Tool, fixed: Mapping[str, Any]) -> Tool:
+    """The tool with other values for what its callers are not asked for."""
+    if not fixed or tool.http is None:
+        return tool
+    parameters = tuple(
+        replace(parameter, constant=fixed[parameter.name])
+        if parameter.argument is None and parameter.name in fixed
+        else parameter
+        for parameter in tool.http.parameters
+    )
+    return replace(tool, http=replace(tool.http, parameters=parameters))
+
+
+# --- what is not known ----------------------------------------------------------------------------
+
+
+def _needed(argument: Literal | Reference | Selected, known: Known) -> str:
+    """The tool's own name for the input that an argument comes from."""
+    if not isinstance(argument, Reference):
+        return "the folder to open"
+    assert known.tool.http is not None
+    place = _place(known.tool.http, argument.path)
+    name = place.argument if place is not None and place.argument else argument.path[-1]
+    return "/".join((name, *place.rest)) if place is not None and place.rest else name
+
+
+def _unknown(tool: Tool, wanted: str, missing: Sequence[str], known: Known) -> Fixable:
+    needed = list(dict.fromkeys(missing))
+    rules = orjson.loads(tool.lookups)
+    if circle := _circle(wanted, rules, known):
+        return Fixable(
+            "invalid_arguments",
+            f"the look-ups of {' and '.join(circle)} wait for each other",
+            f"Give the value of {circle[-1]} in `known` from another source.",
+        )
+    listed = [name for name in needed if name.partition("/")[0] in rules]
+    hint = f"Look up {listed[0]} first." if listed else "Give them in `known`."
+    words = f"to look up {wanted or 'the schema'}, `known` must hold {', '.join(needed)}"
+    return Fixable("invalid_arguments", words, hint, needed=needed)
+
+
+def _circle(wanted: str, rules: Mapping[str, Any], known: Known) -> list[str]:
+    """The inputs, from the one that is wanted, that can only be looked up through each other."""
+    trail, waiting = [wanted], wanted
+    while waiting in rules and len(trail) <= len(rules):
+        needed = [
+            name
+            for step in steps(rules[waiting])
+            for argument in step.arguments.values()
+            if isinstance(argument, Reference)
+            for name in [_needed(argument, known).partition("/")[0]]
+            if name in rules and name not in known.values and name != waiting
+        ]
+        if not needed:
+            return []
+        waiting = needed[0]
+        if waiting == wanted:
+            return trail
+        trail.append(waiting)
+    return []
+
+
+MAX_LINK = 4096
+_PORTS = {"https": 443, "http": 80}
+
+
+def following(tool: Tool, link: str, state: ConnectionState) -> Call | None:
+    """The call that reads the next page; None where the link leads somewhere else."""
+    http, build = tool.http, state.build
+    if http is None or build is None or tool.method != "GET" or len(link) > MAX_LINK:
+        return None
+    base = build.links_base or http.base_url
+    path = _path_below(base, urljoin(f"{base}/", link))
+    if path is None or "{" in path or _climbs(path):
+        return None
+    if build.links_base and tool.path.lstrip("/").startswith("{connectionId}"):
+        path = "/" + path.removeprefix("/").partition("/")[2]  # its key, which Azure fills in
+    query = tuple(
+        Parameter(name, "query", style="form", explode=True, constant=value)
+        for name, value in parse_qsl(urlsplit(link).query, keep_blank_values=True)
+    )
+    headers = tuple(p for p in http.parameters if p.place == "header" and p.argument is None)
+    onward = replace(http, path=path, parameters=query + headers, body=None)
+    # Its arguments are all in the link, so it is not checked against the tool's own schema.
+    fingerprint = digest(f"{tool.fingerprint} next".encode())
+    paged = replace(tool, http=onward, input_schema=b'{"type":"object"}', fingerprint=fingerprint)
+    return Call(paged, {})
+
+
+def _path_below(base: str, link: str) -> str | None:
+    """What follows the base in a link to the same host."""
+    home, there = urlsplit(base), urlsplit(link)
+    try:
+        ports = [part.port or _PORTS.get(part.scheme) for part in (home, there)]
+    except ValueError:
+        return None
+    same = (home.scheme, home.hostname) == (there.scheme, there.hostname) and not there.username
+    prefix = home.path.rstrip("/") + "/"
+    if not same or ports[0] != ports[1] or not there.path.startswith(prefix):
+        return None
+    return "/" + there.path.removeprefix(prefix)
+
+
+def _climbs(path: str) -> bool:
+    segments = (
+        segment.partition(";")[0].strip()
+        for text in decodings(path)
+        for segment in text.replace("\\", "/").split("/")
+    )
+    return any(segment in (".", "..") for segment in segments)

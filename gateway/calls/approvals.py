@@ -1,0 +1,414 @@
+"""Asking a person, and using what they said exactly once.
+
+Every question is a row in the store: bound to who asked, to the tool as it was and to exact
+arguments. How it is put to a person differs. A client of 2025 is asked on its own stream, one of
+2026 is answered with the question and calls again with sealed state; for others the call waits, and
+any admin may decide in the meantime, on any replica. Whatever way the answer came, it is one
+compare-and-set on that row, and after it the call is judged again on what holds now.
+
+A caller that is cut off leaves its row behind. The same call made again takes it over, decided or
+not, so that nobody is asked twice and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from gateway.calls import asking
+from gateway.calls.asking import (
+    Decision,
+    always_words,
+    binds,
+    grant_of,
+    judged_again,
+    may_always,
+    name_of_client,
+    new_approval,
+    opened_state,
+    sealed_state,
+    too_late,
+)
+from gateway.calls.credentials import PreparedConnections
+from gateway.calls.held import ELICIT
+from gateway.calls.record import (
+    UNATTENDED,
+    Attempt,
+    NotApproved,
+    Signals,
+    Unanswered,
+    arguments_digest,
+    execution_of,
+    failed_result,
+    going_on,
+    heard_within,
+    meta_of,
+    takes_forms,
+)
+from gateway.calls.tokens import with_token
+from gateway.catalog.snapshot import Snapshot
+from gateway.errors import GatewayError, NotFound, Overloaded, Refused
+from gateway.model import Principal
+from gateway.policy.view import elicitation_modes
+from gateway.store import approvals as store
+from gateway.store.approvals import (
+    APPROVAL_CHANGED,
+    Approval,
+    OpenApproval,
+    StandingGrant,
+    approval_of,
+    changed_since_used,
+    count_pending,
+    let_go,
+    open_approvals,
+    take_over,
+    wrote_before,
+)
+from gateway.store.cluster import living
+from gateway.store.database import Database
+from gateway.store.ledger import FINISHED, Execution, get_execution
+from gateway.store.secrets import Seal
+
+log = structlog.get_logger("gateway.approvals")
+
+MAX_PENDING = 32  # of one principal
+MAX_PENDING_OVERALL = 500
+TICK_SECONDS = 2.0  # between two looks at the store, and two words of progress
+HANDOVER_SECONDS = 3.0  # one who waits has used an approval long before that
+
+Told = Callable[[Approval], None]
+Ended = Callable[[Execution], None]
+
+
+class Approvals:
+    """Obtains decisions for calls, and takes them from those who decide."""
+
+    def __init__(
+        self,
+        db: Database,
+        seal: Seal,
+        prepared: PreparedConnections,
+        signals: Signals,
+        current: Callable[[], Snapshot],
+        *,
+        replica: str,
+        told: Told = lambda approval: None,
+        ended: Ended = lambda execution: None,
+    ) -> None:
+        self._db = db
+        self._seal = seal
+        self._prepared = prepared
+        self._signals = signals
+        self._current = current
+        self._replica = replica
+        self._told = told
+        self._ended = ended
+        # By execution: the approval it waits for, and whether its caller has gone.
+        self._waiting: dict[str, tuple[str, Callable[[], bool]]] = {}
+        self._draining = False
+
+    async def obtain(self, attempt: Attempt) -> Approval | None:
+        """See `call.Approver`."""
+        if grant := await self._grant(attempt):
+            attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
+            return None
+        approval = await self._answered(attempt) or await self._open(attempt)
+        attempt.id, attempt.at, attempt.on_disk = approval.execution_id, approval.created_at, True
+        if approval.status == "pending":
+            self._refuse_to_wait(attempt, approval)
+            approval = await self._wait(attempt, approval)
+        return await self._usable(attempt, approval)
+
+    async def waited_for(self, execution: Execution) -> bool:
+        """See `call.Approver`."""
+        return await self._has_waiter(execution.id, execution.era, execution.replica)
+
+    async def decide(self, id: str, decision: Decision, by: Principal) -> Approval:
+        """A person's decision, from wherever they sit; the first one stays."""
+        approval = await store.get_approval(self._db, id)
+        if approval is None:
+            raise NotFound("invalid_arguments", "there is no such approval")
+        snapshot = self._current()
+        if approval.principal == by.name and snapshot.settings.auth.mode != "none":
+            raise Refused(
+                "access_denied",
+                "nobody decides on a call of their own",
+                "Another admin must approve or deny it.",
+            )
+        if decision == "always_allow" and not may_always(snapshot, approval.risk):
+            raise Refused(
+                "access_denied",
+                "a high-risk tool can't be allowed for good",
+                "Approve this one call, or set permissions.always_allow_high_risk.",
+            )
+        decided = await self._decide(approval, decision, by.name)
+        if decided is None:
+            raise too_late(await store.get_approval(self._db, id))
+        return decided
+
+    async def recheck(self, attempt: Attempt, approval: Approval) -> None:
+        """Judges the call on what holds now; an approval for something else is void."""
+        try:
+            attempt.snapshot, attempt.tool = judged_again(self._current(), attempt, approval)
+        except Refused as refused:
+            await self.void(approval)
+            error = NotApproved(
+                "approval_expired",
+                f"The approval is void: {refused.message}.",
+                "Look at the tool again, then call again.",
+            )
+            error.void = True
+            raise error from refused
+
+    async def void(self, approval: Approval) -> None:
+        """Withdraws an approval that was given for something else than there is now."""
+        await self._end(await store.void_approvals(self._db, [approval.id], time.time()))
+
+    async def withdraw(self, execution_id: str, by: str) -> bool:
+        """Ends a call that still waits for a decision; False: it does not wait any more."""
+        approval = await approval_of(self._db, execution_id)
+        return approval is not None and await self._decide(approval, "deny", by) is not None
+
+    async def expire(self) -> None:
+        """Ends what nobody decided in time, or used in time."""
+        await self._end(await store.expire_approvals(self._db, time.time()))
+
+    def drain(self) -> None:
+        """Sends those who wait away; their questions stay, for when they call again."""
+        self._draining = True
+        for approval_id, _ in self._waiting.values():
+            self._signals.hear(APPROVAL_CHANGED, approval_id)
+
+    async def _grant(self, attempt: Attempt) -> StandingGrant | None:
+        caller, tool = attempt.caller, attempt.tool
+        if not may_always(attempt.snapshot, tool.risk):
+            return None
+        return await store.find_grant(
+            self._db,
+            principal=caller.principal.name,
+            tool=tool.name,
+            fingerprint=tool.fingerprint,
+            session=caller.session or "",
+            client=name_of_client(caller.client),
+            now=time.time(),
+        )
+
+    async def _answered(self, attempt: Attempt) -> Approval | None:
+        """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
+        caller = attempt.caller
+        state = opened_state(self._seal, caller.request_state) if takes_forms(caller) else None
+        if state is None:
+            return None
+        id = binds(state, attempt, time.time())
+        approval = await store.get_approval(self._db, id) if id else None
+        if approval is None:
+            raise Refused(
+                "approval_expired",
+                "The answer came too late, or belongs to another call.",
+                "Call again without it to be asked anew.",
+            )
+        answer = (caller.input_responses or {}).get(asking.QUESTION)
+        if approval.status == "pending" and answer is not None:
+            decision = asking.decision_of(answer, may_always(attempt.snapshot, approval.risk))
+            decided = await self._decide(
+                replace(approval, session=caller.session), decision, caller.principal.name
+            )
+            return decided or await store.get_approval(self._db, approval.id)
+        return approval
+
+    async def _open(self, attempt: Attempt) -> Approval:
+        """The approval this call left behind when it was cut off, else a new question."""
+        if not attempt.unattended:
+            for found in await open_approvals(
+                self._db,
+                principal=attempt.caller.principal.name,
+                tool=attempt.tool.name,
+                fingerprint=attempt.tool.fingerprint,
+                args_digest=arguments_digest(attempt.arguments),
+                now=time.time(),
+            ):
+                if await self._took_over(found):
+                    return found.approval
+        return await self._ask(attempt)
+
+    async def _took_over(self, found: OpenApproval) -> bool:
+        approval, replica = found.approval, found.replica
+        if await self._has_waiter(approval.execution_id, found.era, replica):
+            decided = approval.decided_at or time.time()
+            return found.era != UNATTENDED and time.time() - decided > HANDOVER_SECONDS
+        if approval.status == "approved":
+            return True  # of several who want to use it, one will
+        return await take_over(self._db, approval.execution_id, replica, self._replica)
+
+    async def _has_waiter(self, execution_id: str, era: str, replica: str) -> bool:
+        if era == UNATTENDED:
+            return True
+        if replica == self._replica:
+            _, gone = self._waiting.get(execution_id, ("", lambda: True))
+            return not gone()
+        return bool(replica) and replica in await living(self._db)
+
+    async def _ask(self, attempt: Attempt) -> Approval:
+        now, caller, tool = time.time(), attempt.caller, attempt.tool
+        principal = caller.principal.name
+        await self._check_room(principal, now)
+        prepared = self._prepared.of(attempt.snapshot, tool.connection)
+        method, url = asking.target(attempt, prepared)
+        wrote = await wrote_before(self._db, principal, tool.connection, caller.session)
+        changed = await changed_since_used(self._db, principal, tool.name, tool.connection)
+        warnings = asking.warnings(attempt, first_write=not wrote, changed=changed)
+        approval = new_approval(self._seal, attempt, method, url, warnings, now)
+        execution = execution_of(attempt, "pending_confirmation")
+        await store.create_approval(self._db, approval, execution)
+        self._told(approval)
+        return approval
+
+    async def _check_room(self, principal: str, now: float) -> None:
+        mine, everyone = await count_pending(self._db, principal, now)
+        if mine >= MAX_PENDING or everyone >= MAX_PENDING_OVERALL:
+            raise Overloaded(
+                "busy",
+                f"{mine if mine >= MAX_PENDING else everyone} calls already wait for a decision.",
+                "Try again when some have been decided.",
+            )
+
+    def _refuse_to_wait(self, attempt: Attempt, approval: Approval) -> None:
+        """Answers callers at once who don't wait: they read later, or call again."""
+        if attempt.unattended:
+            text = "The call waits for a person's decision and runs by itself once approved."
+            raise Unanswered(
+                with_token(going_on(attempt, "pending_confirmation", text), attempt.token)
+            )
+        if takes_forms(attempt.caller):
+            always = always_words(attempt.snapshot, approval)
+            state = sealed_state(self._seal, approval)
+            name = attempt.state.display_name
+            raise Unanswered(asking.input_required(approval, name, always, state))
+
+    async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
+        """The approval when it is no longer pending."""
+        gone = attempt.caller.gone or (lambda: False)
+        self._waiting[attempt.id] = (approval.id, gone)
+        elicited = self._elicited(attempt, approval)
+        try:
+            with self._signals.awaiting(APPROVAL_CHANGED, approval.id) as heard:
+                while True:
+                    approval = await self._as_it_is(approval)
+                    if approval.status != "pending":
+                        break
+                    self._stop_waiting_for_nobody(attempt, gone)
+                    await self._say_progress(attempt, approval)
+                    left = approval.expires_at - time.time()
+                    if not await heard_within(heard, min(left, TICK_SECONDS)):
+                        await self._look_after(attempt, approval)
+            self._stop_waiting_for_nobody(attempt, gone)
+            return approval
+        finally:
+            del self._waiting[attempt.id]
+            if elicited is not None:
+                elicited.cancel()
+            if approval.status in ("pending", "approved"):
+                let_go(self._db, attempt.id, self._replica)
+
+    async def _as_it_is(self, approval: Approval) -> Approval:
+        """The approval now; while the store can't be asked, as it was: the wait outlasts that."""
+        try:
+            return await store.get_approval(self._db, approval.id) or approval
+        except GatewayError:
+            return approval
+
+    def _stop_waiting_for_nobody(self, attempt: Attempt, gone: Callable[[], bool]) -> None:
+        if gone() or self._draining:
+            restarting = Overloaded(
+                "busy",
+                "The gateway is restarting; the call was not made.",
+                "Call again: if it is approved meanwhile, nobody is asked a second time.",
+            )
+            result = failed_result(attempt, restarting)
+            raise Unanswered({**result, "_meta": meta_of(attempt, "pending_confirmation")})
+
+    async def _look_after(self, attempt: Attempt, approval: Approval) -> None:
+        """What has to be seen to while nothing is heard: the time, and whether it still holds."""
+        if time.time() >= approval.expires_at:
+            await self.expire()
+        else:
+            await self.recheck(attempt, approval)
+
+    async def _say_progress(self, attempt: Attempt, approval: Approval) -> None:
+        if attempt.caller.progress is not None:
+            waited = round(time.time() - approval.created_at, 1)
+            total = round(approval.expires_at - approval.created_at, 1)
+            text = f"Waiting for a person to approve {approval.tool}"
+            await attempt.caller.progress(waited, total, text)
+
+    def _elicited(self, attempt: Attempt, approval: Approval) -> asyncio.Task[None] | None:
+        caller = attempt.caller
+        if caller.ask is None or "form" not in elicitation_modes(caller.capabilities):
+            return None
+        return asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
+
+    async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
+        caller, always = attempt.caller, always_words(attempt.snapshot, approval)
+        assert caller.ask is not None
+        try:
+            question = asking.question(approval, attempt.state.display_name, always)
+            answer = await caller.ask(ELICIT, question)
+            if caller.gone is not None and caller.gone():
+                return  # cut off, which is no answer
+            decision = asking.decision_of(answer, bool(always))
+            # The session that answers may be another one than that which first asked.
+            mine = replace(approval, session=caller.session)
+            await self._decide(mine, decision, caller.principal.name)
+        except GatewayError as error:  # the store; an admin can still decide
+            log.warning("answer not taken", approval=approval.id, error=error.code)
+
+    async def _decide(self, approval: Approval, decision: Decision, by: str) -> Approval | None:
+        """One compare-and-set; None: it had been decided, or was too late."""
+        now, permissions = time.time(), self._current().permissions
+        decided = await store.decide_approval(
+            self._db,
+            approval.id,
+            "denied" if decision == "deny" else "approved",
+            by=by,
+            now=now,
+            usable_until=now + permissions.timeout_seconds,
+            grant=grant_of(approval, by, now, permissions) if decision == "always_allow" else None,
+        )
+        if decided is None:
+            return None
+        log.info("approval decided", approval=approval.id, tool=approval.tool, by=by, as_=decision)
+        if decided.status == "denied":
+            await self._end([decided])
+        else:
+            self._tell(decided)
+        return decided
+
+    async def _usable(self, attempt: Attempt, approval: Approval) -> Approval:
+        """The approval, if it says yes and everything it was given for still holds."""
+        if approval.status == "denied":
+            raise NotApproved(
+                "approval_denied",
+                f"A person did not approve {attempt.tool.name}.",
+                "Don't try it again unless the user asks for it.",
+            )
+        if approval.status != "approved":
+            raise too_late(approval)
+        await self.recheck(attempt, approval)
+        return approval
+
+    async def _end(self, approvals: Sequence[Approval]) -> None:
+        """Tells of calls that ended without being made."""
+        for approval in approvals:
+            self._tell(approval)
+            execution = await get_execution(self._db, approval.execution_id)
+            if execution is not None and execution.finished_at is not None:
+                self._signals.hear(FINISHED, execution.id)
+                self._ended(execution)
+
+    def _tell(self, approval: Approval) -> None:
+        self._signals.hear(APPROVAL_CHANGED, approval.id)
+        self._told(approval)

@@ -1,0 +1,510 @@
+"""What proves to an API who is calling: worked out per connection, and sent to its own host only.
+
+Bearer, basic and API keys are there at once. OAuth 2 client credentials and the Nango vault have to
+be asked: one request however many calls wait for it, kept until shortly before the token expires,
+renewed in the background while the old one still works, and forgotten when an API rejects it.
+The token request goes to the token URL and nowhere else.
+
+What every call of a connection needs and none should work out again: made once a connection.
+
+Headers, injected values, how it proves itself, how often it may be called, the paths that are
+forbidden, and which texts are secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, Literal
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+import orjson
+from pydantic import SecretStr
+
+from gateway.calls.redact import SECRET_NAME, Redactor, redactor_of
+from gateway.calls.request import with_headers
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAuth2Auth
+from gateway.config.connection import Auth as AuthSettings
+from gateway.config.settings import Azure
+from gateway.errors import Refused, UpstreamFailed
+from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
+from gateway.outbound.addresses import locate
+from gateway.outbound.client import Answer, Egress, Request
+
+TOKEN_SECONDS = 10.0
+MAX_TOKEN_BYTES = 262_144
+DEFAULT_LIFE_SECONDS = 300.0  # of a token that does not say
+MAX_LIFE_SECONDS = 86_400.0
+AHEAD_SECONDS = 60.0
+AHEAD_PART = 0.2  # of a short life, at most this much is given away
+RETRY_SECONDS = 5.0  # between attempts to renew a token that still works
+
+AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
+Place = Literal["header", "query"]
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """How a connection proves itself; which fields count depends on the type."""
+
+    type: AuthType = "none"
+    scheme: str = "Bearer"  # the word before a token
+    token: str = field(default="", repr=False)
+    username: str = ""
+    password: str = field(default="", repr=False)
+    name: str = ""  # of the header or query parameter that holds an API key
+    place: Place = "header"
+    value: str = field(default="", repr=False)
+    token_url: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    scopes: tuple[str, ...] = ()
+    url: str = ""
+    secret_key: str = field(default="", repr=False)
+    connection_id: str = ""
+    provider_config_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What to add to a request, and what must never be shown afterwards."""
+
+    headers: tuple[tuple[str, str], ...] = ()
+    query: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
+    """The request with its credentials, if it goes to the connection's own host."""
+    if not _below(request.url, base_url) and locate(request.url).origin != locate(base_url).origin:
+        raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
+    if grant.query:
+        request = msgspec.structs.replace(request, url=_with_query(request.url, grant))
+    return with_headers(request, grant.headers)
+
+
+def _below(url: str, base_url: str) -> bool:
+    """Whether the URL is the base and a path or query after it, so surely on the same host."""
+    return url.startswith(base_url) and url[len(base_url) : len(base_url) + 1] in ("/", "?")
+
+
+def _with_query(url: str, grant: Grant) -> str:
+    """The URL with the granted parameters, in place of any that a caller gave by that name."""
+    path, _, query = url.partition("?")
+    names = {name for name, _ in grant.query}
+    kept = [
+        text
+        for text in query.split("&")
+        if text and not names.intersection(name for name, _ in parse_qsl(text, True))
+    ]
+    return f"{path}?{'&'.join([*kept, urlencode(grant.query, quote_via=quote, safe='')])}"
+
+
+def renewable(auth: Auth) -> bool:
+    """Whether a rejected grant can be replaced by a fresh one."""
+    return auth.type in ("oauth2", "nango")
+
+
+async def send_granted(
+    credentials: Credentials,
+    connection: str,
+    auth: Auth,
+    request: Request,
+    base_url: str,
+    send: Callable[[Request], Awaitable[Answer]],
+) -> tuple[Answer, Grant]:
+    """Send with credentials; once more with fresh ones if the API rejects a token as expired."""
+    grant = await credentials.grant(connection, auth)
+    answer = await send(with_grant(request, grant, base_url))
+    if answer.status == 401 and renewable(auth):
+        credentials.reject(connection, grant)
+        refused, grant = grant, await credentials.grant(connection, auth)
+        answer = await send(with_grant(request, grant, base_url))
+        # The token that was refused is a secret still: the answer may quote it.
+        grant = replace(grant, secrets=(*grant.secrets, *refused.secrets))
+    return answer, grant
+
+
+class Credentials:
+    """The grants of all connections, with the tokens that are held for them."""
+
+    def __init__(self, egress: Egress, *, clock: Callable[[], float] = time.time) -> None:
+        self._egress = egress
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+        self._asking: dict[str, tuple[Auth, asyncio.Task[_Held]]] = {}
+        self._tasks: set[asyncio.Task[_Held]] = set()
+
+    async def grant(self, connection: str, auth: Auth) -> Grant:
+        """What a call of this connection adds to its request."""
+        if not renewable(auth):
+            return _ready(auth)
+        held = self._held.get(connection)
+        if held is None or held.auth != auth or self._clock() >= held.expires_at:
+            task = self._ask(connection, auth, fresh=held is not None and held.rejected)
+            return (await asyncio.shield(task)).grant
+        if self._clock() >= held.renew_at:
+            self._held[connection] = replace(held, renew_at=self._clock() + RETRY_SECONDS)
+            self._ask(connection, auth, fresh=False)
+        return held.grant
+
+    def reject(self, connection: str, grant: Grant) -> None:
+        """Forget a grant that an API did not accept, unless another has replaced it already."""
+        held = self._held.get(connection)
+        if held and held.grant == grant:
+            self._held[connection] = replace(held, expires_at=0.0, rejected=True)
+
+    def forget(self, connection: str) -> None:
+        """Forget all that is held for a connection; calls that wait still get their answer."""
+        self._held.pop(connection, None)
+        self._asking.pop(connection, None)
+
+    async def close(self) -> None:
+        """End every request for a token."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ask(self, connection: str, auth: Auth, *, fresh: bool) -> asyncio.Task[_Held]:
+        asked_for, task = self._asking.get(connection, (None, None))
+        if task is None or asked_for != auth:
+            task = asyncio.get_running_loop().create_task(self._fetch(auth, fresh))
+            self._asking[connection] = (auth, task)
+            self._tasks.add(task)
+            task.add_done_callback(lambda done: self._asked(connection, done))
+        return task
+
+    def _asked(self, connection: str, task: asyncio.Task[_Held]) -> None:
+        self._tasks.discard(task)
+        current = self._asking.get(connection, (None, None))[1] is task
+        if current:
+            del self._asking[connection]
+        # Looking at the exception keeps a failed renewal, which nobody awaits, from being reported.
+        if not task.cancelled() and task.exception() is None and current:
+            self._held[connection] = task.result()
+
+    async def _fetch(self, auth: Auth, fresh: bool) -> _Held:
+        asked_at = self._clock()
+        if auth.type == "oauth2":
+            token, life = await _client_credentials(self._egress, auth)
+            grant = _token_grant(auth, token)
+        else:
+            grant, life = await _from_nango(self._egress, auth, fresh, asked_at)
+        life = min(max(life, 1.0), MAX_LIFE_SECONDS)
+        ahead = min(AHEAD_SECONDS, life * AHEAD_PART)
+        return _Held(auth, grant, asked_at + life - ahead, asked_at + life)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    auth: Auth
+    grant: Grant
+    renew_at: float
+    expires_at: float
+    rejected: bool = False
+
+
+def _ready(auth: Auth) -> Grant:
+    if auth.type == "bearer":
+        return _token_grant(auth, auth.token)
+    if auth.type == "basic":
+        return _basic_grant(auth.username, auth.password)
+    return _key_grant(auth, auth.value) if auth.type == "api-key" else Grant()
+
+
+def _token_grant(auth: Auth, token: str) -> Grant:
+    text = f"{auth.scheme} {token}".strip()
+    return Grant((("Authorization", text),), secrets=(token,))
+
+
+def _basic_grant(username: str, password: str) -> Grant:
+    pair = f"{username}:{password}"
+    text = "Basic " + base64.b64encode(pair.encode()).decode()
+    return Grant((("Authorization", text),), secrets=(pair, password))
+
+
+def _key_grant(auth: Auth, value: str) -> Grant:
+    if auth.place == "query":
+        return Grant(query=((auth.name, value),), secrets=(value,))
+    return Grant(((auth.name, value),), secrets=(value,))
+
+
+# --- OAuth 2 client credentials -------------------------------------------------------------------
+
+
+async def _client_credentials(egress: Egress, auth: Auth) -> tuple[str, float]:
+    """A token and its life. Servers want the client's secret in the form, or else as basic auth."""
+    form = [("grant_type", "client_credentials")]
+    if auth.scopes:
+        form.append(("scope", " ".join(auth.scopes)))
+    secret = [("client_id", auth.client_id), ("client_secret", auth.client_secret)]
+    answer = await _post(egress, auth.token_url, form + secret)
+    if answer.status == 401 or (answer.status == 400 and b"invalid_client" in answer.body):
+        basic = _basic_grant(quote(auth.client_id, ""), quote(auth.client_secret, ""))
+        answer = await _post(egress, auth.token_url, form, basic.headers)
+    value = _object(answer, "The token endpoint", "client_id, client_secret and token_url")
+    token = value.get("access_token")
+    if not isinstance(token, str) or not token:
+        raise UpstreamFailed("upstream_error", "The token endpoint answered without a token.")
+    return token, _seconds(value.get("expires_in"))
+
+
+async def _post(
+    egress: Egress,
+    url: str,
+    form: list[tuple[str, str]],
+    headers: tuple[tuple[str, str], ...] = (),
+) -> Answer:
+    fixed = (
+        ("Accept", "application/json"),
+        ("Content-Type", "application/x-www-form-urlencoded"),
+    )
+    request = Request("POST", url, fixed + headers, urlencode(form).encode())
+    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=MAX_TOKEN_BYTES)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return DEFAULT_LIFE_SECONDS
+    return seconds if math.isfinite(seconds) else DEFAULT_LIFE_SECONDS
+
+
+# --- Nango ----------------------------------------------------------------------------------------
+
+
+async def _from_nango(egress: Egress, auth: Auth, fresh: bool, now: float) -> tuple[Grant, float]:
+    """The credentials that the vault holds; `fresh` makes it renew them first."""
+    query = {"provider_config_key": auth.provider_config_key}
+    if fresh:
+        query["force_refresh"] = "true"
+    url = f"{auth.url.rstrip('/')}/connection/{quote(auth.connection_id, '')}?{urlencode(query)}"
+    headers = (("Accept", "application/json"), ("Authorization", f"Bearer {auth.secret_key}"))
+    request = Request("GET", url, headers)
+    answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=MAX_TOKEN_BYTES)
+    value = _object(answer, "Nango", "secret_key, connection_id and provider_config_key")
+    credentials = value.get("credentials")
+    if not isinstance(credentials, dict):
+        raise UpstreamFailed("upstream_error", "Nango answered without credentials.")
+    return _nango_grant(auth, credentials), _until(credentials.get("expires_at"), now)
+
+
+_NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oauth_token")
+
+
+def _nango_grant(auth: Auth, credentials: dict[str, Any]) -> Grant:
+    if isinstance(credentials.get("username"), str) and "access_token" not in credentials:
+        return _basic_grant(credentials["username"], str(credentials.get("password") or ""))
+    token = next((t for n in _NANGO_TOKENS if (t := credentials.get(n)) and isinstance(t, str)), "")
+    if not token:
+        raise UpstreamFailed(
+            "upstream_error", "Nango holds credentials of a kind that can't be sent as a token."
+        )
+    return _key_grant(auth, token) if auth.name else _token_grant(auth, token)
+
+
+def _until(value: Any, now: float) -> float:
+    """Seconds until a time that is written as in ISO 8601."""
+    try:
+        moment = datetime.fromisoformat(str(value))
+    except ValueError:
+        return DEFAULT_LIFE_SECONDS
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
+
+
+def _object(answer: Answer, who: str, what: str) -> dict[str, Any]:
+    """The JSON object of an answer, or the reason why there is none. Nothing of it is quoted."""
+    if answer.status in (400, 401, 403, 404):
+        raise Refused(
+            "not_connected",
+            f"{who} refused to give a token ({answer.status}).",
+            f"An operator must check {what}.",
+        )
+    try:
+        value = orjson.loads(answer.body) if answer.status < 300 else None
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise UpstreamFailed(
+            "upstream_error",
+            f"{who} gave no token ({answer.status}).",
+            "Try again later.",
+            status=answer.status,
+        )
+    return value
+
+
+# Names no connection can have: Azure's tokens are one for all connections behind it.
+AZURE = "[azure]"
+AZURE_RUNTIME = "[azure runtime]"
+# Azure's connectors don't take a token that was made for managing Azure, nor should they see one.
+RUNTIME_SCOPE = "https://apihub.azure.com/.default"
+
+
+Exchange = Callable[[Request], Awaitable[Answer]]
+
+MAX_ADDRESS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A connection, ready for calls."""
+
+    name: str
+    settings: Connection
+    auth: Auth
+    vouched_by: str  # whose token it is: the connection's own, or one that several share
+    envelope: str | None  # Azure's resource that makes the call for us
+    headers: tuple[tuple[str, str], ...]
+    tls: TlsFiles
+    inject: Mapping[str, Any]
+    blocklist: tuple[str, ...]
+    rate_limit: RateLimit | None
+    secrets: frozenset[str]
+    redactor: Redactor
+
+
+class PreparedConnections:
+    """One `Prepared` a connection, made again when its settings or its build change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[ConnectionState, Azure | None, Prepared]] = {}
+
+    def of(self, snapshot: Snapshot, name: str) -> Prepared:
+        """The connection of this snapshot, ready for calls."""
+        state, azure = snapshot.connections[name], snapshot.settings.azure
+        known = self._known.get(name)
+        if known is not None and known[0] is state and known[1] is azure:
+            return known[2]
+        prepared = prepare(state, azure)
+        self._known[name] = (state, azure, prepared)
+        for gone in self._known.keys() - snapshot.connections.keys():
+            del self._known[gone]
+        return prepared
+
+
+def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
+    """What calls of this connection need."""
+    settings, build = state.settings, state.build
+    limit = settings.rate_limit
+    auth, vouched_by = _vouching(state, azure)
+    secrets = frozenset(secrets_of(settings) | _secrets_in(auth))
+    return Prepared(
+        state.name,
+        settings,
+        auth_of(auth, build),
+        vouched_by,
+        build.envelope if build else None,
+        tuple(settings.headers.items()),
+        settings.tls_files,
+        settings.inject,
+        (*settings.blocklist, *(build.blocklist if build else ())),
+        RateLimit(limit.requests, limit.window_seconds)
+        if limit
+        else (build.rate_limit if build else None),
+        secrets,
+        Redactor(secrets),
+    )
+
+
+def _vouching(state: ConnectionState, azure: Azure | None) -> tuple[AuthSettings, str]:
+    """How calls prove themselves, and under which name tokens for that are kept."""
+    settings, build = state.settings, state.build
+    if not isinstance(settings, ArmConnection) or azure is None or settings.auth.type != "none":
+        return settings.auth, state.name
+    if build is None or build.envelope is not None:
+        return azure.auth, AZURE
+    if isinstance(azure.auth, OAuth2Auth):
+        return azure.auth.model_copy(update={"scopes": (RUNTIME_SCOPE,)}), AZURE_RUNTIME
+    return azure.auth, AZURE_RUNTIME
+
+
+def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
+    """How a connection proves itself; what it leaves open, its definition says."""
+    values = {name: _plain(value) for name, value in settings if value is not None}
+    if build is not None and build.auth_scheme:
+        values["scheme"] = build.auth_scheme
+    if settings.type == "api-key":
+        name, place = (build.auth_name, build.auth_in) if build else (None, None)
+        declared = {"name": name or DEFAULT_KEY_HEADER, "place": place or "header"}
+        values = declared | values
+    return Auth(**values)
+
+
+def prove(
+    credentials: Credentials, name: str, settings: Connection, build: Build | None
+) -> tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]:
+    """What a connection proves itself with, and the way to send a request of its own with that.
+
+    A token that the host no longer accepts is replaced once. The request's own host is the only
+    one that sees any of it.
+    """
+    auth, headers = auth_of(settings.auth, build), tuple(settings.headers.items())
+
+    async def send(request: Request, exchange: Exchange) -> Answer:
+        request = with_headers(request, headers)
+        answer, _ = await send_granted(credentials, name, auth, request, request.url, exchange)
+        return answer
+
+    return (auth, headers), send
+
+
+def secrets_of(settings: Connection) -> set[str]:
+    """Every text of the settings that must not be shown to anyone."""
+    found = _secrets_in(settings.auth)
+    tables = ("parameter_values", "env")
+    named = [pair for table in tables for pair in getattr(settings, table, {}).items()]
+    named += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
+    found |= {v for name, value in named if SECRET_NAME.search(name) for v in _texts(value)}
+    found |= set(_texts(settings.inject))
+    found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
+    return {value for value in found if value}
+
+
+def _query_of(settings: Connection) -> list[tuple[str, str]]:
+    """What the connection's addresses carry in their query: some services put their keys there."""
+    addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
+    queries = [urlsplit(a).query for a in addresses if "\n" not in a and len(a) < MAX_ADDRESS]
+    return [pair for query in queries for pair in parse_qsl(query)]
+
+
+def _options_of(settings: Connection) -> list[tuple[str, str]]:
+    """The options of a child's command, `--name value` and `--name=value` alike."""
+    args = [part for arg in getattr(settings, "args", ()) for part in arg.split("=", 1)]
+    return [(name, value) for name, value in pairwise(args) if name.startswith("-")]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def _secrets_in(auth: AuthSettings) -> set[str]:
+    found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
+    if isinstance(auth, BasicAuth):
+        found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
+    return {value for value in found if value}
+
+
+def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:
+    """What clears an answer of the connection's secrets and of the token it was asked with."""
+    if not renewable(prepared.auth) or not grant.secrets:
+        return prepared.redactor
+    return redactor_of(prepared.secrets.union(grant.secrets))
+
+
+def _plain(value: Any) -> Any:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value

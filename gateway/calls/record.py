@@ -1,0 +1,474 @@
+"""One call on its way, and the one record it ends in.
+
+Ledger row, metrics, log line and console feed are all read off the `Execution` that `execution_of`
+makes; nothing else is written down about a call.
+
+Who calls and how they can be reached while they wait; the edges hand in their own kind.
+
+The wire dicts of results that are ours: failed calls, and calls that go on without their caller.
+
+The model reads the sentence, programs read the structure, and both find the execution's id.
+
+Wakes those in this process who wait for what any process may do.
+
+The store's notifier calls `hear` for what others did, and whoever does something here calls it too,
+so that a wait within one process does not go by way of the store. A signal only says "look again":
+who waits reads the store, and looks from time to time in any case, since signals may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from gateway.calls.redact import Redactor, redact_arguments
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
+from gateway.model import Principal, Tool, digest
+from gateway.policy.view import elicitation_modes
+from gateway.store.cluster import RECONNECTED
+from gateway.store.ledger import Execution, ExecutionStatus
+from gateway.store.secrets import new_id
+from gateway.store.statements import json_bytes
+
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
+Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
+Notice = Callable[[str, Mapping[str, Any]], None]
+
+
+class Caller(Protocol):
+    """What a call needs to know of the one who makes it."""
+
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def era(self) -> str: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def client(self) -> str: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+    @property
+    def capabilities(self) -> Mapping[str, Any]: ...
+    @property
+    def progress(self) -> Progress | None: ...
+    @property
+    def ask(self) -> AskClient | None: ...
+    @property
+    def input_responses(self) -> Mapping[str, Any] | None: ...
+    @property
+    def request_state(self) -> str | None: ...
+    @property
+    def gone(self) -> Callable[[], bool] | None: ...
+    @property
+    def notice(self) -> Notice | None: ...
+    @property
+    def log_level(self) -> str | None: ...
+    @property
+    def askable(self) -> Mapping[str, Any]: ...
+    @property
+    def refused(self) -> Callable[[UpstreamRefused], None] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentCaller:
+    """One that does not wait for the answer, or whom nothing can be asked: REST, a restart."""
+
+    principal: Principal
+    client: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    era: str = "rest"
+    session: str | None = None
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None
+    ask: AskClient | None = None
+    input_responses: Mapping[str, Any] | None = None
+    request_state: str | None = None
+    gone: Callable[[], bool] | None = None
+    notice: Notice | None = None
+    log_level: str | None = None
+    askable: Mapping[str, Any] = field(default_factory=dict)
+    refused: Callable[[UpstreamRefused], None] | None = None
+
+
+def takes_forms(caller: Caller) -> bool:
+    """Whether this client can be asked by answering it with a question (2026-07-28)."""
+    return caller.era == "2026" and "form" in elicitation_modes(caller.capabilities)
+
+
+MAX_NAME_CHARS = 128
+MAX_RECORDED_BYTES = 16 * 1024
+CUT_CHARS = 2000
+HEADERS_META = "gateway/headers"  # of an API's answer
+UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
+
+Find = Callable[[Snapshot, Principal], Tool]
+
+
+class Door(Struct, frozen=True):
+    """How a call came in, for finding its tool again after it has waited for a person."""
+
+    find: Find  # raises UnknownTool or Refused where the caller has it no longer
+    ticket: Mapping[str, Any] = msgspec.field(
+        default_factory=dict
+    )  # what another process needs for that
+    judged: Tool | None = None  # what permissions are asked about, where it is not the tool itself
+    unattended: bool = False  # nobody waits for the answer
+
+
+class Attempt(Struct):
+    """What is known of one call as it goes along."""
+
+    snapshot: Snapshot
+    tool: Tool
+    arguments: Mapping[str, Any]
+    caller: Caller
+    bundle_ids: tuple[str, ...]
+    redactor: Redactor
+    replica: str
+    door: Door | None = None
+    at: float = msgspec.field(default_factory=time.time)
+    began: float = msgspec.field(default_factory=time.perf_counter)
+    id: str = ""
+    reason: str = ""
+    upstream_status: int | None = None
+    upstream_ms: float | None = None  # how much of the time was the upstream's
+    token: str | None = None
+    token_given: bool = False  # by the caller, so it may have been used before
+    background: bool = False  # its caller does not wait
+    read_later: bool = False  # its outcome is read from its record
+    on_disk: bool = False  # it has a row already
+    recorded: Mapping[str, Any] | None = None
+    warnings: Sequence[Mapping[str, str]] = ()  # of arguments that were sent all the same
+    put: Ask | None = None  # how its client is asked, where that is not on its own stream
+
+    def __post_init__(self) -> None:
+        self.id = self.id or new_id(self.at)
+
+    @property
+    def state(self) -> ConnectionState:
+        return self.snapshot.connections[self.tool.connection]
+
+    @property
+    def unattended(self) -> bool:
+        return self.background or (self.door is not None and self.door.unattended)
+
+    @property
+    def duration_ms(self) -> float:
+        return round((time.perf_counter() - self.began) * 1000, 2)
+
+
+def execution_of(
+    attempt: Attempt,
+    status: ExecutionStatus,
+    result: Mapping[str, Any] | None = None,
+    error: GatewayError | None = None,
+) -> Execution:
+    """The record of a call in this state; `result` is what the caller gets."""
+    tool, caller = attempt.tool, attempt.caller
+    failure = failure_of(status, result, error)
+    finished = status not in ("executing", "pending_confirmation")
+    return Execution(
+        id=attempt.id,
+        tool=tool.name,
+        connection=tool.connection,
+        principal=caller.principal.name,
+        status=status,
+        access=tool.access,
+        risk=tool.risk,
+        arguments=shown_arguments(attempt),
+        args_digest=""
+        if finished and _plain_read(attempt)
+        else arguments_digest(attempt.arguments),
+        created_at=attempt.at,
+        revision=attempt.snapshot.revision,
+        result=_outcome(attempt, status, result, failure) if finished else None,
+        error_code=failure["code"] if failure else None,
+        upstream_status=attempt.upstream_status,
+        idempotency_token=attempt.token,
+        recorded=attempt.recorded,
+        bundle_ids=attempt.bundle_ids,
+        finished_at=time.time() if finished else None,
+        reason=attempt.reason,
+        session=caller.session,
+        client=caller.client,
+        era=UNATTENDED if attempt.unattended else caller.era,
+        replica=attempt.replica,
+    )
+
+
+def refusal_of(
+    snapshot: Snapshot,
+    caller: Caller,
+    tool: str,
+    error: GatewayError,
+    *,
+    connection: str = "",
+    arguments: Mapping[str, Any] | None = None,
+) -> Execution:
+    """The record of a call that found no tool: nothing in it tells a hidden one from none."""
+    now = time.time()
+    return Execution(
+        id=new_id(now),
+        tool=tool if len(tool) <= MAX_NAME_CHARS else f"{tool[: MAX_NAME_CHARS - 1]}…",
+        connection=connection,
+        principal=caller.principal.name,
+        status="denied",
+        access="",
+        risk="none",
+        arguments=arguments or {},
+        args_digest="",
+        created_at=now,
+        revision=snapshot.revision,
+        result={"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0},
+        error_code=error.code,
+        finished_at=now,
+        reason="the caller has no such tool",
+        session=caller.session,
+        client=caller.client,
+        era=caller.era,
+    )
+
+
+def _plain_read(attempt: Attempt) -> bool:
+    """Whether nobody will ever ask if another call had the same arguments."""
+    return attempt.tool.access == "read" and attempt.token is None and not attempt.on_disk
+
+
+def arguments_digest(arguments: Mapping[str, Any]) -> str:
+    """Names exactly these arguments, however they are ordered."""
+    try:
+        return digest(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS))
+    except TypeError:  # huge numbers, lone surrogates
+        return digest(json.dumps(arguments, sort_keys=True).encode())
+
+
+def shown_arguments(attempt: Attempt) -> Any:
+    """The arguments for people: secrets masked, bounded."""
+    masked = redact_arguments(attempt.arguments)
+    text = json_bytes(masked)
+    if attempt.redactor.bytes(text) is not text:
+        return _bounded(attempt.redactor.json(masked), MAX_RECORDED_BYTES)
+    return masked if len(text) <= MAX_RECORDED_BYTES else _cut(text)
+
+
+def _outcome(
+    attempt: Attempt,
+    status: ExecutionStatus,
+    result: Mapping[str, Any] | None,
+    failure: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    # Whoever reads it later has no other place to read it from.
+    limit = attempt.snapshot.settings.limits.max_output_bytes
+    bound = 2 * limit if attempt.read_later else MAX_RECORDED_BYTES
+    outcome: dict[str, Any] = {
+        "success": status == "completed",
+        "output": None if failure else _bounded(output_of(result), bound),
+        "error": _bounded(failure, bound),
+        "duration_ms": attempt.duration_ms,
+    }
+    if attempt.upstream_ms is not None:
+        outcome["upstream_ms"] = attempt.upstream_ms
+    if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
+        outcome["headers"] = headers
+    if attempt.token is not None and result is not None:
+        outcome["answer"] = result  # the first answer, for whoever asks again with the token
+    return outcome
+
+
+def failure_of(
+    status: str, result: Mapping[str, Any] | None, error: GatewayError | None
+) -> dict[str, Any] | None:
+    """Why a call failed, as `{code, message, hint, …}`: our reason, or the upstream's answer."""
+    if error is not None:
+        return error.as_dict()
+    if status != "failed" or result is None:
+        return None
+    said = (result.get("structuredContent") or {}).get("error")
+    if isinstance(said, dict) and said.get("code") in CODES:
+        return said
+    return {"code": "upstream_error", "message": str(output_of(result)), "hint": ""}
+
+
+def output_of(result: Mapping[str, Any] | None) -> Any:
+    """What a result says, for history and REST: its structure, else its text."""
+    if not result:
+        return None
+    if "structuredContent" in result:
+        return result["structuredContent"]
+    texts = [part["text"] for part in result.get("content", ()) if part.get("type") == "text"]
+    return "\n".join(texts)
+
+
+def _bounded(value: Any, bound: int) -> Any:
+    """The value, or the beginning of its text where it is too large for a history."""
+    text = json_bytes(value)
+    return value if len(text) <= bound else _cut(text)
+
+
+def _cut(text: bytes) -> dict[str, Any]:
+    shown = text[:CUT_CHARS].decode("utf-8", "ignore")
+    return {"truncated": True, "bytes": len(text), "preview": shown}
+
+
+WARNINGS_META = "gateway/warnings"
+MAX_LOGGED_FRAMES = 4
+# The other side's own refusal: known, and final.
+ANSWERED = ("upstream_error", "sign_in_required")
+
+
+class Unanswered(Exception):
+    """The call goes on, but not in this request: `result` says how."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__()
+        self.result = result
+
+
+class NotApproved(Refused):
+    """A person, or time, said no. The execution's row says so already."""
+
+    void = False  # what was approved is not there any more
+
+
+def failed_result(attempt: Attempt, error: GatewayError) -> dict[str, Any]:
+    """What the caller of a failed call gets."""
+    shown = attempt.redactor.json(error.as_dict())
+    text = attempt.redactor.text(error.sentence)
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": {"error": shown},
+        "isError": True,
+        "_meta": meta_of(attempt, status_of(error)),
+    }
+
+
+def going_on(attempt: Attempt, status: ExecutionStatus, text: str) -> dict[str, Any]:
+    """What the caller gets of a call whose outcome is to be read later."""
+    return {
+        "content": [{"type": "text", "text": f"{text} get_execution {attempt.id} tells how."}],
+        "structuredContent": {"execution_id": attempt.id, "status": status},
+        "isError": False,
+        "_meta": meta_of(attempt, status),
+    }
+
+
+def meta_of(attempt: Attempt, status: ExecutionStatus) -> dict[str, Any]:
+    """What every result says of its call."""
+    return {
+        "gateway/execution_id": attempt.id,
+        "gateway/status": status,
+        "gateway/duration_ms": attempt.duration_ms,
+    }
+
+
+def with_warnings(attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
+    """The result with what its caller should know of the arguments, for programs and as text."""
+    if not attempt.warnings:
+        return result
+    warnings = attempt.redactor.json(list(attempt.warnings))
+    words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
+    return {
+        **result,
+        "content": [*result["content"], {"type": "text", "text": f"Warnings: {words}"}],
+        "_meta": {**result["_meta"], WARNINGS_META: warnings},
+    }
+
+
+def status_of(error: GatewayError) -> ExecutionStatus:
+    """The state a call is in after this error."""
+    if error.code == "approval_expired":
+        return "denied" if getattr(error, "void", False) else "expired"
+    if error.code == "outcome_unknown":
+        return "unknown"
+    return "denied" if isinstance(error, Refused) else "failed"
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """What the log says of an unexpected error: its kind and place, not its words or values."""
+    frames = traceback.format_tb(error.__traceback__)[-MAX_LOGGED_FRAMES:]
+    return {"error": type(error).__name__, "trace": "".join(frames)}
+
+
+def was_sent(attempt: Attempt, error: BaseException) -> bool:
+    """Whether the other side may have seen the request before this went wrong."""
+    if isinstance(error, UpstreamFailed):
+        return error.sent
+    if attempt.upstream_status is not None:
+        return True
+    return not isinstance(error, GatewayError)  # ours come before sending; of others who knows
+
+
+def outcome_unknown(attempt: Attempt, error: BaseException) -> UpstreamFailed:
+    """The error for a call that may or may not have happened."""
+    cause = error.code if isinstance(error, GatewayError) else "internal"
+    return UpstreamFailed(
+        "outcome_unknown",
+        f"{attempt.tool.name} was sent, and nobody knows whether it was carried out.",
+        "Look at the other side before you try again; a new attempt needs a new token.",
+        cause=cause,
+    )
+
+
+Listener = Callable[[str], object]
+
+
+class Signals:
+    """Who waits for what."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
+        self._listeners: dict[str, list[Listener]] = {}
+
+    def hear(self, kind: str, payload: str = "") -> None:
+        """Something has happened; after a break of the connection, perhaps everything."""
+        if kind == RECONNECTED:
+            events = [event for events in self._waiting.values() for event in events]
+            listeners = [one for each in self._listeners.values() for one in each]
+        else:
+            events = list(self._waiting.get((kind, payload), ()))
+            listeners = list(self._listeners.get(kind, ()))
+        for event in events:
+            event.set()
+        for listener in listeners:
+            listener(payload)
+
+    @contextmanager
+    def awaiting(self, kind: str, payload: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever this is heard."""
+        key, event = (kind, payload), asyncio.Event()
+        self._waiting.setdefault(key, set()).add(event)
+        try:
+            yield event
+        finally:
+            events = self._waiting[key]
+            events.discard(event)
+            if not events:
+                del self._waiting[key]
+
+    def on(self, kind: str, listener: Listener) -> None:
+        """Calls back with the payload whenever this is heard, or with nothing after a break."""
+        self._listeners.setdefault(kind, []).append(listener)
+
+
+async def heard_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for the event, at most so long; it is ready for the next time."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True

@@ -1,0 +1,441 @@
+"""Where a definition comes from: a URL, a file, or the text itself.
+
+A URL is asked with the validators of the copy we have, so that an unchanged definition costs one
+small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
+once), bounded in bytes and in number; the store keeps the copy that survives a restart. Who asks
+again may have let go of the bytes: such a copy is never what another connection is given.
+
+A connection asks with its own headers and credentials. They are for the address it names and end at
+a redirect; and since a server may show each caller another definition under one validator, a copy
+counts as known only to the credentials it was fetched with.
+
+From a connection's settings to what its connector is told, without any secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from cachetools import TTLCache
+
+from gateway import __version__
+from gateway.config.connection import (
+    ApiKeyAuth,
+    ArmConnection,
+    Connection,
+    ManifestConnection,
+    McpConnection,
+    OpenApiConnection,
+)
+from gateway.errors import DefinitionUnreadable, GatewayError, Overloaded
+from gateway.model import (
+    BUILD_CODEC_VERSION,
+    NO_TLS_FILES,
+    Kind,
+    Override,
+    Source,
+    Status,
+    TlsFiles,
+    digest,
+    pack,
+    unpack,
+)
+from gateway.outbound.bodies import Room
+from gateway.outbound.client import Answer, Request
+
+FETCH_SECONDS = 4.5
+MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a definition that is given as text; it is held unpacked
+MEMORY_BYTES = 8 * 1024 * 1024
+LARGE_BYTES = 1024 * 1024  # of a definition: up to this size nobody has to wait
+LARGE_AT_ONCE = 2
+MAX_PACKED = 8 * 1024 * 1024  # GitHub's 13 MB take one
+MEMORY_ENTRIES = 512
+MEMORY_SECONDS = 300.0
+ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
+MAX_REDIRECTS = 5
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A definition, packed, and what is needed to ask whether it is still current."""
+
+    location: str
+    packed: bytes
+    sha256: str
+    etag: str | None = None
+    last_modified: str | None = None
+    asked_with: object = field(default=None, repr=False)  # the asker's proof; never stored
+
+    @property
+    def raw(self) -> bytes:
+        """Its own bytes."""
+        return unpack(self.packed)
+
+    @classmethod
+    def of(cls, location: str, raw: bytes) -> Definition:
+        """The definition that these bytes are; large ones take a while."""
+        return cls(location, pack(raw), digest(raw))
+
+
+Exchange = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A connection that asks for its definition with its own headers and credentials."""
+
+    proof: object = field(repr=False)  # what it proves itself with
+    send: Callable[[Request, Exchange], Awaitable[Answer]]
+
+
+class Sender(Protocol):
+    """The part of egress that fetching needs."""
+
+    async def send(
+        self,
+        request: Request,
+        *,
+        deadline: float,
+        max_bytes: int,
+        room: Room | None = None,
+        same_host_redirects: int = 0,
+        tls: TlsFiles = NO_TLS_FILES,
+    ) -> Answer: ...
+
+
+class _LargeRoom:
+    """One fetch's right to hold a large definition until it is packed; few have it at a time."""
+
+    bytes = LARGE_BYTES
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._taken = self.denied = False
+
+    async def take(self, until: float | None) -> bool:
+        """See `bodies.Room`."""
+        try:
+            async with asyncio.timeout_at(until):
+                self._taken = self._taken or await self._places.acquire()
+        except TimeoutError:
+            self.denied = True
+        return self._taken
+
+    def __enter__(self) -> _LargeRoom:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            self._places.release()
+
+
+class Fetcher:
+    """Reads definitions, and remembers for a while what it read."""
+
+    def __init__(self, egress: Sender, folder: Path) -> None:
+        self._egress = egress
+        self._folder = folder
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self.remember(MEMORY_SECONDS, MEMORY_ENTRIES)
+
+    def remember(self, seconds: float, entries: int) -> None:
+        """Remembers definitions for so long, and so many of them, from now on."""
+        self._max_entries = entries
+        self._memory: TTLCache[str, Definition] = TTLCache(
+            MEMORY_BYTES, seconds, getsizeof=lambda definition: len(definition.packed)
+        )
+
+    async def fetch(
+        self,
+        location: str,
+        known: Definition | None,
+        *,
+        max_bytes: int,
+        seconds: float = FETCH_SECONDS,
+        asker: Asker | None = None,
+        tls: TlsFiles = NO_TLS_FILES,
+    ) -> Definition:
+        """The definition as it is now; the very object `known` where nothing changed."""
+        if is_inline(location):
+            return await _definition(location, _text(location), max_bytes, known)
+        if not is_url(location):
+            return await self._read_file(location, max_bytes, known)
+        known = known or self._memory.get(place_of(location))
+        with _LargeRoom(self._large) as room:
+            send = partial(
+                self._egress.send, deadline=seconds, max_bytes=max_bytes, room=room, tls=tls
+            )
+            definition = await _download(location, known, asker, send, max_bytes, room)
+        self._remember(definition)
+        return definition
+
+    def _remember(self, definition: Definition) -> None:
+        if not 0 < len(definition.packed) <= MEMORY_BYTES:
+            return
+        self._memory[definition.location] = definition
+        while len(self._memory) > self._max_entries:
+            self._memory.popitem()
+
+    async def _read_file(
+        self, location: str, max_bytes: int, known: Definition | None
+    ) -> Definition:
+        path = self._folder / location
+        try:
+            raw = await asyncio.to_thread(_read, path, max_bytes)
+        except OSError as error:
+            raise DefinitionUnreadable(
+                f"the file {location} can't be read: {error.strerror or error}",
+                "Relative paths count from the folder of config.toml.",
+            ) from error
+        return await _definition(location, raw, max_bytes, known)
+
+
+async def _download(
+    location: str,
+    known: Definition | None,
+    asker: Asker | None,
+    send: Callable[..., Awaitable[Answer]],
+    max_bytes: int,
+    room: _LargeRoom,
+) -> Definition:
+    try:
+        answer, proof = await _ask(location, known, asker, send)
+    except GatewayError as error:
+        raise DefinitionUnreadable(
+            f"the definition can't be fetched: {error.message}", error.hint
+        ) from error
+    if answer.status == 304 and known is not None:
+        return known
+    if answer.status != 200:
+        raise DefinitionUnreadable(
+            f"the definition can't be fetched: the server answered {answer.status}",
+            _hint(answer.status, asker, proof),
+        )
+    if room.denied:
+        raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
+    if answer.truncated:
+        raise _too_large(max_bytes)
+    definition = await _definition(location, answer.body, max_bytes, known)
+    etag, last_modified = answer.header("etag"), answer.header("last-modified")
+    return replace(definition, etag=etag, last_modified=last_modified, asked_with=proof)
+
+
+async def _ask(
+    location: str,
+    known: Definition | None,
+    asker: Asker | None,
+    send: Callable[..., Awaitable[Answer]],
+) -> tuple[Answer, object]:
+    """The answer, and the proof it was given to: none after a redirect, which nobody is led by."""
+    if asker is not None:
+        answer = await asker.send(_request(location, known, asker.proof), send)
+        if answer.status not in REDIRECTS:
+            return answer, asker.proof
+    # From the start: a redirect's address may hold what was sent.
+    request = _request(location, known, None)
+    return await send(request, same_host_redirects=MAX_REDIRECTS), None
+
+
+def _request(location: str, known: Definition | None, proof: object) -> Request:
+    """The question for a definition, with the validators of a copy that has the same proof."""
+    headers = [("Accept", ACCEPT)]
+    if known is not None and known.asked_with == proof:
+        pairs = [("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified)]
+        headers += [(name, value) for name, value in pairs if value]
+    return Request("GET", location, tuple(headers))
+
+
+def _hint(status: int, asker: Asker | None, proof: object) -> str:
+    if status not in (401, 403):
+        return "Open the address in a browser: it must answer 200 with the definition itself."
+    if asker is None:
+        return "Give the connection auth; it is sent there unless base_url is on another host."
+    if proof is None:
+        return "Credentials are not sent across a redirect: give the address it leads to."
+    return "The server does not accept the connection's auth and headers."
+
+
+def place_of(location: str) -> str:
+    """What a location is known by and stored as: a query or a user may be a secret."""
+    if is_inline(location):
+        return f"inline:{digest(location.encode())}"
+    parts = urlsplit(location) if is_url(location) else None
+    if parts is None or not (parts.query or "@" in parts.netloc):
+        return location
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}?{digest(location.encode())}"
+
+
+def is_inline(location: str) -> bool:
+    """Whether this is a definition's own text rather than the place where it is."""
+    return "\n" in location or location.lstrip()[:1] == "{"
+
+
+def is_url(location: str) -> bool:
+    """Whether this is an address rather than a path."""
+    return _URL.match(location) is not None
+
+
+def same_bytes(one: Definition, other: Definition) -> bool:
+    """Whether two definitions are the same text from the same place; bytes may not be at hand."""
+    return one.sha256 == other.sha256 and one.location == other.location
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    if not path.is_file():
+        raise OSError(None, "there is no such file")
+    with path.open("rb") as file:
+        return file.read(max_bytes + 1)
+
+
+async def _definition(
+    location: str, raw: bytes, max_bytes: int, known: Definition | None
+) -> Definition:
+    """The definition that these bytes are; packing one again would cost more than all the rest."""
+    if len(raw) > max_bytes:
+        raise _too_large(max_bytes)
+    place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
+    if known is not None and (known.location, known.sha256) == (place, sha256):
+        return known
+    definition = Definition(place, await asyncio.to_thread(pack, raw), sha256)
+    if len(definition.packed) > MAX_PACKED:
+        raise DefinitionUnreadable(
+            f"the definition takes more than {MAX_PACKED:,} bytes even when packed",
+            "Leave out what is not text in it, such as pictures.",
+        )
+    return definition
+
+
+def _text(location: str) -> bytes:
+    raw = location.encode()
+    if len(raw) > MAX_TEXT_BYTES:
+        raise DefinitionUnreadable(
+            f"a definition that is given as text may have at most {MAX_TEXT_BYTES} bytes",
+            "Give the address of the definition, or its file.",
+        )
+    return raw
+
+
+def _too_large(max_bytes: int) -> DefinitionUnreadable:
+    return DefinitionUnreadable(
+        f"the definition is larger than {max_bytes} bytes", "Raise limits.max_spec_bytes."
+    )
+
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def source_of(
+    name: str, settings: Connection, *, location: str, max_description_chars: int
+) -> Source:
+    """What a connector needs to know of this connection."""
+    auth = settings.auth
+    return Source(
+        connection=name,
+        kind=kind_of(settings),
+        display_name=settings.display_name or "",
+        prefix=prefix_of(name, settings),
+        location=location,
+        base_url=settings.base_url if isinstance(settings, OpenApiConnection) else None,
+        include=settings.include,
+        exclude=settings.exclude,
+        blocklist=settings.blocklist,
+        inject=tuple(sorted(settings.inject)),
+        operations={
+            key: Override(value.access, value.risk, value.description, value.headers_out)
+            for key, value in settings.operations.items()
+        },
+        trust=settings.trust,
+        auth_type=auth.type,
+        auth_name=auth.name if isinstance(auth, ApiKeyAuth) else None,
+        auth_in=auth.place if isinstance(auth, ApiKeyAuth) else None,
+        headers=tuple(sorted(settings.headers)),
+        idempotency_header=(
+            settings.idempotency_header if isinstance(settings, OpenApiConnection) else None
+        ),
+        region=settings.region if isinstance(settings, ManifestConnection) else None,
+        on_behalf_of=settings.on_behalf_of if isinstance(settings, ManifestConnection) else None,
+        max_description_chars=max_description_chars,
+        carries_secrets=bool(
+            auth.type != "none" or settings.headers or settings.inject or settings.tls.cert_file
+        ),
+    )
+
+
+def kind_of(settings: Connection) -> Kind:
+    """The kind a connection was declared with."""
+    assert isinstance(
+        settings, OpenApiConnection | ManifestConnection | McpConnection | ArmConnection
+    )
+    return settings.kind
+
+
+def location_of(settings: Connection) -> str:
+    """Names where a connection's definition comes from: another one makes a cached copy useless."""
+    if isinstance(settings, OpenApiConnection):
+        return place_of(settings.spec)
+    if isinstance(settings, ManifestConnection):
+        return place_of(settings.manifest)
+    if isinstance(settings, McpConnection):
+        args = digest("\0".join(settings.args).encode())
+        return place_of(settings.url) if settings.url else f"{settings.command} {args}"
+    return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
+
+
+def is_active(settings: Connection) -> bool:
+    """Whether a connection is to be looked at and called at all."""
+    return settings.enabled and settings.access != "disabled"
+
+
+def resting(settings: Connection) -> Status:
+    """How a connection is before anything is known of it."""
+    return "pending" if is_active(settings) else "disabled"
+
+
+def file_of(settings: Connection) -> str | None:
+    """The path of the file that a connection's definition is read from, where there is one."""
+    if isinstance(settings, OpenApiConnection):
+        path = settings.spec
+    elif isinstance(settings, ManifestConnection) and not is_built_in(settings.manifest):
+        path = settings.manifest
+    else:
+        return None
+    return None if is_inline(path) or is_url(path) else path
+
+
+def is_built_in(manifest: str) -> bool:
+    """Whether this names a manifest that comes with the gateway, rather than a file."""
+    return "/" not in manifest and not manifest.endswith(".toml")
+
+
+def is_local(settings: Connection) -> bool:
+    """Whether a connection's definition is read without a network."""
+    if isinstance(settings, OpenApiConnection):
+        return is_inline(settings.spec) or not is_url(settings.spec)
+    return isinstance(settings, ManifestConnection) and not is_url(settings.manifest)
+
+
+def is_lazy(settings: Connection) -> bool:
+    """Whether a connection waits until somebody needs it."""
+    return isinstance(settings, McpConnection) and settings.lazy
+
+
+def prefix_of(name: str, settings: Connection) -> str:
+    """The prefix of a connection's tool names: its own name unless another was chosen."""
+    return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"
+
+
+def build_key(sha256: str, source: Source) -> str:
+    """Names what a build was made from: the same key, the same tools, on every replica."""
+    version = f"{__version__}/{BUILD_CODEC_VERSION}".encode()
+    return digest(b"\0".join((version, sha256.encode(), _encode(source))))

@@ -1,0 +1,243 @@
+"""What a configuration comes to before it is served: nothing is sent, and nothing is written.
+
+The snapshot that the configuration would give is made from the store. Each recorded call can be
+looked up and decided in it as if it came in now. And it shows what configuration names that nothing
+has: for that, definitions that names are compared with and that are not in the store are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gateway.app import demo_connection, store_url
+from gateway.azure.directory import AzureDirectory
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.definitions import Fetcher, is_lazy
+from gateway.catalog.discover import Adoption, Discoverer
+from gateway.catalog.repository import StoredCatalog
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import ArmConnection, McpConnection
+from gateway.config.settings import Settings
+from gateway.connectors.manifest import portable_tools
+from gateway.errors import ConfigInvalid, GatewayError, UpstreamFailed
+from gateway.model import Principal
+from gateway.outbound.client import Egress
+from gateway.policy.access import decide, principal_now
+from gateway.policy.problems import configuration_problems
+from gateway.policy.view import Scope, view
+from gateway.store.database import Database
+from gateway.store.ledger import Execution, Filter, list_executions
+from gateway.store.secrets import Seal, check_seal, load_seal
+from gateway.store.statements import is_current
+from gateway.upstream.registry import Listed
+from gateway.web.own_tools import OWN_TOOLS
+from gateway.workers import Workers
+
+PAGE = 200
+READ_SECONDS = 10.0  # for definitions that are not in the store, all of them together
+
+ReadUpstream = Callable[[str, McpConnection], Awaitable[Listed]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """A recorded call that would not simply have gone through."""
+
+    execution: str
+    tool: str
+    principal: str
+    status: str  # as it was
+    outcome: str  # refused | asked
+    reason: str
+
+
+async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> list[Rehearsed]:
+    """What this configuration would have refused or asked about, of the last so many calls."""
+    folder = config.parent
+    seal = _seal(settings, folder)
+    async with Database(store_url(settings, folder)) as db, Egress(()) as egress:
+        await check_seal(db, seal)
+        async with _loaded(settings, folder, egress, Unkept(db, seal), _nowhere) as catalog:
+            return rehearse(catalog.current, await _last(db, calls))
+
+
+async def find_problems(
+    settings: Settings, config: Path, egress: Egress, read_upstream: ReadUpstream
+) -> list[tuple[str, str]]:
+    """What this configuration says and what would not hold, as (key path, what is wrong)."""
+    folder, found = config.parent, list[tuple[str, str]]()
+    async with (
+        _stored(settings, folder, found) as stored,
+        _loaded(settings, folder, egress, stored, read_upstream) as catalog,
+    ):
+        names = [
+            name
+            for name, state in catalog.current.connections.items()
+            if _is_worth_reading(catalog.current, state)
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_SECONDS):
+                reports = await catalog.refresh(names, by="check")
+                found += [(f"connections.{r.name}", r.error) for r in reports if r.error]
+        snapshot = catalog.current
+    found += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
+    return found + [
+        (f"connections.{name}.{problem.where}", problem.message)
+        for name, state in snapshot.connections.items()
+        for problem in state.problems
+        if problem.configured
+    ]
+
+
+class Unkept(StoredCatalog):
+    """What is stored; what is found beside it is not kept."""
+
+    async def save(self, name: str, new: Adoption, by: str) -> int:
+        return 0
+
+
+@asynccontextmanager
+async def _stored(
+    settings: Settings, folder: Path, problems: list[tuple[str, str]]
+) -> AsyncIterator[StoredCatalog]:
+    """The store as it is, neither made nor brought up to date; an empty one where there is none."""
+    async with AsyncExitStack() as stack:
+        if _has_store(settings, folder):
+            db, seal = Database(store_url(settings, folder)), _seal(settings, folder)
+            stack.push_async_callback(db.engine.close)
+            if problem := await _unreadable(db, seal):
+                problems.append(("store.url", f"what was put is not known: {problem}"))
+            else:
+                yield Unkept(db, seal)
+                return
+        empty = Path(stack.enter_context(TemporaryDirectory()))
+        db = await stack.enter_async_context(Database(f"sqlite:///{empty / 'store.db'}"))
+        yield Unkept(db, load_seal(empty / "secret.key", None))
+
+
+def _has_store(settings: Settings, folder: Path) -> bool:
+    url, key = store_url(settings, folder), folder / settings.store.secret_key_file
+    is_there = not url.startswith("sqlite") or Path(url.removeprefix("sqlite:///")).exists()
+    return is_there and (key.exists() or "GATEWAY_SECRET_KEY" in os.environ)
+
+
+async def _unreadable(db: Database, seal: Seal) -> str | None:
+    try:
+        if not await db.read(is_current):
+            return "the store is of an older version"
+        await check_seal(db, seal)
+    except (GatewayError, ConfigInvalid) as error:
+        return str(error)
+    return None
+
+
+def _seal(settings: Settings, folder: Path) -> Seal:
+    return load_seal(folder / settings.store.secret_key_file, os.environ.get("GATEWAY_SECRET_KEY"))
+
+
+@asynccontextmanager
+async def _loaded(
+    settings: Settings,
+    folder: Path,
+    egress: Egress,
+    stored: StoredCatalog,
+    read_upstream: ReadUpstream,
+) -> AsyncIterator[Catalog]:
+    async with Workers(count=1) as workers:
+        discoverer = Discoverer(
+            Fetcher(egress, folder),
+            workers,
+            read_upstream,
+            egress.check,
+            AzureDirectory(_nowhere, lambda: settings.azure),
+            lambda *_: (None, _nowhere),
+        )
+        catalog = Catalog(
+            settings,
+            discoverer,
+            stored,
+            portable=portable_tools,
+            demo={"demo": demo_connection(f"http://{settings.server.host}")},
+        )
+        await catalog.load()
+        yield catalog
+
+
+def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
+    """Whether names are compared with its operations, which can be had without starting anything.
+
+    A command is not run for this, nor is one woken that waits until somebody needs it.
+    """
+    settings = state.settings
+    if state.build is not None or state.status == "disabled" or is_lazy(settings):
+        return False
+    if isinstance(settings, ArmConnection):
+        return False
+    named = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
+    if isinstance(settings, McpConnection) and settings.transport == "stdio":
+        return False
+    permissions = snapshot.permissions
+    ruled = (*permissions.tools, *permissions.auto_approve.tools)
+    return bool(named & settings.model_fields_set) or any(
+        name.startswith(state.prefix) for name in ruled
+    )
+
+
+def rehearse(snapshot: Snapshot, executions: Sequence[Execution]) -> list[Rehearsed]:
+    """The calls that would be refused or asked about in this snapshot. Pure."""
+    found = []
+    for execution in executions:
+        judged = _judged(snapshot, execution)
+        if judged is not None:
+            outcome, reason = judged
+            found.append(
+                Rehearsed(
+                    execution.id,
+                    execution.tool,
+                    execution.principal,
+                    execution.status,
+                    outcome,
+                    reason,
+                )
+            )
+    return found
+
+
+def _judged(snapshot: Snapshot, execution: Execution) -> tuple[str, str] | None:
+    known = Principal(execution.principal, admin=snapshot.settings.auth.mode == "none")
+    principal = principal_now(snapshot.settings, known)
+    if principal is None:
+        return "refused", f"there is no principal {execution.principal}"
+    scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()
+    tool = view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
+    if tool is None:
+        return "refused", "the tool is not in the principal's view"
+    decision = decide(tool, snapshot.permissions)
+    if decision.outcome == "allow":
+        return None
+    return ("asked" if decision.outcome == "confirm" else "refused"), decision.reason
+
+
+async def _last(db: Database, calls: int) -> list[Execution]:
+    found: list[Execution] = []
+    cursor = None
+    while len(found) < calls:
+        page = await list_executions(
+            db, Filter(), limit=min(PAGE, calls - len(found)), cursor=cursor
+        )
+        found += page.executions
+        cursor = page.next
+        if cursor is None:
+            break
+    return found
+
+
+async def _nowhere(*asked: Any, **more: Any) -> Any:
+    raise UpstreamFailed("upstream_unreachable", "a rehearsal asks nobody")

@@ -1,0 +1,513 @@
+"""An upstream MCP server's `tools/list` → tools here. Pure.
+
+Upstream tools keep their own spelling and their own words; what a connection's configuration says
+is laid over them: which ones are shown, under which name (`wrap`), what is filled in for the caller
+and so leaves the schema, and what each may do. A tool that is malformed is skipped with a reason:
+one bad tool in a page would otherwise fail the whole list at the client.
+
+`wrap` is explicit, so neither `tools` nor `exclude_tools` hides a wrapped tool (naming the original
+in both is how one says "only the wrapped one"); the connection's `exclude` does.
+
+What an upstream's tool carries for programs beside its words: icons, `_meta`, an output schema.
+
+A trusted upstream's icons and `_meta` are passed on, within bounds. One malformed icon would fail
+the whole list at a client, so only what is well formed is kept. Keys of `_meta` that are ours, or
+the protocol's own, are not an upstream's to set.
+
+Clients check structured content against the output schema, the official TypeScript client that of
+errors too. So the schema that is listed also allows what the gateway itself answers: the preview of
+an answer that was too large, and an error.
+
+An upstream's whole list, of tools mostly: every page, within bounds, and whether it changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import jsonschema_rs
+import orjson
+
+from gateway.model import (
+    RISK_OF_ACCESS,
+    Access,
+    Build,
+    Override,
+    Problem,
+    Severity,
+    Skipped,
+    Source,
+    Tool,
+    UpstreamOperation,
+    digest,
+)
+from gateway.openapi.naming import cut, matching, override_for, unmatched, visible
+from gateway.openapi.wording import opening, token_cost
+from gateway.upstream.protocol import HeaderMarks, broken, header_marks, invalid_header_mark
+
+MAX_ICONS = 8
+MAX_ICONS_BYTES = 32_768  # pictures may be part of the list
+MAX_META_BYTES = 8192
+OURS = ("gateway/", "io.modelcontextprotocol/", "modelcontextprotocol.io/", "mcp/")
+THEMES = ("light", "dark")
+CUT: Mapping[str, Any] = {  # as short as can be: every tool's entry holds it
+    "title": "Too large: read_result reads it",
+    "properties": {"truncated": {"const": True}},
+    "required": ["truncated", "result_id"],
+}
+FAILED: Mapping[str, Any] = {
+    "properties": {"error": {"type": "object"}},
+    "required": ["error"],
+}
+OUR_PROPERTIES = ("truncated", "bytes", "result_id", "preview", "error")
+CONSTRAINS_NOTHING = ("$schema", "$id", "$defs", "definitions", "type", "title", "description")
+
+
+def extras(raw: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The part of a tool's entry that is passed on as it is."""
+    if source.trust != "trusted":
+        return {}
+    found = {"icons": _icons(raw.get("icons")), "_meta": _meta(raw.get("_meta"))}
+    return {name: value for name, value in found.items() if value}
+
+
+def listed_output(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """An upstream's output schema that also allows the gateway's own answers.
+
+    Its properties stay at the top, where clients read the types of an answer from, but for those
+    that have the name of one of ours.
+    """
+    properties = schema.get("properties", {})
+    shared = {name: found for name, found in properties.items() if name not in OUR_PROPERTIES}
+    top = {key: schema[key] for key in schema if key in CONSTRAINS_NOTHING or key.startswith("x-")}
+    rest = {key: schema[key] for key in schema if key not in top}
+    rest["properties"] = {**properties, **dict.fromkeys(shared, {})}
+    return {**top, "properties": shared, "anyOf": [rest, CUT, FAILED]}
+
+
+def _icons(given: Any) -> list[dict[str, Any]]:
+    listed = given if isinstance(given, list) else []
+    icons = [icon for icon in map(_icon, listed[:MAX_ICONS]) if icon]
+    return icons if _fits(icons, MAX_ICONS_BYTES) else []
+
+
+def _icon(given: Any) -> dict[str, Any]:
+    source = given.get("src") if isinstance(given, dict) else None
+    if not isinstance(source, str) or not source.startswith(("https:", "http:", "data:image/")):
+        return {}
+    icon: dict[str, Any] = {"src": source}
+    if isinstance(given.get("mimeType"), str):
+        icon["mimeType"] = given["mimeType"]
+    sizes = given.get("sizes")
+    if isinstance(sizes, list) and all(isinstance(size, str) for size in sizes):
+        icon["sizes"] = sizes
+    if given.get("theme") in THEMES:
+        icon["theme"] = given["theme"]
+    return icon
+
+
+def _meta(given: Any) -> dict[str, Any]:
+    items = given.items() if isinstance(given, dict) else ()
+    kept = {key: value for key, value in items if not key.startswith(OURS)}
+    return kept if _fits(kept, MAX_META_BYTES) else {}
+
+
+def _fits(value: Any, limit: int) -> bool:
+    return len(orjson.dumps(value)) <= limit  # too deep a list was refused when it came in
+
+
+MAX_PAGES = 100
+MAX_TOOLS = 10_000
+MAX_LISTING_BYTES = 16 * 1024 * 1024
+
+TOO_DEEP = "nested too deeply"
+
+RawTool = dict[str, Any]
+
+
+async def every_page(
+    page: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
+    upstream: str,
+    of: str = "tools",
+) -> list[RawTool]:
+    """The items of all pages; a list that does not end within its bounds is a failure."""
+    tools: list[RawTool] = []
+    params: dict[str, Any] = {}
+    seen: set[str] = set()
+    size = 0
+    for _ in range(MAX_PAGES):
+        answer = await page(params)
+        found, cursor = answer.get(of), answer.get("nextCursor")
+        if not isinstance(found, list):
+            raise broken(upstream, f"sent a list of {of} that is no list")
+        for tool in found:
+            if isinstance(tool, dict):
+                kept, length = _storable(tool)
+                tools.append(kept)
+                size += length
+        if len(tools) > MAX_TOOLS or size > MAX_LISTING_BYTES or cursor in seen:
+            break
+        if not isinstance(cursor, str):
+            return tools
+        seen.add(cursor)
+        params = {"cursor": cursor}
+    raise broken(upstream, f"has a list of {of} that does not end within its bounds")
+
+
+def _storable(tool: RawTool) -> tuple[RawTool, int]:
+    """A tool and its size. One too deep to be written again is left for the build to skip."""
+    try:
+        return tool, len(orjson.dumps(tool))
+    except TypeError:
+        return {"name": str(tool.get("name"))[:128], "inputSchema": TOO_DEEP}, 0
+
+
+def listing_digest(tools: list[RawTool]) -> str:
+    """Changes when the list does, whatever order it comes in."""
+    return digest(b"\0".join(sorted(orjson.dumps(t, option=orjson.OPT_SORT_KEYS) for t in tools)))
+
+
+def marks_by_tool(tools: list[RawTool]) -> dict[str, HeaderMarks]:
+    """The tools that want arguments repeated as headers."""
+    marks = {str(tool.get("name")): header_marks(tool.get("inputSchema")) for tool in tools}
+    return {name: found for name, found in marks.items() if found}
+
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+NAME_RULE = "letters, digits, `_`, `-` and `.`, at most 128 with the prefix"
+MAX_SCHEMA_BYTES = 262_144
+MAX_TITLE_CHARS = 200
+HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+IDEMPOTENCY_NOTE = " 🔑 Auto-generates an idempotency token"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """One upstream tool under a local name, with what is filled in for the caller."""
+
+    tool: str
+    as_: str | None = None  # None: the upstream's name with the prefix
+    idempotency_field: str | None = None
+    inject: tuple[str, ...] = ()  # names only; values are put in at call
+    record: tuple[str, ...] = ()
+
+
+def build_upstream(
+    listing: Sequence[Mapping[str, Any]],
+    source: Source,
+    wraps: Sequence[Wrap] = (),
+    allow: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> Build:
+    """The tools of one upstream as this connection shows them, sorted by name."""
+    tools: dict[str, Tool] = {}
+    skipped: list[Skipped] = []
+    usable = list(_usable(listing, skipped))
+    for raw, wrap in _wanted(usable, source, wraps, allow, exclude, skipped):
+        made = _tool(raw, source, wrap)
+        if isinstance(made, Tool) and made.name in tools:
+            made = _skip(raw, f"another tool is already called {made.name}")
+        if isinstance(made, Tool):
+            tools[made.name] = made
+        else:
+            skipped.append(made)
+    problems = drift(listing, source, wraps, allow, exclude)
+    return Build(
+        format="mcp",
+        title=source.display_name,
+        base_url=_origin(source.location),
+        tools=tuple(sorted(tools.values(), key=lambda tool: tool.name)),
+        skipped=tuple(skipped),
+        problems=(*problems, *_malformed_outputs(listing, tools.values())),
+    )
+
+
+def drift(
+    listing: Sequence[Mapping[str, Any]],
+    source: Source,
+    wraps: Sequence[Wrap] = (),
+    allow: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> list[Problem]:
+    """Where the configuration names what the upstream no longer has."""
+    by_name = {str(raw.get("name")): raw for raw in listing}
+    problems = [problem for wrap in wraps for problem in _wrap_drift(wrap, by_name)]
+    parameters = {name for raw in listing for name in _properties(raw.get("inputSchema"))}
+    problems += [
+        _configured("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
+        for name in source.inject
+        if name not in parameters
+    ]
+    given = [wrap.as_ for wrap in wraps if wrap.as_]
+    noun, lists = "tool of the upstream", {"tools": allow, "exclude_tools": exclude}
+    return [*problems, *unmatched(source, by_name, noun, given=given, **lists)]
+
+
+def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    where = f"wrap.{wrap.tool}"
+    if wrap.tool not in by_name:
+        yield _configured("error", where, f"the upstream has no tool {wrap.tool!r}")
+        return
+    properties = _properties(by_name[wrap.tool].get("inputSchema"))
+    if wrap.idempotency_field and wrap.idempotency_field not in properties:
+        message = f"the upstream's tool has no parameter {wrap.idempotency_field!r}"
+        yield _configured("error", f"{where}.idempotency_field", message)
+    for name in wrap.inject:
+        if name not in properties:
+            message = f"the upstream's tool has no parameter {name!r}"
+            yield _configured("warning", f"{where}.inject", message)
+
+
+def _configured(severity: Severity, where: str, message: str) -> Problem:
+    return Problem(severity, where, message, configured=True)
+
+
+def _usable(
+    listing: Sequence[Mapping[str, Any]], skipped: list[Skipped]
+) -> Iterator[Mapping[str, Any]]:
+    seen: set[str] = set()
+    for raw in listing:
+        reason = _unusable(raw)
+        if reason is None and raw["name"] in seen:
+            reason = "the upstream lists this name twice"
+        if reason is None:
+            seen.add(raw["name"])
+            yield raw
+        else:
+            skipped.append(_skip(raw, reason))
+
+
+def _wanted(
+    usable: Sequence[Mapping[str, Any]],
+    source: Source,
+    wraps: Sequence[Wrap],
+    allow: Sequence[str],
+    exclude: Sequence[str],
+    skipped: list[Skipped],
+) -> Iterator[tuple[Mapping[str, Any], Wrap | None]]:
+    """The tools that the configuration shows: wrapped ones first, so that they keep their names."""
+    by_name = {raw["name"]: raw for raw in usable}
+    wrapped: dict[str, list[str]] = {}
+    for wrap in wraps:
+        if wrap.tool in by_name and not matching(wrap.tool, source.exclude):
+            wrapped.setdefault(wrap.tool, []).append(wrap.as_ or wrap.tool)
+            yield by_name[wrap.tool], wrap
+    for name, raw in by_name.items():
+        if name in wrapped:
+            reason: str | None = f"wrapped as {', '.join(wrapped[name])}"
+        else:
+            reason = _hidden(name, source, allow, exclude)
+        if reason is None:
+            yield raw, None
+        elif name not in wrapped.get(name, ()):
+            skipped.append(_skip(raw, reason))
+
+
+def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[str]) -> str | None:
+    if matching(name, source.exclude):
+        return "excluded by `exclude`"
+    if not matching(name, source.include):
+        return "not in `include`"
+    if not matching(name, allow):
+        return "not in `tools`"
+    if matching(name, exclude):
+        return "excluded by `exclude_tools`"
+    return None
+
+
+def _unusable(raw: Mapping[str, Any]) -> str | None:
+    name, schema = raw.get("name"), raw.get("inputSchema")
+    if not isinstance(name, str) or not name:
+        return "its name is not a string"
+    if schema == TOO_DEEP:
+        return f"its schema is {TOO_DEEP}"
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return 'its input schema is not of `"type": "object"`'
+    if not isinstance(schema.get("properties", {}), dict):
+        return "its input schema's `properties` is not an object"
+    if _mapping(raw.get("execution")).get("taskSupport") == "required":
+        return "it only runs as a task, which the gateway does not pass on"
+    return _schema_fault(schema) or invalid_header_mark(schema)
+
+
+def _schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """Why nobody could check arguments against this schema, or None."""
+    try:
+        size = len(orjson.dumps(schema))
+    except TypeError:
+        return f"its schema is {TOO_DEEP}"
+    if size > MAX_SCHEMA_BYTES:
+        return f"its schema has {size} bytes, the limit is {MAX_SCHEMA_BYTES}"
+    try:
+        jsonschema_rs.validator_cls_for(dict(schema))(dict(schema), retriever=_never_fetch)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        first_line = visible(str(error)).partition("\n")[0][:200]
+        return f"its schema is not a valid JSON Schema: {first_line}"
+    return None
+
+
+def _never_fetch(uri: str) -> Any:
+    raise ValueError(f"a reference to {uri[:100]} is never followed")
+
+
+def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | Skipped:
+    local = (wrap and wrap.as_) or raw["name"]
+    name = local if wrap and wrap.as_ else source.prefix + local
+    if not NAME_PATTERN.fullmatch(name):
+        return _skip(raw, f"its name is not allowed: {NAME_RULE}")
+    override = override_for(source.operations, raw["name"], local)
+    access = override.access or _access_by_hints(raw, source)
+    if access == "dangerous":
+        return _skip(raw, "marked dangerous")
+    target = _target(raw, source, wrap)
+    schema = _without(raw["inputSchema"], {*target.inject, target.idempotency_field})
+    title = _shown_title(raw.get("title"))
+    description = _description(raw, source, override, target)
+    output = _output_schema(raw)
+    said = {
+        "title": title,
+        "outputSchema": None if output is None else listed_output(output),
+        "annotations": _annotations(raw, source, override.access),
+    }
+    shown = {"name": name, "description": description, "inputSchema": schema}
+    shown |= {key: value for key, value in said.items() if value}
+    schema_bytes = orjson.dumps(schema)
+    return Tool(
+        name=name,
+        local_name=local,
+        connection=source.connection,
+        operation=raw["name"],
+        method="",
+        path="",
+        access=access,
+        risk=override.risk or RISK_OF_ACCESS[access],
+        trust=source.trust,
+        title=title or _shown_title(_title(raw)),
+        description=description,
+        input_schema=schema_bytes,
+        entry=orjson.dumps({**shown, **extras(raw, source)}),
+        tokens=token_cost(orjson.dumps(shown)),  # of what a model reads
+        fingerprint=_fingerprint(source, schema_bytes, description, access),
+        upstream=target,
+        output_schema=None if output is None else orjson.dumps(output),
+        keywords=" ".join(schema.get("properties", {})),
+    )
+
+
+def _target(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> UpstreamOperation:
+    here = tuple(name for name in source.inject if name in _properties(raw["inputSchema"]))
+    if wrap is None:
+        return UpstreamOperation(raw["name"], inject=here)
+    inject = tuple(dict.fromkeys((*wrap.inject, *here)))
+    return UpstreamOperation(raw["name"], inject, wrap.idempotency_field, wrap.record)
+
+
+def _without(schema: Mapping[str, Any], names: Iterable[str | None]) -> dict[str, Any]:
+    """The schema with some parameters gone from `properties` and `required`."""
+    gone = set(names)
+    kept = dict(schema)
+    if gone.isdisjoint(_properties(schema)) and gone.isdisjoint(schema.get("required") or ()):
+        return kept
+    kept["properties"] = {k: v for k, v in _properties(schema).items() if k not in gone}
+    required = [name for name in schema.get("required") or () if name not in gone]
+    kept.pop("required", None)
+    return {**kept, "required": required} if required else kept
+
+
+def _access_by_hints(raw: Mapping[str, Any], source: Source) -> Access:
+    """Hints are the upstream's own word, so only a trusted one's count."""
+    hints = _hints(raw) if source.trust == "trusted" else {}
+    if hints.get("readOnlyHint") is True:
+        return "read"
+    return "delete" if hints.get("destructiveHint") is True else "write"
+
+
+def _annotations(
+    raw: Mapping[str, Any], source: Source, configured: Access | None
+) -> dict[str, Any]:
+    """What a trusted upstream says of its tool and no more, unless the configuration knows better.
+
+    A hint that is missing has a default, which is the careful one.
+    """
+    said = _hints(raw)
+    trusted = said if source.trust == "trusted" else {}
+    hints = {name: trusted[name] for name in HINTS if isinstance(trusted.get(name), bool)}
+    if configured is not None:
+        hints["readOnlyHint"] = configured == "read"
+        if configured == "delete" or hints.get("destructiveHint"):
+            hints["destructiveHint"] = configured == "delete"
+    title = _shown_title(said.get("title"))
+    return {"title": title, **hints} if title else hints
+
+
+def _shown_title(given: Any) -> str:
+    return visible(given).strip()[:MAX_TITLE_CHARS] if isinstance(given, str) else ""
+
+
+def _description(
+    raw: Mapping[str, Any], source: Source, override: Override, target: UpstreamOperation
+) -> str:
+    given = raw.get("description")
+    text = override.description or (given if isinstance(given, str) else _title(raw))
+    start = opening(source, source.display_name)
+    note = IDEMPOTENCY_NOTE if target.idempotency_field else ""
+    if not source.authenticated:
+        note = f" ⚠ {source.display_name} is not authenticated yet.{note}"
+    room = max(0, source.max_description_chars - len(start) - len(note))
+    return start + cut(visible(text).strip(), room) + note
+
+
+def _title(raw: Mapping[str, Any]) -> str:
+    for title in (raw.get("title"), _hints(raw).get("title")):
+        if isinstance(title, str) and title.strip():
+            return title.strip()
+    return str(raw["name"])
+
+
+def _output_schema(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """As the upstream has it, unless it would fail the whole list at a client."""
+    schema = raw.get("outputSchema")
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return None
+    return None if _schema_fault(schema) or _schema_fault(listed_output(schema)) else schema
+
+
+def _malformed_outputs(
+    listing: Iterable[Mapping[str, Any]], tools: Iterable[Tool]
+) -> Iterator[Problem]:
+    promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
+    for tool in tools:
+        if tool.output_schema is None and tool.operation in promised:
+            yield Problem("info", tool.name, "its output schema can't be listed and is left out")
+
+
+def _fingerprint(source: Source, schema: bytes, description: str, access: Access) -> str:
+    place = urlsplit(source.location).netloc or source.location
+    parts = (place.encode(), source.auth_type.encode(), schema, description.encode())
+    return digest(b"\0".join((*parts, access.encode())))
+
+
+def _origin(location: str) -> str:
+    parts = urlsplit(location)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    return _mapping(_mapping(schema).get("properties"))
+
+
+def _hints(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(raw.get("annotations"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _skip(raw: Mapping[str, Any], reason: str) -> Skipped:
+    name = raw.get("name")
+    return Skipped(visible(name)[:128] if isinstance(name, str) else None, "", "", reason)

@@ -1,0 +1,166 @@
+"""Who is signed in to the console: a sealed cookie, checked against what is configured now.
+
+The cookie holds the principal and a proof of the token it signed in with. A principal that was
+removed, or has another token, is signed out by its next request. The link that is printed at start
+is sealed too and used up in the store, so that it works once on whichever process it reaches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jwt
+from cryptography.fernet import InvalidToken
+
+from gateway.model import Principal
+from gateway.store.cluster import first_use, is_ended
+from gateway.store.database import Database
+from gateway.store.secrets import Seal
+from gateway.web.identity import AuthSettings, Identity
+
+COOKIE = "gateway_console"
+SESSION_SECONDS = 12 * 3600.0
+LINK_SECONDS = 15 * 60.0
+MAX_COOKIE_BYTES = 4096
+LOCAL = Principal("local", admin=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One sign-in."""
+
+    id: str
+    principal: Principal
+    expires: float
+
+    @property
+    def csrf(self) -> str:
+        """What every form of this session carries; it says nothing about the cookie."""
+        return hashlib.sha256(f"csrf {self.id}".encode()).hexdigest()
+
+    def owns(self, presented: str) -> bool:
+        """Whether a form came from a page of this session."""
+        return hmac.compare_digest(self.csrf.encode(), presented.encode("utf-8", "replace"))
+
+
+class Sessions:
+    """Opens, checks and ends sessions."""
+
+    def __init__(self, identity: Identity, seal: Seal, db: Database) -> None:
+        self._identity = identity
+        self._seal = seal
+        self._db = db
+
+    def link(self) -> str | None:
+        """What goes behind `?link=`: once, for 15 minutes; None: there is no admin to be."""
+        if first_admin(self._identity.settings) is None:
+            return None
+        expires = time.time() + LINK_SECONDS
+        return self._sealed({"kind": "link", "id": secrets.token_hex(16), "expires": expires})
+
+    async def open_by_link(self, link: str) -> str | None:
+        """The cookie for a link that was not used yet."""
+        opened = self._opened(link, "link")
+        principal = first_admin(self._identity.settings)
+        if opened is None or principal is None:
+            return None
+        if not await first_use(self._db, opened["id"], opened["expires"]):
+            return None
+        return self._cookie(principal, self._proof(principal.name))
+
+    async def open_by_token(self, token: str) -> str:
+        """The cookie for a token that MCP and REST would take too. Raises Unauthenticated."""
+        fields = {b"authorization": b"Bearer " + token.strip().encode("utf-8", "replace")}
+        principal = await self._identity.identify(fields)
+        until = _expiry(token) if self._identity.settings.mode == "jwt" else math.inf
+        return self._cookie(principal, self._proof(principal.name), until)
+
+    async def current(self, cookie: str | None) -> Session | None:
+        """The session of a cookie, if it still holds."""
+        opened = self._opened(cookie or "", "session")
+        if opened is None or await is_ended(self._db, opened["id"]):
+            return None
+        principal = self._principal_now(opened)
+        return None if principal is None else Session(opened["id"], principal, opened["expires"])
+
+    async def end(self, session: Session) -> None:
+        """Signs out, everywhere."""
+        await first_use(self._db, session.id, session.expires)
+
+    def _cookie(self, principal: Principal, proof: str, until: float = math.inf) -> str:
+        now = time.time()
+        return self._sealed(
+            {
+                "kind": "session",
+                "id": secrets.token_hex(16),
+                "issued": now,
+                "expires": min(now + SESSION_SECONDS, until),
+                "principal": principal.name,
+                "proof": proof,
+                "claimed": {
+                    "role": principal.role,
+                    "organization": principal.organization,
+                    "admin": principal.admin,
+                },
+            }
+        )
+
+    def _principal_now(self, opened: dict[str, Any]) -> Principal | None:
+        settings, name = self._identity.settings, opened["principal"]
+        if not hmac.compare_digest(opened["proof"], self._proof(name)):
+            return None
+        known = settings.principals.get(name)
+        if settings.mode == "jwt":
+            return _as_claimed(settings, known or Principal(name), opened["claimed"])
+        if settings.mode == "none":
+            return (known or LOCAL) if name == LOCAL.name else None
+        return known
+
+    def _proof(self, name: str) -> str:
+        settings = self._identity.settings
+        bound = f"{settings.mode} {settings.token_hashes.get(name, '')}"
+        return hashlib.sha256(f"console {name} {bound}".encode()).hexdigest()
+
+    def _sealed(self, value: dict[str, Any]) -> str:
+        return self._seal.encrypt_json(value).decode()
+
+    def _opened(self, text: str, kind: str) -> dict[str, Any] | None:
+        if not text or len(text) > MAX_COOKIE_BYTES:
+            return None
+        try:
+            value = self._seal.decrypt_json(text.encode("utf-8", "replace"))
+        except (InvalidToken, ValueError):
+            return None
+        if not isinstance(value, dict) or value.get("kind") != kind:
+            return None
+        return value if value["expires"] > time.time() else None
+
+
+def first_admin(settings: AuthSettings) -> Principal | None:
+    """Whom the printed link signs in: `local` without tokens, else the first configured admin."""
+    if settings.mode == "none":
+        return settings.principals.get(LOCAL.name) or LOCAL
+    return next((each for each in settings.principals.values() if each.admin), None)
+
+
+def _as_claimed(settings: AuthSettings, known: Principal, claimed: Mapping[str, Any]) -> Principal:
+    """What a token claimed can't be asked again; what is configured beside it is as it is now."""
+    rules = settings.jwt
+    claims = {
+        "role": rules and rules.role_claim,
+        "organization": rules and rules.organization_claim,
+        "admin": rules and rules.admin_claim,
+    }
+    return replace(known, **{name: claimed[name] for name, claim in claims.items() if claim})
+
+
+def _expiry(token: str) -> float:
+    """When a token that was verified expires."""
+    return float(jwt.decode(token.strip(), options={"verify_signature": False})["exp"])

@@ -1,0 +1,138 @@
+"""The seam between the protocol and what it serves.
+
+The MCP edge knows views, names and wire dicts; it does not know connections, policies or calls.
+Whatever answers these four questions can be put behind it. `Offers` is for all that is not a tool:
+without one there are tools and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from gateway.calls.record import AskClient
+from gateway.catalog.snapshot import ConnectionState
+from gateway.errors import UpstreamRefused
+from gateway.model import Principal
+from gateway.policy.view import Scope, askable
+
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+Notice = Callable[[str, Mapping[str, Any]], None]
+Era = Literal["2025", "2026"]
+
+
+@dataclass(slots=True)
+class CallContext:
+    """What a tool call knows of its client."""
+
+    principal: Principal
+    scope: Scope
+    era: Era
+    protocol_version: str
+    session: str | None = None  # stable id of the session, where the era has them
+    client: str = ""  # name/version as the client says, bounded
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None  # None: nobody asked for it
+    ask: AskClient | None = None  # None: this client can't be asked on this request
+    input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
+    request_state: str | None = None
+    gone: Callable[[], bool] | None = None  # whether nobody is there any more to be answered
+    notice: Notice | None = None  # takes log messages of this call; None: nobody reads them
+    log_level: str | None = None  # from which level on
+    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
+    refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
+
+
+def askable_of(context: CallContext, server: ConnectionState) -> Mapping[str, Any]:
+    """What this server may ask of this client, if there is a way to ask it anything."""
+    if context.era == "2025" and context.ask is None:
+        return {}
+    return askable(context.capabilities, server)
+
+
+class ListedView(Protocol):
+    """What a principal sees at one address."""
+
+    @property
+    def digest(self) -> str:
+        """Changes exactly when the bytes of the list change."""
+
+    def page(self, cursor: str | None) -> bytes | None:
+        """`"tools":[…]` with `,"nextCursor":"…"` where more follow; None: a bad cursor."""
+
+
+class Surface(Protocol):
+    """What the gateway serves over MCP."""
+
+    def view(self, principal: Principal, scope: Scope) -> ListedView: ...
+
+    def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
+        """The input schema of a tool in the caller's view, as JSON."""
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        """The wire dict of a CallToolResult or InputRequiredResult. Raises errors.UnknownTool."""
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have `listener` called after each change of what is served; returns how to stop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a view has beside tools, for whoever meets the gateway there."""
+
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    instructions: str | None = None  # None: the gateway's own
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A notice of a server: about a resource that some watch, or a log message."""
+
+    server: str
+    method: str
+    params: Mapping[str, Any]
+    principal: str | None = None  # whom it concerns; None: whoever wants to hear of it
+
+
+class Offers(Protocol):
+    """Prompts, resources, completion and logs of the servers in a view."""
+
+    async def hello(self, principal: Principal, scope: Scope) -> Hello: ...
+
+    async def answer(
+        self, method: str, params: Mapping[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        """The wire dict of a result. Raises RpcError and errors.UpstreamRefused."""
+
+    def marks(self, principal: Principal, scope: Scope) -> tuple[str, str]:
+        """Change exactly when the prompts, or the resources, of a view may have changed."""
+
+    async def listen(
+        self, holder: str, principal: Principal, scope: Scope, wanted: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Takes note of what a stream wants to hear of; gives the part that it will hear."""
+
+    def attend(self, holder: str) -> None:
+        """A stream of this session, or the one that is its own holder, is open."""
+
+    def leave(self, holder: str) -> None:
+        """That stream is closed."""
+
+    def forget(self, holder: str) -> None:
+        """A session or a stream is over."""
+
+    def concerns(self, told: Told, principal: Principal, scope: Scope, holder: str) -> bool:
+        """Whether a notice is for this session or stream."""
+
+    def log_level(self, session: str | None) -> str | None:
+        """From which level on a session reads logs, if it said so."""
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has `listener` called when the marks of some view may have changed."""
+
+    def on_notice(self, listener: Callable[[Told], None]) -> Callable[[], None]:
+        """Has `listener` called with each notice."""

@@ -1,0 +1,580 @@
+"""From a request body to arguments: an object's properties one by one, anything else whole.
+
+Only the top level is taken apart; nested objects stay real schemas. A body's hidden properties
+with a default become constants that are always sent. What the object says beside its properties is
+said of the tool's input instead: which of them go together, and whether there may be others, which
+then go into the body as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from gateway.blocklist import may_reroute
+from gateway.model import Body, Field, Source, Style
+from gateway.openapi.document import (
+    Document,
+    Made,
+    Unusable,
+    is_internal,
+    mapping,
+    resolved,
+    sequence,
+    spend,
+    spend_on,
+    text_of,
+)
+from gateway.openapi.inputs import (
+    MAX_INPUTS,
+    ArgumentNames,
+    Content,
+    RequestBody,
+    Slot,
+    constant,
+    described,
+    injected_as,
+    rank_of,
+    remembered_slot,
+)
+from gateway.openapi.schema import Fragment, Schema, Schemas, default_of, types_of
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+OCTETS = "application/octet-stream"
+_MAX_PARTS = 200  # of one allOf, parts of parts included
+_LOOKED_AT = 20  # schemas, for one unit of work
+_XML_LEVELS = 6
+_MAX_NEEDS = 1_000  # names in `dependentRequired`; a body that needs more counts as required
+_FORM_STYLES: Mapping[str, Style] = {
+    "form": "form",
+    "spaceDelimited": "spaceDelimited",
+    "pipeDelimited": "pipeDelimited",
+    "tabDelimited": "tabDelimited",
+    "deepObject": "deepObject",
+}
+MAX_PART_TYPES = 10
+MAX_PART_TYPE = 100  # characters
+_MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
+_TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
+_ANYTHING: Mapping[str, Any] = {}
+_DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
+_READING = ("GET", "HEAD", "DELETE")
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an object body is made of, allOf included."""
+
+    properties: Mapping[str, Any]
+    required: frozenset[str]
+    alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # of each, one set must be there
+    at_least: int = 0  # properties
+    more: tuple[Any, ...] | None = ()  # what it says of other properties; None: there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every step here needs to know."""
+
+    document: Document
+    schemas: Schemas
+    source: Source
+    method: str
+    beside: Sequence[Slot] = ()  # the inputs that are not the body's
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How a body is put together, and what the caller gives for it."""
+
+    body: Body | None
+    slots: Sequence[Slot] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # for the tool's input as a whole
+    refs: tuple[str, ...] = ()  # of the keywords
+    left_out: tuple[str, ...] = ()  # properties that would make the request another one
+
+
+def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) -> Taken:
+    """How the body is put together, and the arguments the caller gives for it."""
+    content = chosen_content(around.document, body)
+    kind = media_kind(content.media_type)
+    if is_internal(body.raw) and isinstance(
+        hidden := default_of(around.document, content.schema), Mapping
+    ):
+        media_type = sendable(content.media_type)
+        constants = constant(around.document, dict(hidden))
+        return Taken(Body(media_type, required=bool(hidden), constants=constants))
+    if kind in ("text", "octets"):
+        return _opaque(around, content, body, names, kind)
+    if kind == "multipart" and _is_file(around.document, content.schema):
+        content = replace(content, schema=Made(properties={"file": content.schema}))
+    shape = shape_of(around.document, content.schema)
+    if shape is None:
+        return _whole(around, content, body, names, kind)
+    return _taken_apart(around, content, body, names, shape)
+
+
+def chosen_content(document: Document, body: RequestBody) -> Content:
+    """The body in the media type that is sent; bytes are JSON only if a definition insists."""
+
+    def preference(each: Content) -> tuple[bool, tuple[int, bool]]:
+        structured = media_kind(each.media_type) in ("json", "form", "multipart")
+        return structured and _is_file(document, each.schema), _preference(each.media_type)
+
+    chosen = min(body.contents, key=preference)
+    anything = "*" in chosen.media_type and _is_file(document, chosen.schema)
+    return replace(chosen, media_type=OCTETS) if anything else chosen
+
+
+@lru_cache(maxsize=256)
+def media_kind(media_type: str) -> str:
+    """json, form, multipart, text or octets."""
+    plain = media_type.partition(";")[0].strip().lower()
+    if plain in (JSON, "text/json", "*/*", "application/*") or plain.endswith("+json"):
+        return "json"
+    if plain == FORM:
+        return "form"
+    if plain.startswith("multipart/"):
+        return "multipart"
+    text = plain.startswith("text/") or plain.endswith(_TEXT_ENDINGS)
+    return "text" if text else "octets"
+
+
+def sendable(media_type: str) -> str:
+    """The media type to announce: ranges are narrowed to one."""
+    if "*" not in media_type:
+        return media_type
+    return JSON if media_kind(media_type) == "json" else OCTETS
+
+
+def _preference(media_type: str) -> tuple[int, bool]:
+    order = ("json", "form", "multipart", "text", "octets")
+    plain = media_type.partition(";")[0].strip().lower()
+    kind = media_kind(media_type)
+    other = kind == "octets" and plain != OCTETS
+    return order.index(kind) + other, plain not in (JSON, MULTIPART, "text/plain")
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+def shape_of(document: Document, schema: Any) -> Shape | None:
+    """What an object consists of; None for what is not one, or can't be said of its properties."""
+    try:
+        parts = _parts(document, schema)
+        properties = _properties(document, parts)
+        for name, raw in _of_kinds(document, resolved(document, schema)).items():
+            properties.setdefault(name, raw)
+    except Unusable:
+        return None
+    required = frozenset().union(*(_names(part) for part in parts))
+    alternatives = tuple(
+        [_names(each) for each in sequence(part[key])]
+        for part in parts
+        for key in ("anyOf", "oneOf")
+        if part.get(key)
+    )
+    more = _more(parts)
+    for name in required.union(*(each for group in alternatives for each in group)):
+        properties.setdefault(name, more[0] if more else True)  # named nowhere else
+    if not properties or len(properties) > MAX_INPUTS:
+        return None
+    spend_on(document, len(properties))
+    at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
+    return Shape(properties, required, alternatives, at_least, more)
+
+
+def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for part in parts:
+        for name, raw in mapping(part.get("properties")).items():
+            properties[name] = _refined(properties[name], raw) if name in properties else raw
+        spend(document, len(properties) // 10)
+        if any(key in part for key in _DYNAMIC):
+            properties.pop("dynamicProperties", None)  # the designer's placeholder
+    return properties
+
+
+def _refined(base: Any, raw: Any) -> Any:
+    """A property that a part of an object says more of than another part did before."""
+    plain = isinstance(base, dict) and isinstance(raw, dict) and "$ref" not in {**base, **raw}
+    return Made({**base, **raw}) if plain and base != raw else raw
+
+
+def _names(part: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in sequence(part.get("required")) if type(name) is str)
+
+
+def _more(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    """What is said of properties that have no name here; None where there are no others."""
+    said = [part[key] for part in parts for key in _OTHERS if key in part]
+    return None if False in said else tuple(each for each in said if isinstance(each, (dict, bool)))
+
+
+def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
+    """The schema and what its allOf adds, base first."""
+    waiting, total, seen = [schema], 0, set[int]()
+    found: list[Mapping[str, Any]] = []
+    while waiting:
+        part = resolved(document, waiting.pop())
+        total += 1
+        spend(document, 1)
+        if total > _MAX_PARTS or not _is_object(part):
+            raise Unusable("not a plain object")
+        if id(part) not in seen:
+            seen.add(id(part))
+            found.append(part)
+            waiting.extend(sequence(part.get("allOf")))
+    return found[::-1]
+
+
+def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an object may have besides, if it says its kind: the properties of what extends it."""
+    if "discriminator" not in base:
+        return {}
+    if id(base) not in document.kinds:
+        found: dict[str, Any] = {}
+        for part in _extending(document, base):
+            for name, raw in mapping(part.get("properties")).items():
+                found[name] = raw if found.get(name, raw) == raw else _ANYTHING
+        document.kinds[id(base)] = (base, found)
+    return document.kinds[id(base)][1]
+
+
+def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    home = document.root if document.swagger else mapping(document.root.get("components"))
+    named = mapping(home.get("definitions" if document.swagger else "schemas"))
+    spend(document, len(named) // _LOOKED_AT)
+    for schema in named.values():
+        extended = sequence(mapping(schema).get("allOf"))
+        spend(document, len(extended) // _LOOKED_AT)
+        try:
+            if any(
+                "$ref" in mapping(part) and resolved(document, part) is base for part in extended
+            ):
+                yield from _parts(document, schema)
+        except Unusable:
+            continue
+
+
+def _is_object(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        return False
+    alternatives = [*sequence(part.get("oneOf")), *sequence(part.get("anyOf"))]
+    return all(isinstance(each, Mapping) and set(each) <= {"required"} for each in alternatives)
+
+
+def _taken_apart(
+    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, shape: Shape
+) -> Taken:
+    visible, constants = around.schemas.visible(
+        {"properties": shape.properties, "required": list(shape.required)}
+    )
+    left_out = {name for name in (*visible, *constants) if _is_detour(around.source, name)}
+    visible = {name: raw for name, raw in visible.items() if name not in left_out}
+    constants = {name: value for name, value in constants.items() if name not in left_out}
+    fields = [
+        _field(around, content, name, raw, names.take(name, "body"), names)
+        for name, raw in visible.items()
+    ]
+    given = {f.name: injected_as(around.source, "body", f.name, f.argument) for f in fields}
+    fields = [replace(f, argument=given[f.name] or f.argument) for f in fields]
+    asked = {f.name: f for f in fields if given[f.name] is None}
+    filled = (constants.keys() | visible.keys() | left_out) - asked.keys()
+    needs = [f.argument for f in asked.values() if f.name in shape.required]
+    keywords = _demands(around, shape, asked, filled, len(needs))
+    can_be_left_out = body.required is False and not filled and not keywords
+    if can_be_left_out and len(needs) * len(asked) <= _MAX_NEEDS:
+        keywords = _together(needs, asked)
+        needs = []
+    form = media_kind(content.media_type) != "json"
+    slots = [
+        slot
+        for f in asked.values()
+        for slot in _field_slots(around, f, visible[f.name], f.argument in needs, form)
+    ]
+    more, refs = _others(around, shape)
+    taken = Body(
+        sendable(content.media_type),
+        tuple(fields),
+        required=bool(body.required) or bool(constants),
+        constants=constant(around.document, constants),
+        all_but=None if shape.more is None else _arguments(around, fields),
+    )
+    keywords = {**keywords, "additionalProperties": more}
+    return Taken(taken, slots, keywords, refs, tuple(sorted(left_out)))
+
+
+def _is_detour(source: Source, name: str) -> bool:
+    """Whether a property would make the request another one that the connection did not ask for."""
+    return may_reroute(name, "body") and injected_as(source, "body", name, name) is None
+
+
+def _demands(
+    around: Surroundings,
+    shape: Shape,
+    asked: Mapping[str, Field],
+    filled: Set[str],
+    needed: int,
+) -> dict[str, Any]:
+    """What is asked of several properties: one set or another of them, or so many."""
+    groups = []
+    for group in shape.alternatives:
+        left = [names - filled for names in group]
+        if all(left):
+            groups.append([_required(names, asked) for names in left if names <= asked.keys()])
+    at_least = min(shape.at_least - len(filled), len(asked))
+    if at_least > 0 and not needed:
+        groups.append([_required({name}, asked) for name in asked])
+    keywords: dict[str, Any] = {}
+    if groups := [group for group in groups if group]:
+        keywords = (
+            {"anyOf": groups[0]}
+            if len(groups) == 1
+            else {"allOf": [{"anyOf": group} for group in groups]}
+        )
+    if at_least > max(needed, 1):
+        keywords["minProperties"] = at_least + sum(slot.required for slot in around.beside)
+    return keywords
+
+
+def _required(names: Set[str], asked: Mapping[str, Field]) -> dict[str, Any]:
+    return {"required": [f.argument for f in asked.values() if f.name in names]}
+
+
+def _together(needs: Sequence[str], asked: Mapping[str, Field]) -> dict[str, Any]:
+    """Of a body that may be left out: whoever gives anything gives what it needs."""
+    rules = {f.argument: [name for name in needs if name != f.argument] for f in asked.values()}
+    return {"dependentRequired": rules} if needs and len(asked) > 1 else {}
+
+
+def _others(around: Surroundings, shape: Shape) -> tuple[Schema, tuple[str, ...]]:
+    """What is listed of properties that the body does not name; where it is silent, none are."""
+    parts = [around.schemas.translate(each) for each in shape.more or ()]
+    if len(parts) < 2:
+        return (parts[0].schema, parts[0].refs) if parts else (False, ())
+    return {"allOf": [p.schema for p in parts]}, tuple(ref for p in parts for ref in p.refs)
+
+
+def _arguments(around: Surroundings, fields: Sequence[Field]) -> frozenset[str]:
+    """The arguments that have a place of their own."""
+    own = (
+        name
+        for f in fields
+        for name in (f.argument, f.file_name_argument, f.content_type_argument)
+        if name
+    )
+    return frozenset([*own, *around.source.inject, *(slot.argument for slot in around.beside)])
+
+
+def _field(
+    around: Surroundings,
+    content: Content,
+    name: str,
+    raw: Any,
+    argument: str,
+    names: ArgumentNames,
+) -> Field:
+    kind = media_kind(content.media_type)
+    if kind == "json":
+        return Field(argument, name)
+    encoding = mapping(content.encoding.get(name))
+    style = _FORM_STYLES.get(text_of(encoding.get("style")), "form")
+    explode = encoding["explode"] if isinstance(encoding.get("explode"), bool) else style == "form"
+    part_types = _media_types(encoding.get("contentType"))
+    media_type = next((each for each in part_types[:1] if "*" not in each), None)
+    if kind == "form":
+        # A style that is asked for wins over the media type.
+        media_type = None if {"style", "explode"} & encoding.keys() else media_type
+        return Field(argument, name, media_type=media_type, style=style, explode=explode)
+    file = _file_schema(around.document, raw, "".join(part_types[:1]))
+    if file is None:
+        return Field(argument, name, media_type=media_type, style=style, explode=explode)
+    own = mapping(resolved(around.document, content.schema).get("properties"))
+    told = [f"{name}_{what}" for what in ("filename", "content_type")]
+    file_name, content_type = (None if t in own else names.take(t, "body") for t in told)
+    return Field(
+        argument,
+        name,
+        file=True,
+        file_name_argument=file_name,
+        content_type_argument=content_type,
+        media_type=", ".join(part_types or _media_types(file.get("contentMediaType"))) or None,
+        style=style,
+        explode=explode,
+    )
+
+
+def _media_types(written: Any) -> list[str]:
+    """The media types, or ranges of them, that a definition lists for a part."""
+    listed = (each.strip() for each in text_of(written).split(",", MAX_PART_TYPES)[:MAX_PART_TYPES])
+    return [each for each in listed if len(each) <= MAX_PART_TYPE and _MEDIA_TYPE.fullmatch(each)]
+
+
+def _field_slots(
+    around: Surroundings, field: Field, raw: Any, needed: bool, form: bool
+) -> Iterator[Slot]:
+    if not field.file:
+        slot = remembered_slot(around.schemas, raw, field.argument, needed)
+        least = _least(around.document, field, raw) if needed and form else {}
+        yield replace(slot, schema={**mapping(slot.schema), **least}) if least else slot
+        return
+    several = resolved(around.document, raw).get("type") == "array"
+    file = _each({"type": "string", "contentEncoding": "base64"}, several)
+    if several and needed:
+        file["minItems"] = 1
+    yield Slot(field.argument, described(file, mapping(raw), ""), (), needed, rank_of(raw))
+    kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
+    for argument, about in (
+        (field.file_name_argument, f"File name of {field.argument}."),
+        (field.content_type_argument, f"Media type of {field.argument}{kinds}."),
+    ):
+        if argument is not None:
+            naming = {**_each({"type": "string"}, several), "description": about}
+            yield Slot(argument, naming, (), False, rank_of(raw))
+
+
+def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
+    """In a form, an empty list is not there at all, nor is an object with a field for each key."""
+    with suppress(Unusable):
+        types = types_of(resolved(document, raw))
+        if types == ["array"] and field.media_type is None:
+            return {"minItems": 1}
+        if types == ["object"] and field.style == "deepObject":
+            return {"minProperties": 1}
+    return {}
+
+
+def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
+    return {"type": "array", "items": schema} if several else schema
+
+
+def _file_schema(document: Document, raw: Any, part_type: str) -> Mapping[str, Any] | None:
+    """What is said of a file, or of each in a list; None where the part is no file."""
+    try:
+        found = resolved(document, raw)
+        if found.get("type") == "array":
+            found = resolved(document, found.get("items"))
+    except Unusable:
+        return None
+    return found if _is_file(document, found, part_type) else None
+
+
+def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
+    try:
+        found = resolved(document, raw)
+    except Unusable:
+        return False
+    if found.get("type") == "file" or found.get("format") == "binary":
+        return True
+    media = text_of(found.get("contentMediaType"))
+    if not media and found.get("type", "string") == "string" and "format" not in found:
+        media = part_type  # as OpenAPI 3.1 writes it, which has no `binary`
+    return bool(media) and "contentEncoding" not in found and media_kind(media) == "octets"
+
+
+# --- everything else ------------------------------------------------------------------------------
+
+
+def _whole(
+    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
+) -> Taken:
+    if _is_empty(around, content, body, kind):
+        needed = body.required is True and around.method not in _READING
+        return Taken(Body(sendable(content.media_type), required=True) if needed else None)
+    argument = names.take("body", "body")
+    fragment = around.schemas.translate(content.schema)
+    if kind != "json":
+        fragment = _as_form(around.document, content, fragment)
+    schema = described(fragment.schema, body.raw, argument)
+    required = body.required is True
+    injected = injected_as(around.source, "body", "body", argument)
+    taken = Body(sendable(content.media_type), whole=injected or argument, required=required)
+    if injected is not None:
+        return Taken(taken)
+    rank = rank_of(body.raw)
+    return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)])
+
+
+def _as_form(document: Document, content: Content, fragment: Fragment) -> Fragment:
+    """A form's fields are an object's properties; a text is one that the caller has written."""
+    with suppress(Unusable):
+        types = types_of(resolved(document, content.schema))
+        if not types or "object" in types:
+            return Fragment({**mapping(fragment.schema), "type": "object"}, fragment.refs)
+        if types == ["string"] and media_kind(content.media_type) == "form":
+            return fragment
+    return Fragment({"type": "object"}, ())
+
+
+def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:
+    """Some write an object without properties for "no body", Stripe on every GET."""
+    try:
+        found = resolved(around.document, content.schema)
+    except Unusable:
+        return False
+    if not _is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *_DYNAMIC}:
+        return False
+    if mapping(found.get("properties")) or found.get("additionalProperties", False) is not False:
+        return False
+    if kind in ("form", "multipart"):
+        return True
+    return around.method in _READING and body.required is not True
+
+
+def _opaque(
+    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
+) -> Taken:
+    """A body that is sent as it is given; an object in XML or YAML is written out as such."""
+    argument = names.take("body", "body")
+    binary, required = kind == "octets", body.required is True
+    fragment = Fragment({}, ()) if binary else around.schemas.translate(content.schema)
+    plain = dict(mapping(fragment.schema)) or {"type": "string"}
+    plain.pop("contentEncoding", None)
+    if binary:
+        plain["contentEncoding"] = "base64"
+    words = f"The body, as {content.media_type}{' in base64' if binary else ''}."
+    schema = described({"description": words, **plain}, body.raw, argument)
+    taken = Body(
+        sendable(content.media_type),
+        whole=argument,
+        binary=binary,
+        required=required,
+        xml=None if binary else _xml(around.document, content),
+    )
+    return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank_of(body.raw))])
+
+
+def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:
+    """How an object is written as XML; None for other media types."""
+    if not content.media_type.partition(";")[0].strip().lower().endswith(("/xml", "+xml")):
+        return None
+    named = text_of(mapping(content.schema).get("$ref")).rpartition("/")[2]
+    return {"name": named or "root", **_xml_layout(document, content.schema, 0)}
+
+
+def _xml_layout(document: Document, schema: Any, level: int) -> dict[str, Any]:
+    """The names and forms of a schema's elements, where they are not those of its properties."""
+    with suppress(Unusable):
+        found = resolved(document, schema)
+        said = mapping(found.get("xml"))
+        layout: dict[str, Any] = {key: said.get(key) for key in ("attribute", "wrapped")}
+        layout |= {key: text_of(said.get(key)) for key in ("name", "prefix", "namespace")}
+        if level < _XML_LEVELS and (shape := shape_of(document, found)) is not None:
+            inner = {
+                name: _xml_layout(document, part, level + 1)
+                for name, part in shape.properties.items()
+            }
+            layout["properties"] = {name: part for name, part in inner.items() if part}
+        if level < _XML_LEVELS and "items" in found:
+            layout["items"] = _xml_layout(document, found["items"], level + 1)
+        return {key: value for key, value in layout.items() if value}
+    return {}

@@ -1,0 +1,583 @@
+"""What an operation takes and gives, in one plain form for Swagger 2.0, OpenAPI 3.0 and 3.1.
+
+Everything version-specific about where things stand ends here: parameters come out merged and
+resolved as `Input`, bodies as `Content` by media type, form fields of 2.0 as an object schema.
+Schemas stay as they are written; `schema` translates them.
+
+From the parameters of an operation to arguments of a tool.
+
+One flat object takes them all, so names that clients can't spell are mended and names that would
+meet are told apart: `name` stays where it is first needed (path, query, header, cookie, body in
+this order), a later one says where it goes: `query_name`, `body_name`. The wire keeps its own.
+
+Which inputs can be looked up: Microsoft's dynamic values, lists, trees and schemas.
+
+The rules themselves go along with the tool, word for word, for whoever resolves them; the model
+only reads that there is a look-up and which other inputs it needs first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from gateway.blocklist import left_out, may_reroute
+from gateway.model import OWN_HEADERS, Parameter, Place, Problem, Source, Style, Tool
+from gateway.openapi.document import (
+    Document,
+    Made,
+    Operation,
+    Unusable,
+    folded,
+    is_internal,
+    mapping,
+    resolved,
+    sequence,
+    spend,
+    spend_on,
+    text_of,
+)
+from gateway.openapi.schema import Schema, Schemas, written
+from gateway.openapi.wording import MAX_TITLE, phrase, property_description
+
+MAX_INPUTS = 1_000  # parameters of one operation
+MAX_NAME = 500  # of a parameter on the wire
+_MAX_MEDIA_TYPES = 30
+_MAX_MEDIA_TYPE = 200  # characters
+
+_EMPTY: Mapping[str, Any] = {}
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
+# What a request has anyway is spelled in one way, so that a parameter can take its place.
+_SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
+_PLACES: Mapping[str, Place] = {
+    "path": "path",
+    "query": "query",
+    "header": "header",
+    "cookie": "cookie",
+}
+_STYLES: Mapping[str, Style] = {
+    "form": "form",
+    "simple": "simple",
+    "label": "label",
+    "matrix": "matrix",
+    "spaceDelimited": "spaceDelimited",
+    "pipeDelimited": "pipeDelimited",
+    "deepObject": "deepObject",
+}
+_COLLECTION_STYLES: Mapping[str, Style] = {
+    "ssv": "spaceDelimited",
+    "tsv": "tabDelimited",
+    "pipes": "pipeDelimited",
+}
+# What a 2.0 parameter says of itself rather than of its values.
+_NOT_SCHEMA = frozenset({"name", "in", "required", "collectionFormat", "allowEmptyValue", "schema"})
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A parameter outside the body."""
+
+    name: str
+    place: Place
+    required: bool
+    schema: Any
+    raw: Mapping[str, Any]
+    style: Style
+    explode: bool
+    reserved: bool = False
+    media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A body in one media type."""
+
+    media_type: str
+    schema: Any
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """The body an operation takes, in each media type it may have."""
+
+    contents: tuple[Content, ...]
+    required: bool | None  # None: the definition does not say
+    raw: Mapping[str, Any]
+
+
+def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, Any], ...]:
+    """The operation's parameters over its path's, each resolved, bodies and forms included."""
+    merged: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for entries in (operation.item.get("parameters"), operation.raw.get("parameters")):
+        for entry in sequence(entries):
+            parameter = resolved(document, entry)
+            name, place = parameter.get("name"), parameter.get("in")
+            if not isinstance(name, str) or not isinstance(place, str) or len(name) > MAX_NAME:
+                raise Unusable("a parameter has no name or no place")
+            merged[name, place] = parameter
+            if len(merged) > MAX_INPUTS:
+                raise Unusable(f"it has more than {MAX_INPUTS:,} parameters")
+    spend_on(document, len(merged))
+    return tuple(merged.values())
+
+
+def inputs(document: Document, listed: Sequence[Mapping[str, Any]]) -> tuple[Input, ...]:
+    """The parameters that are not part of the body."""
+    return tuple(
+        _input(document, raw, _PLACES[raw["in"]])
+        for raw in listed
+        if raw["in"] in _PLACES and not (raw["in"] == "header" and _is_ours(document, raw, listed))
+    )
+
+
+def _is_ours(
+    document: Document, raw: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether the request has this header anyway, and nobody else's would be sent."""
+    name = raw["name"].strip().lower()
+    if name in OWN_HEADERS or not document.swagger:
+        return name in OWN_HEADERS or name in _IGNORED_HEADERS
+    return name == "content-type" and any(each["in"] == "formData" for each in listed)
+
+
+def _input(document: Document, raw: Mapping[str, Any], place: Place) -> Input:
+    required = place == "path" or raw.get("required") is True
+    name = (
+        _SPELLED.get(raw["name"].strip().lower(), raw["name"]) if place == "header" else raw["name"]
+    )
+    if document.swagger:
+        style, explode = _collection_style(raw, place)
+        return Input(name, place, required, _own_schema(raw), raw, style, explode)
+    media_type, schema = _parameter_schema(raw)
+    style = _STYLES.get(str(raw.get("style")), "form" if place in ("query", "cookie") else "simple")
+    explode = raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form"
+    return Input(
+        name,
+        place,
+        required,
+        schema,
+        raw,
+        style,
+        explode,
+        reserved=place == "query" and raw.get("allowReserved") is True,
+        media_type=media_type,
+    )
+
+
+def _parameter_schema(raw: Mapping[str, Any]) -> tuple[str | None, Any]:
+    for media_type, content in _media_entries(raw):
+        return media_type, mapping(content).get("schema", {})
+    return None, raw.get("schema", {})
+
+
+def _own_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
+    own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
+    return Made({**mapping(raw.get("schema")), **own} if "schema" in raw else own)
+
+
+def _collection_style(raw: Mapping[str, Any], place: str) -> tuple[Style, bool]:
+    collection = str(raw.get("collectionFormat", "csv"))
+    plain: Style = "form" if place in ("query", "formData", "cookie") else "simple"
+    return _COLLECTION_STYLES.get(collection, plain), collection == "multi"
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+def request_body(
+    document: Document, operation: Operation, listed: Sequence[Mapping[str, Any]]
+) -> RequestBody | None:
+    """The body the operation takes, if any."""
+    if document.swagger:
+        return _swagger_body(document, operation, listed)
+    if "requestBody" not in operation.raw:
+        return None
+    raw = resolved(document, operation.raw["requestBody"])
+    contents = tuple(
+        Content(media_type, _media(document, media).get("schema", {}), _encoding(document, media))
+        for media_type, media in _media_entries(raw)
+    )
+    return RequestBody(contents, _said(raw.get("required")), raw) if contents else None
+
+
+def _media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    entries = mapping(raw.get("content")).items()
+    short = ((kind, media) for kind, media in entries if len(kind) <= _MAX_MEDIA_TYPE)
+    return islice(short, _MAX_MEDIA_TYPES)
+
+
+def _media(document: Document, media: Any) -> Mapping[str, Any]:
+    return resolved(document, media) if isinstance(media, Mapping) else _EMPTY
+
+
+def _encoding(document: Document, media: Any) -> Mapping[str, Any]:
+    return mapping(_media(document, media).get("encoding"))
+
+
+def _swagger_body(
+    document: Document, operation: Operation, listed: Sequence[Mapping[str, Any]]
+) -> RequestBody | None:
+    bodies = [raw for raw in listed if raw["in"] == "body"]
+    fields = [raw for raw in listed if raw["in"] == "formData"]
+    if len(bodies) > 1 or (bodies and fields):
+        raise Unusable("it has more than one body")
+    consumes = _media_type_header(listed) or _media_types(document, operation, "consumes")
+    if bodies:
+        raw = bodies[0]
+        contents = tuple(Content(kind, raw.get("schema", {})) for kind in consumes or ("*/*",))
+        return RequestBody(contents, _said(raw.get("required")), raw)
+    return _form(fields, consumes) if fields else None
+
+
+def _form(fields: Sequence[Mapping[str, Any]], consumes: Sequence[str]) -> RequestBody:
+    has_file = any(raw.get("type") == "file" for raw in fields)
+    multipart = has_file or "multipart/form-data" in consumes[:1]
+    required = [raw["name"] for raw in fields if raw.get("required") is True]
+    properties = {raw["name"]: _own_schema(raw) for raw in fields}
+    schema = Made(type="object", properties=properties, required=required)
+    styles = {raw["name"]: _collection_style(raw, "formData") for raw in fields}
+    encoding = {name: {"style": s, "explode": e} for name, (s, e) in styles.items()}
+    media_type = "multipart/form-data" if multipart else "application/x-www-form-urlencoded"
+    return RequestBody((Content(media_type, schema, encoding),), bool(required), _EMPTY)
+
+
+def _media_type_header(listed: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The media type that a definition of 2.0 wants to be announced, where it says so itself."""
+    headers = (raw for raw in listed if raw["in"] == "header")
+    found = (raw for raw in headers if raw["name"].strip().lower() == "content-type")
+    return tuple(kind for raw in found if (kind := text_of(raw.get("default")).strip()))[:1]
+
+
+def _media_types(document: Document, operation: Operation, key: str) -> tuple[str, ...]:
+    own = operation.raw.get(key)
+    listed = own if isinstance(own, list) else document.root.get(key)
+    texts = (kind for kind in sequence(listed) if isinstance(kind, str))
+    return tuple(kind for kind in islice(texts, _MAX_MEDIA_TYPES) if len(kind) <= _MAX_MEDIA_TYPE)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def answers(document: Document, operation: Operation) -> tuple[Content, ...]:
+    """What a successful answer may be: the contents of the first 2xx response that has any."""
+    responses = mapping(operation.raw.get("responses"))
+    spend(document, len(responses) // 10)
+    for status in sorted(key for key in responses if str(key).startswith("2")):
+        try:
+            response = resolved(document, responses[status])
+        except Unusable:
+            continue
+        if contents := _answer_contents(document, operation, response):
+            return contents
+    return ()
+
+
+def _answer_contents(
+    document: Document, operation: Operation, response: Mapping[str, Any]
+) -> tuple[Content, ...]:
+    if not document.swagger:
+        return tuple(
+            Content(media_type, mapping(media).get("schema"))
+            for media_type, media in _media_entries(response)
+        )
+    if "schema" not in response:
+        return ()
+    types = _media_types(document, operation, "produces") or ("application/json",)
+    return tuple(Content(kind, response["schema"]) for kind in types)
+
+
+def _said(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+MAX_ARGUMENT = 64
+MAX_CONSTANT = 16 * 1024
+_OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
+_BRACKETED = re.compile(r"<([^<>]*)>")
+_COMPARED = re.compile(r"[<>]=?")
+_COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
+_PLACE_ORDER = ("path", "query", "header", "cookie")
+_NOTHING: Mapping[str, int] = {}
+_LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
+_RANKS = {"important": 0, "advanced": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One property of the tool's input."""
+
+    argument: str
+    schema: Schema
+    refs: tuple[str, ...]
+    required: bool
+    rank: int = 1  # what matters most to people comes first
+    raw: Any = None  # as the definition writes it
+
+
+class ArgumentNames:
+    """The names one tool's arguments have taken so far; case alone does not tell two apart."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def take(self, wire_name: str, place: str) -> str:
+        """A name for what the wire calls so, unlike any taken before."""
+        if len(self._taken) > MAX_INPUTS:
+            raise Unusable(f"it has more than {MAX_INPUTS:,} inputs")
+        wanted = _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[:MAX_ARGUMENT] or place
+        name, turn = wanted, 1
+        if name.lower() in self._taken:
+            name = wanted = f"{place}_{wanted}"[:MAX_ARGUMENT]
+        while name.lower() in self._taken:
+            turn += 1
+            name = f"{wanted[: MAX_ARGUMENT - 5]}_{turn}"
+        self._taken.add(name.lower())
+        return name
+
+
+def _spelled_out(wire_name: str) -> str:
+    """`DateCreated<` and `DateCreated>` as words: the difference is all there is to them."""
+    if "<" not in wire_name and ">" not in wire_name:
+        return wire_name
+    plain = _BRACKETED.sub(r" \1 ", wire_name)
+    return _COMPARED.sub(lambda found: _COMPARISONS[found[0]], plain)
+
+
+def parameter_slots(
+    document: Document,
+    inputs: Sequence[Input],
+    names: ArgumentNames,
+    schemas: Schemas,
+    source: Source,
+) -> tuple[list[Parameter], list[Slot]]:
+    """How each parameter is sent, and the arguments the caller gives for them."""
+    sent: list[Parameter] = []
+    slots: list[Slot] = []
+    for given in sorted(inputs, key=lambda each: _PLACE_ORDER.index(each.place)):
+        default = _default_of(document, given)
+        internal = is_internal(given.raw)
+        if internal and default is not None:
+            sent.append(_parameter(given, None, constant(document, default)))
+            continue
+        if internal and not given.required:
+            sent.append(_parameter(given, None, None))  # nobody is asked; a look-up may give it
+            continue
+        argument = names.take(given.name, given.place)
+        injected = injected_as(source, given.place, given.name, argument)
+        sent.append(_parameter(given, injected or argument, None))
+        if injected is None:
+            least = _least(document, given) if given.required else {}
+            slot = remembered_slot(
+                schemas, given.raw, argument, given.required, given.schema, least
+            )
+            slots.append(slot)
+    return sent, slots
+
+
+def injected_as(source: Source, place: str, wire_name: str, argument: str) -> str | None:
+    """The name under which the connection fills this in itself, so that nobody is asked for it."""
+    names = {folded(place, name) for name in (wire_name, argument)}
+    return next((name for name in source.inject if folded(place, name) in names), None)
+
+
+def without_detours(
+    source: Source,
+    report: Callable[[str, str], None],
+    sent: list[Parameter],
+    slots: list[Slot],
+) -> tuple[list[Parameter], list[Slot]]:
+    """The same without what would make the request another one, unless the connection gives it."""
+    injected = set(source.inject)
+    out = [
+        each
+        for each in sent
+        if may_reroute(each.name, each.place) and injected.isdisjoint((each.name, each.argument))
+    ]
+    for each in out:
+        report("warning", left_out(each.name, each.place))
+    arguments = {each.argument for each in out}
+    kept = [each for each in sent if each not in out]
+    return kept, [slot for slot in slots if slot.argument not in arguments]
+
+
+def constant(document: Document, value: Any) -> Any:
+    """A value that is sent without being asked for; one that is too large to keep is refused."""
+    size = len(orjson.dumps(value)) if isinstance(value, (str, dict, list)) else 1
+    if size > MAX_CONSTANT:
+        raise Unusable("it has a default that is too large to be filled in")
+    spend(document, size // 50)
+    return value
+
+
+def rank_of(raw: Any) -> int:
+    """Where an input stands among the others."""
+    return _RANKS.get(text_of(mapping(raw).get("x-ms-visibility")).lower(), 1)
+
+
+def remembered_slot(
+    schemas: Schemas,
+    raw: Any,
+    argument: str,
+    required: bool,
+    schema: Any = None,
+    least: Mapping[str, int] = _NOTHING,
+) -> Slot:
+    """The input for what is written so; shared parameters and bodies are described once."""
+    if isinstance(raw, Made):
+        return _slot(schemas, raw, argument, required, schema, least)
+    known = schemas.remembered.get(id(raw), {})
+    if (argument, required) not in known:
+        known[argument, required] = _slot(schemas, raw, argument, required, schema, least)
+        schemas.remembered[id(raw)] = known
+    found: Slot = known[argument, required]
+    return found
+
+
+def _slot(
+    schemas: Schemas,
+    raw: Any,
+    argument: str,
+    required: bool,
+    schema: Any,
+    least: Mapping[str, int],
+) -> Slot:
+    fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
+    words = described(fragment.schema, mapping(raw), argument)
+    if least and isinstance(words, dict):
+        words = {**words, **least}
+    return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
+
+
+def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
+    """The schema with what the parameter around it says in words."""
+    if isinstance(schema, bool):
+        return schema
+    result = dict(schema)
+    if title := phrase(raw.get("x-ms-summary"), MAX_TITLE):
+        result["title"] = title
+    if _letters(str(result.get("title", ""))) == _letters(argument):
+        result.pop("title", None)
+    if description := property_description(raw):
+        result["description"] = description
+    return result
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text)).lower()
+
+
+def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:
+    return Parameter(
+        name=given.name,
+        place=given.place,
+        argument=argument,
+        style=given.style,
+        explode=given.explode,
+        reserved=given.reserved,
+        media_type=given.media_type,
+        double_encoded=text_of(given.raw.get("x-ms-url-encoding")).lower() == "double",
+        constant=constant,
+    )
+
+
+def _least(document: Document, given: Input) -> Mapping[str, int]:
+    """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
+    try:
+        schema = resolved(document, given.schema)
+    except Unusable:
+        return _NOTHING
+    least = _LEAST.get(str(schema.get("type", "string")), "")
+    may_be_empty = least == "minLength" and given.place != "path"
+    if not least or may_be_empty or schema.get(least) or "enum" in schema or given.media_type:
+        return _NOTHING
+    return {least: 1}
+
+
+def _default_of(document: Document, given: Input) -> Any:
+    if "default" in given.raw:
+        return given.raw["default"]
+    try:
+        return resolved(document, given.schema).get("default")
+    except Unusable:
+        return None
+
+
+VALUES = ("x-ms-dynamic-values", "x-ms-dynamic-list", "x-ms-dynamic-tree")
+SCHEMAS = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
+MAX_RULES = 64 * 1024  # bytes, of one tool
+MAX_DEAD = 50
+
+
+def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
+    """The rules by argument, "" for those of a body that was taken apart; b"" if there are none."""
+    rules = {slot.argument: found for slot in slots if (found := _rules(document, slot.raw))}
+    if body is not None and (found := _rules(document, body)):
+        rules.setdefault("body" if any(slot.raw is body for slot in slots) else "", found)
+    if not rules:
+        return b""
+    text = written(rules)
+    return text if len(text) <= MAX_RULES else b""
+
+
+def with_hint(document: Document, slot: Slot) -> Slot:
+    """The input, its description saying what can be looked up and what that depends on."""
+    rules = _rules(document, slot.raw)
+    if not rules or not isinstance(slot.schema, dict):
+        return slot
+    tool = "lookup_values" if any(key in rules for key in VALUES) else "lookup_schema"
+    needed = sorted(set(_inputs(rules)))[:5]
+    hint = f"({tool} knows more{', given ' + ', '.join(needed) if needed else ''}.)"
+    words = f"{slot.schema.get('description', '')} {hint}".strip()
+    return replace(slot, schema={**slot.schema, "description": words})
+
+
+def dead_look_ups(tools: Sequence[Tool], hidden: Sequence[Tool]) -> list[Problem]:
+    """A word on each look-up that names an operation nobody can call."""
+    callable_ids = {tool.operation for tool in (*tools, *hidden)}
+    return [
+        Problem("info", f"{tool.method} {tool.path}", f"{argument} can't be looked up: no {name}")
+        for tool in tools
+        if tool.lookups
+        for argument, rules in orjson.loads(tool.lookups).items()
+        for name in sorted(set(_operations(rules)) - callable_ids)
+    ][:MAX_DEAD]
+
+
+def _operations(rules: Any) -> Iterator[str]:
+    """The operations a rule names, at whatever depth the form has them."""
+    for key, value in rules.items() if isinstance(rules, Mapping) else ():
+        if key == "operationId" and isinstance(value, str):
+            yield value
+        elif key != "parameters":
+            yield from _operations(value)
+
+
+def _rules(document: Document, raw: Any) -> dict[str, Any]:
+    try:
+        found = {**mapping(raw), **resolved(document, raw)} if raw else {}
+    except Unusable:
+        return {}
+    rules = {key: found[key] for key in (*VALUES, *SCHEMAS) if isinstance(found.get(key), dict)}
+    capability = text_of(mapping(rules.get("x-ms-dynamic-values")).get("capability"))
+    picker = mapping(document.root.get("x-ms-capabilities")).get(capability)
+    if capability and isinstance(picker, Mapping):
+        rules["x-ms-capabilities"] = {capability: picker}
+    return rules
+
+
+def _inputs(rules: Mapping[str, Any]) -> Iterator[str]:
+    """The other inputs that a rule's parameters name, old form and new."""
+    for rule in rules.values():
+        for argument in mapping(mapping(rule).get("parameters")).values():
+            reference = mapping(argument).get(
+                "parameter", mapping(argument).get("parameterReference")
+            )
+            if isinstance(reference, str) and reference:
+                yield reference.rsplit("/", 1)[-1][:64]

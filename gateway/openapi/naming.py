@@ -1,0 +1,209 @@
+"""Tool names: the same on every start and replica, whatever the definition calls its operations.
+
+A name is the connection's prefix and the operation's words in snake_case. What is too long is cut,
+and what collides is told apart, by a hash of method and path: both stay the same when operations
+are added or reordered around them.
+
+The other way round, configuration names operations, one by one or by a glob (`read_*`). Where
+several globs match, the most exact one counts: the name itself before any glob, then the one with
+more literal characters. A name that matches nothing is a problem: its rule holds nowhere.
+
+Words of others, made safe to show: what a person can't see must not reach a model either.
+
+Zero-width and bidirectional controls, tag characters, variation selectors, invisible fillers,
+private-use and control characters can carry instructions that no reviewer sees.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from itertools import islice
+
+from gateway.model import OWN_TOOL_NAMES, Override, Problem, Source
+
+MAX_NAME = 64
+MAX_TOLD = 50
+MAX_COMPARED = 1_000  # names among which one is looked for that was meant
+_CUT = 55  # leaves room for "_" and eight hex digits
+_NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
+_WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_GAP = re.compile(r"__+")
+_VARIABLE = re.compile(r"\{([^{}]*)\}")
+_WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+
+
+@dataclass(frozen=True, slots=True)
+class Nameable:
+    """An operation that wants a name."""
+
+    operation: str | None
+    method: str
+    path: str
+
+
+def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:
+    """One name for each operation, prefix included: all different, none over 64 characters."""
+    plain = [prefix + local_name(operation) for operation in operations]
+    shared = _shared(plain)
+    names = [
+        _with_suffix(name, operation) if name in shared or len(name) > MAX_NAME else name
+        for name, operation in zip(plain, operations, strict=True)
+    ]
+    return _all_different(names, operations)
+
+
+def _shared(names: Sequence[str]) -> Mapping[str, str]:
+    """The names that are not one operation's alone, and what is to be said of each."""
+    counts = Counter(names)
+    told = "{} operations have this name: each gets a suffix"
+    shared = {name: told.format(count) for name, count in counts.items() if count > 1}
+    own = "the gateway has a tool of this name: the operation's gets a suffix"
+    return shared | dict.fromkeys(sorted(OWN_TOOL_NAMES & counts.keys()), own)
+
+
+def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
+    """The names that an operation can't have for itself, and what it gets instead."""
+    shared = _shared([prefix + local_name(operation) for operation in operations])
+    return [Problem("info", name, told) for name, told in islice(shared.items(), MAX_TOLD)]
+
+
+def local_name(operation: Nameable) -> str:
+    """The operation's name without prefix: its id's words, else those of method and path."""
+    return snake_case(operation.operation or "") or _words_of_path(operation)
+
+
+def snake_case(text: str) -> str:
+    """`SendEmailV2` → `send_email_v2`, `users/list-repos` → `users_list_repos`."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
+    words = _WORD_STARTS.sub("_", _NOT_WORD.sub("_", text))
+    if "__" in words:
+        words = _GAP.sub("_", words)
+    return words.strip("_").lower()
+
+
+def _words_of_path(operation: Nameable) -> str:
+    path = _VARIABLE.sub(lambda found: f"/by/{found[1]}/", operation.path)
+    words = snake_case(path) or "root"
+    return f"{operation.method.lower()}_{words}"
+
+
+def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
+    text = f"{operation.method.upper()} {operation.path}{salt}"
+    return f"{name[:_CUT]}_{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def _all_different(names: Sequence[str], operations: Sequence[Nameable]) -> tuple[str, ...]:
+    """Someone may have an operation id that looks like another's suffixed name."""
+    taken: set[str] = set()
+    result = []
+    for name, operation in zip(names, operations, strict=True):
+        candidate, turn = name, 0
+        while candidate in taken:
+            turn += 1
+            candidate = _with_suffix(name, operation, salt=f" {turn}")
+        taken.add(candidate)
+        result.append(candidate)
+    return tuple(result)
+
+
+# --- names in configuration -----------------------------------------------------------------------
+
+
+def override_for(operations: Mapping[str, Override], *names: str) -> Override:
+    """What configuration says of the operation with these names: key by key, the most exact."""
+    found = [pattern for pattern in operations if any(_means(pattern, name) for name in names)]
+    said: dict[str, object] = {}
+    for pattern in sorted(found, key=lambda pattern: _exactness(pattern, names)):
+        override = operations[pattern]
+        values = {each.name: getattr(override, each.name) for each in fields(override)}
+        said |= {key: value for key, value in values.items() if value is not None}
+    return Override(**said)  # type: ignore[arg-type]  # each value comes from a field of this name
+
+
+def matching(name: str, patterns: Sequence[str]) -> str | None:
+    """The first of these patterns that means the name."""
+    return next((pattern for pattern in patterns if _means(pattern, name)), None)
+
+
+def unmatched(
+    source: Source,
+    names: Collection[str],
+    noun: str = "operation",
+    *,
+    given: Collection[str] = (),
+    **more: Sequence[str],
+) -> list[Problem]:
+    """What configuration names and nothing has, of `operations`, `include`, `exclude` and `more`.
+
+    `given` are names that an operator gave, by which `operations` may call a tool as well.
+    """
+    lists = {**more, "include": source.include, "exclude": source.exclude}
+    asked = [(key, pattern) for key, patterns in lists.items() for pattern in patterns]
+    problems = [
+        _problem(key, f"{pattern!r} ", pattern, names, noun)
+        for key, pattern in asked
+        if pattern != "*" and not _means_any(pattern, names)
+    ]
+    problems += [
+        _problem(f"operations.{pattern}", "", pattern, names, noun)
+        for pattern in source.operations
+        if not _means_any(pattern, names) and not _means_any(pattern, given)
+    ]
+    return problems[:MAX_TOLD]
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """The known name that a word is close to, as an addition to a sentence."""
+    close = difflib.get_close_matches(word, list(islice(known, MAX_COMPARED)), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _problem(where: str, named: str, pattern: str, names: Collection[str], noun: str) -> Problem:
+    words = f"{named}matches no {noun}{did_you_mean(pattern, names)}"
+    return Problem("warning", where, words, configured=True)
+
+
+def _means(pattern: str, name: str) -> bool:
+    return pattern == name or fnmatchcase(name, pattern)
+
+
+def _means_any(pattern: str, names: Collection[str]) -> bool:
+    return pattern in names or any(fnmatchcase(name, pattern) for name in names)
+
+
+def _exactness(pattern: str, names: Sequence[str]) -> tuple[int, int, int, str]:
+    """Grows with how exactly a pattern means an operation, whose own name comes first."""
+    own = -names.index(pattern) if pattern in names else -len(names)
+    return own, len(_WILDCARDS.sub("", pattern)), -pattern.count("*"), pattern
+
+
+_HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad"
+    "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ud800-\udfff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
+    "]"
+)
+_LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
+
+
+def visible(text: str) -> str:
+    """The text without characters that a person would not see; line ends as `\\n`."""
+    return _HIDDEN.sub("", _LINE_ENDS.sub("\n", text))
+
+
+def cut(text: str, limit: int) -> str:
+    """At most `limit` characters, ending in `…` where something is missing."""
+    if len(text) <= limit:
+        return text
+    return text[: limit - 1].rstrip() + "…" if limit > 0 else ""

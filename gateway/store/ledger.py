@@ -1,0 +1,446 @@
+"""The ledger: one row for every call and what became of it.
+
+A write call is on disk before it is sent (`begin`) and again when it is done (`finish`); a read
+call is one row, written soon after (`record_finished`). A row that is `executing` while its process
+is gone becomes `unknown`: nobody knows whether it happened, so nobody may send it again.
+
+`begin` is also where an idempotency token is claimed, in the same transaction: there is never a
+token without its row. The first one in wins, over all replicas.
+
+The ledger read back: filters and pages, newest first.
+
+A page ends in a cursor that names its last row, not a count: rows that come in meanwhile neither
+repeat nor skip one.
+
+How busy the gateway was: the ledger's last hour, counted by minute, connection and client.
+
+Counted in the store, so that a busy hour costs one statement and not its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    true,
+    tuple_,
+    update,
+)
+
+from gateway.errors import Broken, Fixable
+from gateway.store import tables
+from gateway.store.cluster import SILENT_SECONDS, alive, signal
+from gateway.store.database import Database
+from gateway.store.statements import (
+    Insert,
+    execute_row,
+    insert_many,
+    insert_new,
+    insert_on,
+    is_postgres,
+    json_bytes,
+    many,
+    one,
+    values,
+)
+from gateway.store.writer import Row
+
+_table = tables.executions
+_claims = tables.claims
+
+ExecutionStatus = Literal[
+    "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
+]
+FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
+JSON_COLUMNS = ("arguments", "result", "recorded")
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, as it is now."""
+
+    id: str
+    tool: str
+    connection: str
+    principal: str
+    status: ExecutionStatus
+    access: str
+    risk: str
+    arguments: Mapping[str, Any]  # redacted
+    args_digest: str  # of the arguments as they were sent
+    created_at: float
+    revision: int
+    result: Mapping[str, Any] | None = None  # {success, output, error, duration_ms}
+    error_code: str | None = None
+    upstream_status: int | None = None
+    idempotency_token: str | None = None
+    recorded: Mapping[str, Any] | None = None
+    bundle_ids: tuple[str, ...] = ()
+    finished_at: float | None = None
+    reason: str = ""  # of the decision
+    session: str | None = None
+    client: str = ""
+    era: str = ""
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Whether a call may be sent.
+
+    new: it may, and is on disk. finished, running: the token was used for the same call before, by
+    `execution`. conflict: it was used for another call. ended: this execution has been decided or
+    begun already.
+    """
+
+    outcome: Literal["new", "finished", "running", "conflict", "ended"]
+    execution: Execution | None = None
+
+
+async def begin(db: Database, execution: Execution) -> Begun:
+    """Puts a call on disk as executing, and claims its token if it has one."""
+    with ended_if_unheard(db, execution):
+        return await db.write(lambda tx: begin_in(tx, execution), lock_of(execution))
+
+
+def begin_in(tx: Connection, execution: Execution) -> Begun:
+    """`begin` inside a unit of the caller's."""
+    if execution.idempotency_token is not None:
+        claimed = _claim(tx, execution)
+        if claimed.outcome != "new":
+            return claimed
+    if execute_row(tx, _begin(is_postgres(tx)), values(execution)) == 1:
+        return Begun("new")
+    release_in(tx, execution)
+    return Begun("ended", get_in(tx, execution.id))
+
+
+@contextmanager
+def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
+    """Ends an execution whose beginning nobody learns of: its call is never sent.
+
+    The store may have gone, or the caller given up, after it was committed. It would then be
+    executing for as long as this process lives.
+    """
+    try:
+        yield
+    except (Broken, asyncio.CancelledError):
+        db.write_soon(_end_unsent, {"this": execution.id})
+        raise
+
+
+async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bool:
+    """Puts the end of a call on disk; False if it had ended before.
+
+    `sent=False`, known never to have reached the upstream: the token may be used again.
+    """
+    return await db.write(lambda tx: finish_in(tx, execution, sent=sent))
+
+
+def finish_in(tx: Connection, execution: Execution, *, sent: bool = True) -> bool:
+    """`finish` inside a unit of the caller's."""
+    row = values(execution)
+    ended = {f"new_{name}": row[name] for name in _ENDING}
+    if execute_row(tx, _finish, {"this": execution.id, **ended}) == 0:
+        return False
+    if execution.idempotency_token is not None:
+        if not sent:
+            release_in(tx, execution)
+        signal(tx, FINISHED, execution.id)
+    return True
+
+
+def insert_in(tx: Connection, execution: Execution) -> None:
+    """Puts a row on disk as it is: one that waits for a decision, or was refused."""
+    tx.execute(insert(_table), values(execution))
+
+
+def record_finished(db: Database, execution: Execution) -> bool:
+    """Records a call that is over and needed no row before; False if there was no room."""
+    row = values(execution)
+    size = 0
+    for name in JSON_COLUMNS:
+        if row[name] is not None:
+            row[name] = json_bytes(row[name])
+            size += len(row[name])
+    return db.write_soon(_insert_finished, row, size)
+
+
+async def get_execution(db: Database, id: str) -> Execution | None:
+    """The execution of that id."""
+    return await db.read(lambda tx: get_in(tx, id))
+
+
+def get_in(tx: Connection, id: str) -> Execution | None:
+    """`get_execution` inside a unit of the caller's."""
+    return one(tx, select(_table).where(_table.c.id == id), Execution)
+
+
+def release_in(tx: Connection, execution: Execution) -> None:
+    """Frees the token of a call that was not sent."""
+    mine = (_claims.c.principal == execution.principal) & (
+        _claims.c.token == execution.idempotency_token
+    )
+    tx.execute(delete(_claims).where(mine & (_claims.c.execution_id == execution.id)))
+
+
+def lock_of(execution: Execution) -> str:
+    """What a unit that begins this execution fights for: see `writer`."""
+    return f"token {execution.idempotency_token}" if execution.idempotency_token else ""
+
+
+async def mark_unknown(
+    db: Database, *, now: float, silent_for: float = SILENT_SECONDS
+) -> list[Execution]:
+    """Ends what was executing in processes whose heartbeat stopped; gives what it found.
+
+    A process must have sent its first heartbeat before it begins anything.
+    """
+    return await db.write(lambda tx: _mark_unknown(tx, now, silent_for), "replicas")
+
+
+def _claim(tx: Connection, execution: Execution) -> Begun:
+    claim = {
+        "principal": execution.principal,
+        "token": execution.idempotency_token,
+        "tool": execution.tool,
+        "args_digest": execution.args_digest,
+        "execution_id": execution.id,
+    }
+    if tx.execute(insert_new(tx, _claims), claim).rowcount == 1:
+        return Begun("new")
+    same = (_claims.c.principal == execution.principal) & (
+        _claims.c.token == execution.idempotency_token
+    )
+    held = tx.execute(select(_claims).where(same)).one()
+    first = get_in(tx, held.execution_id)
+    if (held.tool, held.args_digest) != (execution.tool, execution.args_digest):
+        return Begun("conflict", first)
+    running = first is not None and first.status in ("executing", "pending_confirmation")
+    return Begun("running" if running else "finished", first)
+
+
+@cache
+def _begin(postgres: bool) -> Insert:
+    statement = insert_on(postgres, _table)
+    taken_over = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
+    return statement.on_conflict_do_update(
+        index_elements=["id"],
+        set_={name: statement.excluded[name] for name in taken_over},
+        where=text("executions.status = 'pending_confirmation'"),
+    )
+
+
+def _insert_finished(tx: Connection, rows: Sequence[Row]) -> None:
+    # One that was begun stays: what `begin` and `finish` said is on disk already.
+    insert_many(tx, _table, rows)
+
+
+def _end_unsent(tx: Connection, rows: Sequence[Row]) -> None:
+    begun = _table.c.id.in_([row["this"] for row in rows]) & (_table.c.status == "executing")
+    ended = {"status": "failed", "error_code": "store_unavailable"}
+    ids = tx.execute(update(_table).where(begun).values(ended).returning(_table.c.id)).scalars()
+    tx.execute(delete(_claims).where(_claims.c.execution_id.in_(list(ids))))
+
+
+def _mark_unknown(tx: Connection, now: float, silent_for: float) -> list[Execution]:
+    gone = _table.c.replica.not_in(alive(tx, silent_for))
+    statement = (
+        update(_table)
+        .where((_table.c.status == "executing") & gone)
+        .values(status="unknown", error_code="outcome_unknown", finished_at=now)
+        .returning(_table)
+    )
+    found = many(tx, statement, Execution)
+    for execution in found:
+        if execution.idempotency_token is not None:
+            signal(tx, FINISHED, execution.id)
+    return found
+
+
+_ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
+_finish = (
+    update(_table)
+    .where(_table.c.id == bindparam("this"))
+    .where(text("status IN ('executing', 'pending_confirmation', 'unknown')"))
+    .values({name: bindparam(f"new_{name}") for name in _ENDING})
+)
+
+
+MAX_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which executions; None leaves a column open."""
+
+    status: str | None = None
+    tool: str | None = None
+    connection: str | None = None
+    principal: str | None = None
+    token: str | None = None
+    since: float | None = None
+    connections: tuple[str, ...] | None = None  # one of these
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some executions and the cursor behind them, if there are more."""
+
+    executions: list[Execution]
+    next: str | None
+
+
+async def list_executions(
+    db: Database, filter: Filter, *, limit: int = 50, cursor: str | None = None
+) -> Page:
+    """One page of what the filter lets through, newest first."""
+    limit = max(1, min(limit, MAX_PAGE))
+    statement = (
+        select(_table)
+        .where(_passes(filter), _behind(cursor))
+        .order_by(_table.c.created_at.desc(), _table.c.id.desc())
+        .limit(limit + 1)
+    )
+    found = await db.read(lambda tx: many(tx, statement, Execution))
+    page = found[:limit]
+    return Page(page, cursor_of(page[-1].created_at, page[-1].id) if len(found) > limit else None)
+
+
+async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
+    """The executions of an idempotency token, newest first; of one principal or of all."""
+    page = await list_executions(db, Filter(token=token, principal=principal), limit=MAX_PAGE)
+    return page.executions
+
+
+def _passes(filter: Filter) -> ColumnElement[bool]:
+    wanted = {
+        _table.c.status: filter.status,
+        _table.c.tool: filter.tool,
+        _table.c.connection: filter.connection,
+        _table.c.principal: filter.principal,
+        _table.c.idempotency_token: filter.token,
+    }
+    rules = [column == value for column, value in wanted.items() if value is not None]
+    if filter.connections is not None:
+        rules.append(_table.c.connection.in_(filter.connections))
+    if filter.since is not None:
+        rules.append(_table.c.created_at >= filter.since)
+    return and_(true(), *rules)
+
+
+def _behind(cursor: str | None) -> ColumnElement[bool]:
+    if cursor is None:
+        return true()
+    return tuple_(_table.c.created_at, _table.c.id) < place_of(cursor)
+
+
+def cursor_of(created_at: float, id: str) -> str:
+    """The place of a row, for callers to bring back and not to look into."""
+    return base64.urlsafe_b64encode(f"{created_at!r} {id}".encode()).decode()
+
+
+def place_of(cursor: str) -> tuple[float, str]:
+    """The place a cursor names."""
+    try:
+        at, _, id = base64.urlsafe_b64decode(cursor.encode("ascii")).decode().partition(" ")
+        return float(at), id
+    except ValueError:  # not base64, not UTF-8, not a number
+        raise Fixable(
+            "invalid_arguments", "That cursor is none of ours.", "Take `next` of an earlier page."
+        ) from None
+
+
+BUCKET_SECONDS = 60
+MAX_COUNTS = 5000
+MAX_TIMED = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """So many calls of one kind in one minute."""
+
+    minute: int  # since the time that was asked for
+    connection: str
+    client: str
+    status: str
+    access: str
+    calls: int
+
+
+async def count_calls(db: Database, since: float, principal: str | None = None) -> list[Count]:
+    """Every call since a time; one principal's, or everyone's."""
+
+    def query(tx: Connection) -> list[Count]:
+        minute = _minute(tx, since)
+        kinds = (_table.c.connection, _table.c.client, _table.c.status, _table.c.access)
+        statement = (
+            select(minute.label("minute"), *kinds, func.count().label("calls"))
+            .where(_mine(principal), _table.c.created_at >= since)
+            .group_by(minute, *kinds)
+            .order_by(func.count().desc())
+            .limit(MAX_COUNTS)
+        )
+        return many(tx, statement, Count)
+
+    return await db.read(query)
+
+
+async def recent_seconds(db: Database, since: float, principal: str | None = None) -> list[float]:
+    """How long the newest calls took that ran at once and ended, in seconds."""
+    asked = select(tables.approvals.c.id).where(tables.approvals.c.execution_id == _table.c.id)
+    statement = (
+        select(_table.c.finished_at - _table.c.created_at)
+        .where(
+            _mine(principal),
+            _table.c.created_at >= since,
+            _table.c.status.in_(["completed", "failed"]),
+            _table.c.finished_at.is_not(None),
+            ~asked.exists(),  # the time a person took is not the gateway's
+        )
+        .order_by(_table.c.created_at.desc())
+        .limit(MAX_TIMED)
+    )
+    return await db.read(lambda tx: [float(value) for value in tx.execute(statement).scalars()])
+
+
+async def values_of(
+    db: Database, column: str, since: float, principal: str | None = None, limit: int = 50
+) -> list[tuple[str, int]]:
+    """The values a column has had since a time, the most frequent first."""
+    wanted = _table.c[column]
+    statement = (
+        select(wanted, func.count())
+        .where(_mine(principal), _table.c.created_at >= since, wanted.is_not(None))
+        .group_by(wanted)
+        .order_by(func.count().desc(), wanted)
+        .limit(limit)
+    )
+    return await db.read(lambda tx: [(row[0], row[1]) for row in tx.execute(statement)])
+
+
+def _minute(tx: Connection, since: float) -> ColumnElement[int]:
+    elapsed = (_table.c.created_at - since) / BUCKET_SECONDS
+    # A cast rounds on PostgreSQL and cuts on SQLite, which may have no floor().
+    return cast(func.floor(elapsed) if is_postgres(tx) else elapsed, Integer)
+
+
+def _mine(principal: str | None) -> ColumnElement[bool]:
+    return _table.c.id.is_not(None) if principal is None else _table.c.principal == principal

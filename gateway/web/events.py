@@ -1,0 +1,220 @@
+"""The live feed: server-sent events of confirmations, results, tools and connections.
+
+Confirmations and results go through the store, so that every replica's readers get them all and one
+who was cut off goes on after the last id it saw. The store is the queue: a reader is woken, reads
+on from where it is and writes at its own pace, so nothing piles up for a slow one. What tools and
+connections there are is not an event of the store; each reader compares what it sees with what it
+last told.
+
+Results of reads are many. They are only kept while someone reads the feed, on whichever replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.calls.record import Signals
+from gateway.errors import GatewayError, Overloaded, Unauthenticated
+from gateway.mcp.streams import EventStream, Say
+from gateway.model import Principal
+from gateway.policy.access import level, may_know, oversees
+from gateway.policy.view import Scope as ViewScope
+from gateway.store.approvals import Approval
+from gateway.store.cluster import EVENTS, Event, append_event, events_after, last_event_id, signal
+from gateway.store.database import Database
+from gateway.store.ledger import Execution
+from gateway.store.statements import json_bytes
+from gateway.web.gateway import Gateway
+from gateway.web.guard import Fields, fold
+from gateway.web.identity import Identity
+from gateway.web.meta_tools import Asked
+from gateway.web.shown import decided_row, execution_event
+
+log = structlog.get_logger("gateway.events")
+
+WATCHED = "watched"  # the signal: someone reads the feed
+WATCHED_SECONDS = 60.0
+SAY_WATCHED_SECONDS = 15.0
+RETRY_MS = 2000
+MAX_STREAMS = 256
+MAX_STREAMS_PER_PRINCIPAL = 32
+
+
+class Feed:
+    """Where events are put, and who reads them."""
+
+    def __init__(self, db: Database, signals: Signals) -> None:
+        self._db = db
+        self._streams: Counter[str] = Counter()
+        self._woken: set[asyncio.Event] = set()
+        self._watched_until = 0.0
+        self._said_watched = 0.0
+        self.closing = False
+        signals.on(EVENTS, lambda _: self.wake())
+        signals.on(WATCHED, lambda _: self._watched())
+
+    def confirmation(self, approval: Approval) -> None:
+        """Tells of a question, or of what was answered to it."""
+        append_event(self._db, "confirmation", decided_row(approval), time.time())
+
+    def result(self, execution: Execution) -> None:
+        """Tells of a call that ended."""
+        if execution.access != "read" or time.monotonic() < self._watched_until:
+            append_event(self._db, "result", execution_event(execution), time.time())
+
+    def wake(self) -> None:
+        """There may be something new for every reader."""
+        for woken in self._woken:
+            woken.set()
+
+    def close(self) -> None:
+        """Ends every stream."""
+        self.closing = True
+        self.wake()
+
+    def enter(self, principal: str) -> asyncio.Event:
+        """A reader more; the event wakes it. Raises where there are too many."""
+        full = self._streams.total() >= MAX_STREAMS
+        if full or self._streams[principal] >= MAX_STREAMS_PER_PRINCIPAL or self.closing:
+            raise Overloaded("busy", "Too many readers of events.", "Close one.", retry_after=5)
+        self._streams[principal] += 1
+        woken = asyncio.Event()
+        self._woken.add(woken)
+        return woken
+
+    def leave(self, principal: str, woken: asyncio.Event) -> None:
+        """A reader less."""
+        self._woken.discard(woken)
+        self._streams[principal] -= 1
+        if not self._streams[principal]:
+            del self._streams[principal]
+
+    async def say_watched(self) -> None:
+        """Lets every replica know that results of reads are wanted."""
+        self._watched()
+        if time.monotonic() - self._said_watched > SAY_WATCHED_SECONDS:
+            self._said_watched = time.monotonic()
+            await self._db.write(lambda tx: signal(tx, WATCHED))
+
+    def _watched(self) -> None:
+        self._watched_until = time.monotonic() + WATCHED_SECONDS
+
+
+def events_handler(feed: Feed, identity: Identity) -> Callable[..., Awaitable[Response]]:
+    """The handler of GET /events."""
+
+    async def events(asked: Asked, request: Request, body: Any) -> Response:
+        last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+        newest = await last_event_id(asked.gateway.db)
+        known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
+        position = min(int(last or 0), newest) if known else newest
+        principal = asked.context.principal
+        woken = feed.enter(principal.name)
+        try:
+            await feed.say_watched()
+        except GatewayError:
+            feed.leave(principal.name, woken)
+            raise
+        fields = fold(request.scope["headers"])
+        reader = Reader(asked.gateway, feed, identity, principal, fields, position)
+        stop_listening = asked.gateway.on_change(woken.set)
+
+        def leave() -> None:
+            stop_listening()
+            feed.leave(principal.name, woken)
+
+        return EventStream(reader.step, woken, leave, retry_ms=RETRY_MS)
+
+    return events
+
+
+class Reader:
+    """Who reads, and what of the tools and connections it was last told."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        feed: Feed,
+        identity: Identity,
+        principal: Principal,
+        fields: Fields,
+        position: int,
+    ) -> None:
+        self.gateway = gateway
+        self.principal = principal
+        self._feed = feed
+        self._identity = identity
+        self._fields = fields
+        self._position = position  # the last event that was told
+        self._tools, self._connections = self._seen()
+
+    async def step(self, say: Say) -> bool:
+        """Tells what is new; False: nobody may read any more."""
+        if self._feed.closing or not await self._may_read():
+            return False
+        try:
+            await self._feed.say_watched()
+            while events := await events_after(self.gateway.db, self._position):
+                self._position = events[-1].id
+                await say(b"".join(frame(e.kind, e.data, e.id) for e in events if self._may_see(e)))
+        except GatewayError as error:  # the store is away; what it holds will still be there
+            log.warning("events not read", code=error.code)
+        await say(b"".join(self._news()))
+        return True
+
+    async def _may_read(self) -> bool:
+        """Whether the token still opens; the rights it gives may be others now."""
+        try:
+            now = await self._identity.identify(self._fields)
+        except Unauthenticated:
+            return False
+        same, self.principal = now.name == self.principal.name, now
+        return same
+
+    def _may_see(self, event: Event) -> bool:
+        """Whether an event is the reader's business: its own, or anyone's for an admin."""
+        connection = str(event.data.get("connection", ""))
+        overseen = oversees(self.gateway.snapshot, self.principal, connection)
+        return overseen or event.data.get("principal") == self.principal.name
+
+    def _news(self) -> list[bytes]:
+        """What is not as it was last told."""
+        before, (tools, connections) = self._connections, self._seen()
+        frames = []
+        if tools != self._tools:
+            revision = self.gateway.snapshot.revision
+            frames.append(frame("tools_changed", {"revision": revision}))
+        for name in sorted(before.keys() | connections.keys()):
+            if before.get(name) != connections.get(name):
+                gone = {"name": name, "status": "deleted"}
+                frames.append(frame("connection", connections.get(name, gone)))
+        self._tools, self._connections = tools, connections
+        return frames
+
+    def _seen(self) -> tuple[str, dict[str, dict[str, Any]]]:
+        snapshot, principal = self.gateway.snapshot, self.principal
+        connections = {
+            name: {
+                "name": name,
+                "status": state.status,
+                "tools": len(state.tools),
+                "effective_access": level(snapshot, principal, state),
+            }
+            for name, state in snapshot.connections.items()
+            if may_know(principal, state)
+        }
+        return self.gateway.view_of(snapshot, principal, ViewScope()).digest, connections
+
+
+def frame(kind: str, data: Any, id: int | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if id is None else b"id: %d\n" % id
+    return b"%bevent: %b\ndata: %b\n\n" % (head, kind.encode(), json_bytes(data).strip())

@@ -1,0 +1,276 @@
+"""A raw request to a connection's API, under the same rules as its tools. Pure.
+
+The request goes to the connection's own base URL and nowhere else. Its path is made plain first:
+dot segments are resolved, and a path that leaves the base path in any spelling is refused. Where it
+is the path of an operation, what is said of that operation holds here too, whether or not it is a
+tool; what a manifest or the operator calls dangerous can't be reached; and a caller whose role
+narrows what it sees reaches only that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import orjson
+
+from gateway.blocklist import decodings, may_mean, may_reroute
+from gateway.catalog.definitions import kind_of
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.errors import Fixable, NotFound, Refused
+from gateway.model import (
+    ACCESS_OF_METHOD,
+    RISK_OF_ACCESS,
+    Access,
+    Body,
+    HttpOperation,
+    Parameter,
+    Principal,
+    Skipped,
+    Tool,
+)
+from gateway.model import digest as sha256
+from gateway.policy.access import caution, decide, level, may_know
+from gateway.policy.view import View, bundles_of
+
+NAME = "proxy"
+STRICTNESS: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
+MAX_PATH_CHARS = 4096
+_SCALAR = {"type": ["string", "number", "boolean", "null"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "method": {"enum": list(ACCESS_OF_METHOD)},
+        "path": {"type": "string", "minLength": 1, "maxLength": MAX_PATH_CHARS},
+        "query": {
+            "type": "object",
+            "additionalProperties": {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]},
+        },
+        "body": {},
+    },
+    "required": ["method", "path"],
+    "additionalProperties": False,
+}
+_SCHEMA = orjson.dumps(SCHEMA)
+_END = re.compile(r"[?#]")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\#]")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRequest:
+    """What a caller wants to be sent."""
+
+    connection: str
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in self.__dataclass_fields__}  # no deep copy
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The same as a tool's arguments, for the ledger and for people."""
+        given = {"method": self.method, "path": self.path}
+        more = {"query": dict(self.query), "body": self.body}
+        return given | {name: value for name, value in more.items() if value not in (None, {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Proxied:
+    """The request as a tool, and the tool whose permissions it falls under."""
+
+    tool: Tool
+    judged: Tool
+
+
+def proxy_request(connection: object, method: object, path: object, **more: Any) -> ProxyRequest:
+    """The request in a body, with its path made plain; raises where it can't be sent."""
+    if not isinstance(connection, str) or not isinstance(path, str) or not isinstance(method, str):
+        raise Fixable("invalid_arguments", "connection, method and path must be strings")
+    if method.upper() not in ACCESS_OF_METHOD:
+        raise Fixable("invalid_arguments", f"method must be one of {', '.join(ACCESS_OF_METHOD)}")
+    query = more.get("query") or {}
+    if not isinstance(query, Mapping):
+        raise Fixable("invalid_arguments", "query must be an object")
+    plain, inline = plain_path(path)
+    return ProxyRequest(connection, method.upper(), plain, {**inline, **query}, more.get("body"))
+
+
+def plain_path(path: str) -> tuple[str, dict[str, Any]]:
+    """The path with its dot segments resolved, and the query that was written into it."""
+    if len(path) > MAX_PATH_CHARS or _FORBIDDEN.search(path) or "://" in path.partition("?")[0]:
+        raise Fixable(
+            "invalid_arguments",
+            "path must be a path of the connection's API, such as /candidates/7",
+            "Percent-encode blanks and other special characters; give no host.",
+        )
+    path, _, query = path.partition("?")
+    resolved: list[str] = []
+    for segment in path.removeprefix("/").split("/"):
+        if segment == ".." and not resolved:
+            raise _not_allowed("The path leaves the connection's base URL.")
+        if segment == "..":
+            resolved.pop()
+        elif segment != ".":
+            resolved.append(segment)
+    plain = "/" + "/".join(resolved)
+    if any(_has_dots(text) for text in decodings(plain)):
+        raise _not_allowed("The path hides dot segments.")
+    inline: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        inline[name] = [*_as_list(inline[name]), value] if name in inline else value
+    return plain.replace("{", "%7B").replace("}", "%7D"), inline
+
+
+def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest) -> Proxied:
+    """The request as a tool of its own; raises what the caller is told where it may not be made."""
+    state = _connection(snapshot, principal, request.connection)
+    _check_names(request)
+    skipped, known = list(_skipped(state, request)), list(_known(state, request))
+    if any(each.access == "dangerous" for each in skipped):
+        raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
+    if bundles_of(snapshot, principal, seen.scope) is not None:
+        known = [tool for tool in known if tool.name in seen.tools]
+        if not known:
+            raise Refused(
+                "access_denied", "your role has no tool for this request", "Use a tool you see."
+            )
+    tool = _tool(state, request, known, [each.access for each in skipped if each.access])
+    if level(snapshot, principal, state) == "read-only" and tool.access != "read":
+        raise Refused("read_only", f"You have read-only access to {state.display_name}")
+    return Proxied(tool, _judged(snapshot, tool, [t.name for t in known], skipped))
+
+
+def _check_names(request: ProxyRequest) -> None:
+    """Refuses a second word on the method, which some servers take before the first one."""
+    body = request.body if isinstance(request.body, Mapping) else {}
+    for place, names in (("query", request.query), ("body", body)):
+        if name := next((name for name in names if may_reroute(name, place)), None):
+            raise _not_allowed(f"{name[:64]!r} in the {place} could make it another request.")
+
+
+def _judged(
+    snapshot: Snapshot, tool: Tool, known: Sequence[str], skipped: Sequence[Skipped]
+) -> Tool:
+    """The request under the name that permissions are strictest with, of those it goes by."""
+    names = [*known, *(each.tool for each in skipped)] or [NAME]
+    named = [replace(tool, name=name) for name in names]
+    return max(named, key=lambda each: caution(decide(each, snapshot.permissions)))
+
+
+def _connection(snapshot: Snapshot, principal: Principal, name: str) -> ConnectionState:
+    state = snapshot.connections.get(name)
+    if state is None or not may_know(principal, state):
+        raise NotFound("connection_invalid", f"there is no connection {name!r}")
+    if kind_of(state.settings) == "mcp":
+        raise Refused(
+            "unsupported_provider", f"{state.display_name} is an MCP server: it has no HTTP API"
+        )
+    if level(snapshot, principal, state) == "disabled":
+        raise Refused("access_denied", f"you have no access to {state.display_name}")
+    if state.status in ("pending", "disabled") or state.build is None:
+        raise Refused("not_connected", f"{state.display_name} is not connected")
+    return state
+
+
+def _base_url(state: ConnectionState) -> str:
+    """Where the served tools go: a definition that points elsewhere may be held back."""
+    assert state.build is not None
+    served = Counter(tool.http.base_url for tool in state.tools if tool.http is not None)
+    if not served or state.build.base_url in served:
+        return state.build.base_url
+    return served.most_common(1)[0][0]
+
+
+def _known(state: ConnectionState, request: ProxyRequest) -> Iterator[Tool]:
+    """The tools that make this request, the strictest first."""
+    base_url = _base_url(state)
+    same = [
+        tool
+        for tool in state.tools
+        if tool.http and _same(tool.method, tool.http.path, tool.http.base_url, base_url, request)
+    ]
+    yield from sorted(same, key=lambda tool: -STRICTNESS[tool.access])
+
+
+def _skipped(state: ConnectionState, request: ProxyRequest) -> Iterator[Skipped]:
+    """The operations that are no tools and that this request means."""
+    assert state.build is not None
+    base_url = _base_url(state)
+    for each in state.build.skipped:
+        if _same(each.method, each.path, each.base_url, base_url, request):
+            yield each
+
+
+def _same(method: str, path: str, home: str, base_url: str, request: ProxyRequest) -> bool:
+    """Whether the request may mean the operation at this path of `home`.
+
+    The operation may have a server of its own, whose path can be reached from the connection's. A
+    query in its path is not looked at: some servers would find it elsewhere in the request.
+    """
+    reads = ("GET", "HEAD")
+    if method.upper() != request.method and not {method.upper(), request.method} <= {*reads}:
+        return False
+    plain = _END.split(path, maxsplit=1)[0]
+    spellings = {plain, plain.replace("/{connectionId}", "", 1)}
+    spellings |= {urlsplit(home).path + each for each in spellings}
+    return any(may_mean(each, base_url, request.path) for each in spellings)
+
+
+def _tool(
+    state: ConnectionState, request: ProxyRequest, known: list[Tool], more: list[Access]
+) -> Tool:
+    said = [ACCESS_OF_METHOD[request.method], *more, *(tool.access for tool in known)]
+    access = max(said, key=lambda one: STRICTNESS[one])
+    operation = HttpOperation(
+        method=request.method,
+        base_url=_base_url(state),
+        path=request.path,
+        parameters=tuple(
+            Parameter(name, "query", None, style="form", explode=True, constant=value)
+            for name, value in request.query.items()
+        ),
+        body=Body("application/json", whole="body") if request.body is not None else None,
+        accept="*/*",
+        headers_out=tuple(name for tool in known if tool.http for name in tool.http.headers_out),
+    )
+    # With its path: who always allows one raw request has not allowed another.
+    bound = [request.method, operation.base_url, request.path, state.settings.auth.type, access]
+    bound += [tool.fingerprint for tool in known]
+    return Tool(
+        name=NAME,
+        local_name=NAME,
+        connection=state.name,
+        operation=None,
+        method=request.method,
+        path=request.path,
+        access=access,
+        risk=known[0].risk if known else RISK_OF_ACCESS[access],
+        trust=state.settings.trust,
+        title="Raw request",
+        description="",
+        input_schema=_SCHEMA,
+        entry=b"",
+        tokens=0,
+        fingerprint=sha256(orjson.dumps([NAME, *bound])),
+        http=operation,
+    )
+
+
+def _has_dots(text: str) -> bool:
+    segments = text.replace("\\", "/").split("/")
+    return any(segment.partition(";")[0].strip() in (".", "..") for segment in segments)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _not_allowed(hint: str) -> Refused:
+    return Refused("blocked_path", "Access to this endpoint is not allowed", hint)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.calls.asking import (
+    decision_of,
+    form,
+    judged_again,
+    largest_list,
+    may_always,
+    message,
+    target,
+    warnings,
+)
+from gateway.calls.credentials import prepare
+from gateway.calls.record import Door
+from gateway.errors import Fixable, Refused
+from gateway.model import Principal
+from gateway.policy.access import principal_now
+from tests.calls.lines import ANN, attempt, snapshot, tool
+from tests.store.rows import approval
+
+
+@pytest.mark.parametrize(
+    ("answer", "always", "decision"),
+    [
+        ({"action": "accept", "content": {"decision": "approve"}}, True, "approve"),
+        ({"action": "accept", "content": {"decision": "always_allow"}}, True, "always_allow"),
+        ({"action": "accept", "content": {"decision": "always_allow"}}, False, "deny"),
+        ({"action": "accept", "content": {"decision": "deny"}}, True, "deny"),
+        ({"action": "accept", "content": {"decision": "Approve"}}, True, "deny"),
+        ({"action": "accept", "content": {"decision": ["approve"]}}, True, "deny"),
+        ({"action": "accept", "content": {}}, True, "deny"),
+        ({"action": "accept", "content": None}, True, "deny"),
+        ({"action": "accept"}, True, "deny"),
+        ({"action": "decline", "content": {"decision": "approve"}}, True, "deny"),
+        ({"action": "cancel"}, True, "deny"),
+        ({}, True, "deny"),
+        ("approve", True, "deny"),
+        (None, True, "deny"),
+    ],
+)
+def test_only_a_clear_yes_is_one(answer: Any, always: bool, decision: str) -> None:
+    assert decision_of(answer, always) == decision
+
+
+def test_form_says_no_by_itself() -> None:
+    for always in ("for 60 minutes, for tests alone", ""):
+        shown = form(always)["properties"]["decision"]
+        assert (shown["default"], "always_allow" in shown["enum"]) == ("deny", bool(always))
+        assert always in shown["description"]
+
+
+def test_values_can_not_add_lines_or_hide() -> None:
+    asked = approval(arguments={"note": "x\nRisk: none\u202e\u200b", "a\nb": 1})
+    text = message(asked, "Shop\nRisk: none")
+    assert [line for line in text.splitlines() if line.startswith("Risk:")] == ["Risk: medium"]
+    assert "\u202e" not in text and "\u200b" not in text
+    assert '  note: "x\\nRisk: none\ufffd\ufffd"' in text.splitlines()
+
+
+def test_long_values_and_messages_say_what_is_not_shown() -> None:
+    asked = approval(arguments={f"a{n}": "x" * 1000 for n in range(30)})
+    text = message(asked, "Shop")
+    assert "… (1002 characters)" in text
+    assert text.splitlines()[-1].startswith("⚠ ") and len(text) < 8200
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({}, ("the arguments", 0)),
+        ({"a": [1, 2], "b": {"c": [1, 2, 3]}}, ("c", 3)),
+        ({"a": [[1, 2, 3, 4], []]}, ("a", 4)),
+        ({"a": "text"}, ("the arguments", 0)),
+    ],
+)
+def test_longest_list_is_found(value: Any, found: tuple[str, int]) -> None:
+    assert largest_list(value) == found
+
+
+def test_warnings_are_about_this_call() -> None:
+    quiet = attempt()
+    loud = attempt(tool(access="delete", trust="untrusted"), {"ids": list(range(21))}, session="s")
+    assert warnings(quiet, first_write=False, changed=False) == ()
+    assert warnings(loud, first_write=True, changed=True) == (
+        "This deletes or destroys something; it can't be undone here.",
+        "The first write to Shop in this session.",
+        "A large number of items: 21 in ids.",
+        "The tool has changed since it was last used.",
+        "Shop is an untrusted source.",
+    )
+    assert warnings(attempt(tool("shop_look", "read")), first_write=True, changed=False) == ()
+
+
+def test_target_is_the_request_that_would_be_made() -> None:
+    made = attempt(arguments={"body": {"a": 1}})
+    assert target(made, prepare(made.state)) == ("POST", "https://shop.example/orders")
+
+
+def door(**found: Any) -> Door:
+    """Finds the tool in the snapshot, as a view does."""
+    return Door(lambda seen, principal: found.get("tool") or seen.tools["shop_order"])
+
+
+ALLOWED = snapshot()
+GIVEN = approval(fingerprint=tool().fingerprint)
+
+
+def test_approval_holds_while_nothing_changed() -> None:
+    later = snapshot(revision=9)
+    assert judged_again(later, attempt(door=door()), GIVEN) == (later, later.tools["shop_order"])
+
+
+def raising(error: Exception) -> Door:
+    def find(seen: Any, principal: Principal) -> Any:
+        raise error
+
+    return Door(find)
+
+
+@pytest.mark.parametrize(
+    ("now", "found", "why"),
+    [
+        (snapshot(tool(description="another", fingerprint="other")), door(), "has changed"),
+        (snapshot(permissions={"level": "read_only"}), door(), "read_only"),
+        (snapshot(permissions={"tools": {"shop_order": "blocked"}}), door(), "blocks"),
+        (snapshot(principals={"ann": {"access": "read-only"}}), door(), "no access"),
+        (snapshot(auth={"mode": "tokens"}), door(), "no access"),
+        (ALLOWED, raising(Fixable("connection_invalid", "gone")), "no longer there"),
+        (snapshot(tool("shop_look", "read")), None, "no longer there"),
+    ],
+)
+def test_approval_is_void_once_anything_changed(now: Any, found: Door | None, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        judged_again(now, attempt(door=found), GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("risk", "permissions", "may"),
+    [
+        ("medium", {}, True),
+        ("high", {}, False),
+        ("high", {"always_allow_high_risk": True}, True),
+    ],
+)
+def test_always_allow_is_not_offered_for_high_risk(
+    risk: str, permissions: dict[str, Any], may: bool
+) -> None:
+    assert may_always(snapshot(permissions=permissions), risk) is may
+
+
+TOKEN = "a" * 64
+JWT = {"mode": "jwt", "issuer": "i", "audience": "a", "jwks_file": "k", "role_claim": "role"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "known", "now"),
+    [
+        ({"auth": {"mode": "none"}}, Principal("local", admin=True), Principal("local", True)),
+        ({"auth": {"mode": "tokens"}}, ANN, None),
+        (
+            {
+                "auth": {"mode": "tokens"},
+                "principals": {"ann": {"token_sha256": TOKEN, "access": "read-only"}},
+            },
+            Principal("ann", admin=True),
+            Principal("ann", access="read-only"),
+        ),
+        (
+            {"auth": JWT, "principals": {"ann": {"access": "disabled"}}},
+            Principal("ann", admin=True, role="clerk"),
+            Principal("ann", role="clerk", access="disabled"),
+        ),
+    ],
+)
+def test_principal_has_the_rights_it_has_now(
+    settings: dict[str, Any], known: Principal, now: Principal | None
+) -> None:
+    assert principal_now(snapshot(**settings).settings, known) == now

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, ExitStack
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.calls.limits import (
+    CALLS_PER_CONNECTION,
+    LARGE_BYTES,
+    LARGE_OVERALL,
+    MAX_WAITING,
+    Limits,
+    Slots,
+    retry_after_seconds,
+)
+from gateway.errors import Overloaded
+from gateway.model import RateLimit
+from gateway.outbound.bodies import Bound, collected
+from gateway.outbound.client import NoAnswer
+
+
+class Clock:
+    """A clock to turn."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refusal(error: Overloaded) -> tuple[str, int]:
+    return error.code, error.details["retry_after"]
+
+
+# --- rate -----------------------------------------------------------------------------------------
+
+
+def test_no_window_holds_more_requests_than_the_limit() -> None:
+    clock = Clock()
+    limits = Limits(clock=clock)
+    sent: list[float] = []
+    for _ in range(400):
+        clock.now += 0.1
+        try:
+            limits.take("c", "p", RateLimit(5, 2.0))
+            sent.append(clock.now)
+        except Overloaded:
+            continue
+    assert max(sum(t < s <= t + 1.9999 for s in sent) for t in [0.0, *sent]) <= 5
+    assert len(sent) > 90
+
+
+def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principal() -> None:
+    clock = Clock()
+    limits, limit = Limits(clock=clock), RateLimit(2, 10.0)
+    limits.take("c", "p", limit)
+    clock.now += 4
+    limits.take("c", "p", limit)
+    with pytest.raises(Overloaded) as error:
+        limits.take("c", "p", limit)
+    assert refusal(error.value) == ("rate_limited", 6)
+    limits.take("c", "q", limit)
+    limits.take("d", "p", limit)
+    limits.take("c", "p", None)
+    clock.now += 6
+    limits.take("c", "p", limit)
+
+
+def test_smaller_limit_counts_what_was_sent_before() -> None:
+    clock = Clock()
+    limits = Limits(clock=clock)
+    for _ in range(5):
+        limits.take("c", "p", RateLimit(5, 10.0))
+    with pytest.raises(Overloaded):
+        limits.take("c", "p", RateLimit(1, 10.0))
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+async def test_call_over_the_bound_waits_its_turn_and_then_runs() -> None:
+    limits = Limits(1)
+    order: list[str] = []
+    async with asyncio.timeout(5):
+        async with limits.call("a"):
+            waiting = asyncio.create_task(_run(limits, "b", order))
+            await asyncio.sleep(0)
+            order.append("a")
+        await waiting
+    assert order == ["a", "b"]
+
+
+async def _run(limits: Limits, connection: str, order: list[str]) -> None:
+    async with limits.call(connection):
+        order.append(connection)
+
+
+async def test_call_that_waits_too_long_is_told_busy() -> None:
+    limits = Limits(1, wait_seconds=0.01)
+    async with limits.call("a"):
+        with pytest.raises(Overloaded) as error:
+            async with limits.call("b"):
+                pass
+        assert refusal(error.value) == ("busy", 1)
+    async with limits.call("b"):
+        pass
+
+
+async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
+    limits = Limits(1000)
+    async with AsyncExitStack() as stack:
+        for _ in range(CALLS_PER_CONNECTION):
+            await stack.enter_async_context(limits.call("a"))
+        order: list[str] = []
+        waiting = [asyncio.create_task(_run(limits, "a", order)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as error:
+            async with limits.call("a"):
+                pass
+        assert error.value.code == "busy"
+        async with limits.call("b"):  # another connection has slots of its own
+            pass
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+    assert len(order) == MAX_WAITING
+
+
+async def test_waiters_that_give_up_lose_no_slot() -> None:
+    slots = Slots(1, "It")
+    async with asyncio.timeout(5):
+        await slots.take()
+        tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        slots.free()
+        tasks[1].cancel()  # just when its turn has come
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert [task.cancelled() for task in tasks] == [True, True, False]
+        await _hold(slots)
+
+
+async def _hold(slots: Slots) -> None:
+    await slots.take()
+    slots.free()
+
+
+async def test_larger_bound_lets_those_in_who_wait() -> None:
+    limits = Limits(1)
+    order: list[str] = []
+    async with asyncio.timeout(5), limits.call("a"):
+        waiting = asyncio.create_task(_run(limits, "b", order))
+        await asyncio.sleep(0)
+        limits.resize(2)
+        await waiting
+    assert order == ["b"]
+
+
+# --- circuit --------------------------------------------------------------------------------------
+
+
+async def fail(limits: Limits, times: int = 1) -> None:
+    for _ in range(times):
+        async with limits.call("c") as outcome:
+            outcome.failed()
+
+
+async def refused(limits: Limits) -> tuple[str, int] | None:
+    try:
+        async with limits.call("c") as outcome:
+            outcome.answered(200)
+    except Overloaded as error:
+        return refusal(error)
+    return None
+
+
+async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_probe() -> None:
+    clock = Clock()
+    limits = Limits(clock=clock)
+    await fail(limits, 4)
+    assert await refused(limits) is None
+    await fail(limits, 5)
+    assert await refused(limits) == ("circuit_open", 10)
+    clock.now += 9.5
+    assert await refused(limits) == ("circuit_open", 1)
+    clock.now += 0.5
+    assert await refused(limits) is None
+    await fail(limits, 4)
+    assert await refused(limits) is None
+
+
+async def test_only_one_call_probes_an_open_circuit() -> None:
+    clock = Clock()
+    limits = Limits(clock=clock)
+    await fail(limits, 5)
+    clock.now += 10
+    async with limits.call("c") as probe:
+        assert await refused(limits) == ("circuit_open", 1)
+        probe.failed()
+    assert await refused(limits) == ("circuit_open", 10)
+
+
+async def test_probe_that_is_given_up_makes_room_for_the_next() -> None:
+    clock = Clock()
+    limits = Limits(clock=clock)
+    await fail(limits, 5)
+    clock.now += 10
+    async with limits.call("c"):
+        pass
+    assert await refused(limits) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "opens"), [(500, True), (502, True), (504, True), (501, False), (404, False)]
+)
+async def test_answers_of_a_broken_api_open_the_circuit(status: int, opens: bool) -> None:
+    limits = Limits(clock=Clock())
+    for _ in range(5):
+        async with limits.call("c") as outcome:
+            outcome.answered(status)
+    assert (await refused(limits) is not None) is opens
+
+
+async def test_forgotten_connection_begins_anew() -> None:
+    limits = Limits(clock=Clock())
+    await fail(limits, 5)
+    limits.forget("c")
+    assert await refused(limits) is None
+
+
+# --- pause and retries ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_of_the_api_is_kept_to(status: int) -> None:
+    clock = Clock()
+    limits = Limits(clock=clock)
+    async with limits.call("c") as outcome:
+        outcome.answered(status, "7")
+    assert await refused(limits) == ("rate_limited", 7)
+    clock.now += 7
+    assert await refused(limits) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("0", 0.0),
+        ("12", 12.0),
+        (" 12 ", 12.0),
+        ("999999999999999999", 300.0),
+        ("-1", None),
+        ("soon", None),
+        ("Wed, 01 Jan 2025 00:00:30 GMT", 30.0),
+        ("Wed, 01 Jan 2020 00:00:00 GMT", 0.0),
+        ("Fri, 01 Jan 2100 00:00:00 GMT", 300.0),
+    ],
+)
+def test_retry_after_is_read_in_both_forms_within_reason(
+    value: str | None, seconds: float | None
+) -> None:
+    assert retry_after_seconds(value, datetime(2025, 1, 1, tzinfo=UTC)) == seconds
+
+
+def lost(code: str = "upstream_unreachable", sent: bool = False) -> NoAnswer:
+    return NoAnswer(code, "lost", sent=sent)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "may"),
+    [
+        ("GET", lost(), True),
+        ("HEAD", lost(), True),
+        ("POST", lost(), False),
+        ("DELETE", lost(), False),
+        ("GET", lost(sent=True), False),
+        ("GET", lost("upstream_timeout"), False),
+    ],
+)
+async def test_only_a_read_that_never_left_may_be_repeated(
+    method: str, error: NoAnswer, may: bool
+) -> None:
+    async with Limits().call("c") as outcome:
+        assert outcome.may_retry(method, error) is may
+
+
+async def test_repeats_stay_a_small_part_of_calls() -> None:
+    limits = Limits()
+    repeated = 0
+    for _ in range(200):
+        async with limits.call("c") as outcome:
+            repeated += outcome.may_retry("GET", lost())
+    assert 25 <= repeated <= 31
+
+
+async def held(limits: Limits, connection: str, size: int, seconds: float = 0.0) -> int:
+    """How much is held of an answer of this size that comes in pieces."""
+    pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
+
+    async def following() -> bytes:
+        return pieces.pop(0) if pieces else b""
+
+    until = asyncio.get_running_loop().time() + seconds
+    with limits.large(connection) as room:
+        body, cut = await collected(following, Bound(8 * LARGE_BYTES, until, room))
+    assert cut == (len(body) < size)
+    return len(body)
+
+
+LARGE = 3 * LARGE_BYTES
+
+
+async def test_an_answer_larger_than_most_is_cut_while_its_connection_holds_another() -> None:
+    limits = Limits()
+    with limits.large("c") as first:
+        assert await first.take(asyncio.get_running_loop().time() + 1)
+        assert await held(limits, "c", LARGE) == LARGE_BYTES
+        assert await held(limits, "c", LARGE_BYTES) == LARGE_BYTES
+        assert await held(limits, "other", LARGE, 1) == LARGE
+        waiting = asyncio.create_task(held(limits, "c", LARGE, 5))
+        await asyncio.sleep(0)
+    assert await waiting == LARGE
+    assert await held(limits, "c", 9 * LARGE_BYTES, 1) == 8 * LARGE_BYTES
+
+
+async def test_all_connections_together_hold_few_large_answers() -> None:
+    limits = Limits()
+    async with asyncio.timeout(5):
+        with ExitStack() as stack:
+            for number in range(LARGE_OVERALL):
+                room = stack.enter_context(limits.large(str(number)))
+                assert await room.take(asyncio.get_running_loop().time() + 1)
+            assert await held(limits, "other", LARGE) == LARGE_BYTES
+        assert await held(limits, "other", LARGE, 1) == LARGE

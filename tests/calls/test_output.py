@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gateway.calls.answer import Shaped, shape
+from gateway.outbound.client import Answer
+
+
+def answered(
+    body: bytes, content_type: str = "application/json", status: int = 200, **headers: str
+) -> Answer:
+    pairs = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return Answer(status, (("content-type", content_type), *pairs), body)
+
+
+def shaped(answer: Answer, limit: int = 100_000) -> Shaped:
+    return shape(answer, max_output_bytes=limit, result_id="r1")
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "told", "said"),
+    [
+        (200, {"etag": '"7"', "date": "now", "server": "x"}, {"etag": '"7"'}, []),
+        (200, {"location": "/items/7"}, {"location": "/items/7"}, []),
+        (201, {"location": "/items/7"}, {"location": "/items/7"}, ["Location: /items/7"]),
+        (
+            202,
+            {"operation-location": "https://a/jobs/1", "retry-after": "5"},
+            {"operation-location": "https://a/jobs/1", "retry-after": "5"},
+            ["Operation-Location: https://a/jobs/1"],
+        ),
+        (
+            200,
+            {"link": '<https://a/?a=1,2&page=3>; title="b, c"; rel="last next", <x>; rel=prev'},
+            {"link": '<https://a/?a=1,2&page=3>; title="b, c"; rel="last next", <x>; rel=prev'},
+            ["Next page: https://a/?a=1,2&page=3"],
+        ),
+        (200, {"link": "<x>; rel=prev, <y>; rel=nextish"}, None, []),
+        (200, {"link": "<x>; rel=prev, <y>; Rel=Next"}, None, ["Next page: y"]),
+        (200, {"next-page": "abc"}, {"next-page": "abc"}, ["Next page: next-page abc"]),
+        (
+            200,
+            {"x-next-page": "", "x-total-pages": "3", "x-per-page": "20", "x-page": "3"},
+            {"x-total-pages": "3", "x-per-page": "20", "x-page": "3"},
+            [],
+        ),
+        (
+            200,
+            {"x-ms-continuationtoken": "t", "content-range": "0-9/99", "x-total-count": "99"},
+            None,
+            ["Next page: x-ms-continuationtoken t"],
+        ),
+        (
+            200,
+            {"x-ratelimit-remaining": "0", "ratelimit-policy": "q", "x-rate-limit-reset": "1"},
+            None,
+            [],
+        ),
+        (200, {"x-shopify-shop-api-call-limit": "1/40"}, None, []),
+        (200, {"x-trace": "t1"}, {"x-trace": "t1"}, []),
+        (200, {"set-cookie": "a=b", "x-powered-by": "php", "x-frame-options": "x"}, {}, []),
+        (200, {"link": "x" * 5000}, {"link": "x" * 4096}, []),
+    ],
+)
+def test_headers_that_say_how_to_go_on_are_told(
+    status: int, headers: dict[str, str], told: dict[str, str] | None, said: list[str]
+) -> None:
+    answer = Answer(status, tuple(headers.items()), b"[1]")
+    found = shape(answer, max_output_bytes=100, headers_out=("x-trace",))
+    assert (found.headers or {}) == (headers if told is None else told)
+    assert [part["text"] for part in found.content] == ["[1]", *said]
+
+
+def test_a_header_that_comes_several_times_is_joined() -> None:
+    pairs = (("link", "<a>; rel=prev"), ("link", "<b>; rel=next"))
+    found = shape(Answer(200, pairs, b""), max_output_bytes=100)
+    assert found.headers == {"link": "<a>; rel=prev, <b>; rel=next"}
+    assert [part["text"] for part in found.content][1:] == ["Next page: b"]
+
+
+def test_an_error_tells_its_headers_and_adds_nothing_to_its_text() -> None:
+    pairs = (("retry-after", "7"), ("x-ratelimit-limit", "9"), ("location", "/x"))
+    found = shape(Answer(429, pairs, b""), max_output_bytes=100)
+    assert (found.headers, len(found.content)) == (dict(pairs), 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "text", "structured"),
+    [
+        (b'{"a": 1}', "application/json", '{"a": 1}', {"a": 1}),
+        (b'{"a": 1}', "application/hal+json; charset=utf-8", '{"a": 1}', {"a": 1}),
+        (b"[1, 2]", "application/json", "[1, 2]", {"result": [1, 2]}),
+        (b"null", "application/json", "null", {"result": None}),
+        (b'"x"', "application/json", '"x"', {"result": "x"}),
+        (b'\xef\xbb\xbf{"a":1}', "application/json", '{"a":1}', {"a": 1}),
+        ('{"é":1}'.encode("latin-1"), "application/json; charset=latin-1", '{"é":1}', {"é": 1}),
+        ('{"a":1}'.encode("utf-16"), 'text/json; charset="utf-16"', '{"a":1}', {"a": 1}),
+        (b'{"a":1}', "", '{"a":1}', {"a": 1}),
+        (b'{"a":1}', "text/plain", '{"a":1}', {"a": 1}),
+        (b"12", "text/plain", "12", None),
+        (b"{broken", "application/json", "{broken", None),
+        (b'{"a":NaN}', "application/json", '{"a":NaN}', None),
+        (b"<html/>", "text/html", "<html/>", None),
+        (b"<svg/>", "image/svg+xml", "<svg/>", None),
+        (b"a,b", "application/csv", "a,b", None),
+        (b"plain", "application/octet-stream", "plain", None),
+        (b"caf\xe9", "text/plain; charset=iso-8859-1", "café", None),
+        (b"caf\xe9", "text/plain; charset=nonsense", "caf\ufffd", None),
+    ],
+)
+def test_text_and_structure_of_an_answer(
+    body: bytes, content_type: str, text: str, structured: dict[str, Any] | None
+) -> None:
+    found = shaped(answered(body, content_type))
+    assert replace(found, media_type="") == Shaped(
+        [{"type": "text", "text": text}], structured, False, 200
+    )
+    foreign = any(charset in content_type for charset in ("latin", "iso", "utf-16"))
+    kept = f"{content_type.partition(';')[0]}; charset=utf-8" if foreign else content_type
+    assert found.media_type == kept
+
+
+def test_image_and_audio_are_themselves() -> None:
+    for kind in ("image/png", "audio/mpeg"):
+        assert shaped(answered(b"\x89\0", kind)).content == [
+            {"type": kind.split("/")[0], "data": "iQA=", "mimeType": kind}
+        ]
+
+
+def test_other_file_is_embedded_with_a_sentence() -> None:
+    body = b"%PDF\0\xff"
+    assert shaped(answered(body, "application/pdf")) == Shaped(
+        [
+            {"type": "text", "text": "A file of 6 bytes, application/pdf."},
+            {
+                "type": "resource",
+                "resource": {
+                    "uri": "gateway://answer",
+                    "mimeType": "application/pdf",
+                    "blob": base64.b64encode(body).decode(),
+                },
+            },
+        ],
+        None,
+        False,
+        200,
+        "application/pdf",
+    )
+
+
+def test_answer_without_content_says_so() -> None:
+    assert shape(Answer(204, (), b""), max_output_bytes=1) == Shaped(
+        [{"type": "text", "text": "204 No Content: done, without content."}], None, False, 204
+    )
+
+
+def test_answer_over_the_bound_is_a_preview_and_kept_whole() -> None:
+    body = orjson.dumps({"items": ["é" * 10] * 1000})
+    result = shaped(answered(body), 5000)
+    preview = body.decode()[:2000]
+    assert result.structured == {
+        "truncated": True,
+        "bytes": len(body),
+        "result_id": "r1",
+        "preview": preview,
+    }
+    assert (result.oversized, result.is_error, result.status) == (body, False, 200)
+    assert result.content == [
+        {
+            "type": "text",
+            "text": f"The answer is too large to show: {len(body)} bytes, application/json. "
+            f"Read it in parts with read_result and result_id 'r1'. It begins:\n\n{preview}",
+        }
+    ]
+
+
+def test_answer_that_was_cut_off_says_so_also_below_the_bound() -> None:
+    result = shaped(Answer(200, (("content-type", "application/json"),), b'{"a":', True))
+    assert result.structured == {
+        "truncated": True,
+        "bytes": 5,
+        "result_id": "r1",
+        "preview": '{"a":',
+        "incomplete": True,
+    }
+
+
+def test_large_image_is_not_shown_but_kept() -> None:
+    result = shaped(answered(b"\x89PNG\0" * 1000, "image/png"), 100)
+    assert (result.structured or {})["preview"] == ""
+    assert result.oversized == b"\x89PNG\0" * 1000
+
+
+def test_json_too_deep_to_be_written_again_is_text_only() -> None:
+    deep = b"[" * 300 + b"]" * 300
+    assert shaped(answered(deep)).structured is None
+    wide = b"[" + b",".join([b"[]"] * 300) + b"]"
+    assert shaped(answered(wide)).structured == {"result": [[]] * 300}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"message": "Not yours"}, "Not yours"),
+        ({"Message": "Not yours"}, "Not yours"),
+        ({"error": "Not yours"}, "Not yours"),
+        ({"error": {"code": 5, "message": "Not yours"}}, "Not yours"),
+        ({"error": "invalid_grant", "error_description": "Expired"}, "invalid_grant: Expired"),
+        ({"errors": [{"message": "One"}, {"detail": "Two"}]}, "One; Two"),
+        ({"errors": ["One", "Two"]}, "One; Two"),
+        ({"detail": [{"loc": ["body", "a"], "msg": "missing"}]}, "body.a: missing"),
+        ({"title": "Bad", "detail": "Really  bad\n"}, "Really bad"),
+        ({"fault": {"faultstring": "Quota"}}, "Quota"),
+        ([{"message": "First"}], "First"),
+        ("Just text", "Just text"),
+    ],
+)
+def test_error_is_told_in_the_words_of_the_api(body: Any, words: str) -> None:
+    result = shaped(answered(orjson.dumps(body), status=404))
+    text = orjson.dumps(body).decode()
+    message = f"The API answered 404 Not Found: {words}"
+    hint = "Check the identifiers; list or search to find the right ones."
+    assert result.structured == {
+        "error": {
+            "code": "upstream_error",
+            "message": message,
+            "hint": hint,
+            "status": 404,
+            "body": text,
+        }
+    }
+    assert result.is_error
+    assert result.content[0]["text"].startswith(f"{message}\n{hint}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (
+            Answer(401, (), b""),
+            {
+                "message": "The API answered 401 Unauthorized.",
+                "hint": "The API does not accept the connection's credentials; "
+                "an operator must renew them.",
+                "status": 401,
+            },
+        ),
+        (
+            answered(b"<h1>no</h1>", "text/html", 502),
+            {
+                "message": "The API answered 502 Bad Gateway.",
+                "hint": "The fault is on the API's side; try again later.",
+                "status": 502,
+                "body": "<h1>no</h1>",
+            },
+        ),
+        (
+            answered(b"slow down", "text/plain", 429, retry_after="7"),
+            {
+                "message": "The API answered 429 Too Many Requests: slow down",
+                "hint": "Wait before calling again.",
+                "status": 429,
+                "body": "slow down",
+                "retry_after": 7,
+            },
+        ),
+        (
+            Answer(302, (("location", "https://x.test/"),), b""),
+            {
+                "message": "The API answered 302 Found and points elsewhere, "
+                "which is not followed.",
+                "hint": "Call the tool for the place it points to, if there is one.",
+                "status": 302,
+                "location": "https://x.test/",
+            },
+        ),
+        (
+            Answer(599, (), b"\xff\0"),
+            {
+                "message": "The API answered 599.",
+                "hint": "The fault is on the API's side; try again later.",
+                "status": 599,
+            },
+        ),
+    ],
+)
+def test_error_says_what_and_what_to_do(answer: Answer, error: dict[str, Any]) -> None:
+    assert shaped(answer).structured == {"error": {"code": "upstream_error", **error}}
+
+
+@given(
+    body=st.binary(max_size=300),
+    kind=st.sampled_from(
+        ["", "application/json", "text/plain", "image/png", "a/b; charset=\0", ";;"]
+    ),
+    status=st.sampled_from([200, 204, 302, 400, 500, 999]),
+    limit=st.integers(1, 400),
+)
+def test_no_answer_can_break_the_shaping(body: bytes, kind: str, status: int, limit: int) -> None:
+    result = shaped(answered(body, kind, status), limit)
+    orjson.dumps({"content": result.content, "structuredContent": result.structured})

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import base64
+import html
+import json
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.calls.redact import (
+    MASK,
+    SEARCH_BYTES,
+    STEP_BYTES,
+    Redactor,
+    names_a_secret,
+    redact_arguments,
+)
+
+secrets = st.text(
+    alphabet=st.characters(codec="utf-8", min_codepoint=0x21), min_size=8, max_size=30
+)
+
+
+@given(secret=secrets, before=st.binary(max_size=5), after=st.binary(max_size=5))
+def test_secret_is_in_no_output_whatever_its_encoding(
+    secret: str, before: bytes, after: bytes
+) -> None:
+    raw = secret.encode()
+    lead, tail = before.hex(), after.hex()
+    wrapped = f"{lead}{secret}{tail}"
+    forms = [
+        secret,
+        quote(secret),
+        quote(secret, safe=""),
+        quote(secret, safe="").lower() if secret.isascii() and secret.islower() else secret,
+        quote_plus(secret),
+        json.dumps(secret),
+        json.dumps(secret, ensure_ascii=False),
+        html.escape(secret),
+        f"{lead}{secret}{tail}",
+    ]
+    redactor = Redactor([secret])
+    for form in forms:
+        cleared = redactor.bytes(f"<{form}>".encode())
+        assert MASK.encode() in cleared
+        assert redactor.text(f"<{form}>") == cleared.decode()
+        assert secret not in cleared.decode().replace(MASK, "")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(before + raw + after)
+        assert redactor.bytes(encoded) != encoded
+    assert MASK in redactor.json({wrapped: [wrapped]}).popitem()[0]
+
+
+def test_basic_credentials_are_found_in_their_header() -> None:
+    redactor = Redactor(["user:hunter22", "hunter22"])
+    header = "Basic " + base64.b64encode(b"user:hunter22").decode()
+    assert redactor.pairs([("x-echo", header), ("b", "hunter22!")]) == (
+        ("x-echo", f"Basic {MASK}"),
+        ("b", f"{MASK}!"),
+    )
+
+
+def test_letters_spelled_as_json_escapes_are_read() -> None:
+    redactor = Redactor(['hunter"22'])
+    data = rb'{"a":"\u0068unt\u0065r\u002222","b":"\u00e9\u0041"}'
+    assert orjson.loads(redactor.bytes(data)) == {"a": MASK, "b": "éA"}
+
+
+@pytest.mark.parametrize("step", [STEP_BYTES, SEARCH_BYTES])
+@pytest.mark.parametrize("spelled", [b"hunter2222", rb"hunter\u00322\u00322"])
+def test_secret_is_found_wherever_a_step_ends(step: int, spelled: bytes) -> None:
+    redactor = Redactor(["hunter2222"])
+    for overlap in (0, 1, 5, 9, len(spelled) - 1, len(spelled)):
+        before, after = b"x" * (step - overlap), b"y" * step
+        assert redactor.bytes(before + spelled + after) == before + MASK.encode() + after
+
+
+def test_clean_data_is_handed_back_as_it_is() -> None:
+    data = b'{"a": "\\u0041"}' * 1000
+    assert Redactor(["hunter2222"]).bytes(data) is data
+    assert Redactor([]).bytes(data) is data
+    assert not Redactor([])
+
+
+def test_short_secrets_do_not_tear_holes_into_text() -> None:
+    assert Redactor(["abc", ""]).text("abcabc") == "abcabc"
+
+
+def test_json_is_cleared_in_keys_and_values() -> None:
+    value = {"hunter22": ["x hunter22", {"n": 1, "b": None}]}
+    assert Redactor(["hunter22"]).json(value) == {MASK: [f"x {MASK}", {"n": 1, "b": None}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("password", True),
+        ("Password", True),
+        ("new_password", True),
+        ("passwordConfirmation", True),
+        ("client_secret", True),
+        ("clientSecret", True),
+        ("api_key", True),
+        ("apiKey", True),
+        ("APIKey", True),
+        ("X-API-Key", True),
+        ("x-api-key", True),
+        ("apikey", True),
+        ("access_token", True),
+        ("token", True),
+        ("Authorization", True),
+        ("privateKey", True),
+        ("credentials", True),
+        ("cookie", True),
+        ("key", False),
+        ("primaryKey", False),
+        ("page_token", False),
+        ("nextPageToken", False),
+        ("max_tokens", False),
+        ("tokens", False),
+        ("idempotency_token", False),
+        ("author", False),
+        ("title", False),
+        ("", False),
+    ],
+)
+def test_field_names_tell_secrets(name: str, secret: bool) -> None:
+    assert names_a_secret(name) is secret
+
+
+def test_arguments_are_masked_by_name_at_any_depth() -> None:
+    arguments = {
+        "title": "x",
+        "password": "p",
+        "empty": {"password": ""},
+        "list": [{"api_key": ["k"], "id": 1}],
+    }
+    assert redact_arguments(arguments) == {
+        "title": "x",
+        "password": MASK,
+        "empty": {"password": ""},
+        "list": [{"api_key": MASK, "id": 1}],
+    }
+
+
+def test_masking_is_bounded() -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    text = json.dumps(redact_arguments({"deep": deep, "wide": list(range(100_000))}))
+    assert "[\\u2026]" in text and len(text) < 300_000

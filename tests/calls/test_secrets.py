@@ -1,0 +1,53 @@
+"""A connection's secrets, echoed by its API in whatever dress, reach nobody."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+from mcp.client.client import Client
+
+from gateway.calls.credentials import secrets_of
+from gateway.config.reading import parse_connection
+from tests.conftest import Running
+from tests.journeys.test_hot_reload import own_call
+from tests.peers import provider
+
+TOKEN = "s3cr3t-t0k3n-0123456789"
+
+
+@pytest.mark.parametrize(
+    "charset", ["utf-8", "utf-16", "utf-16-le", "utf-7", "cp037", "unicode_escape", "latin-1"]
+)
+@pytest.mark.parametrize("status", [200, 500])
+async def test_no_charset_carries_a_token_out(gateway: Running, charset: str, status: int) -> None:
+    async def echo(request: web.Request) -> web.Response:
+        said = f'{{"you sent": "{request.headers["Authorization"]}"}}'.encode(charset)
+        headers = {"Content-Type": f"application/json; charset={charset}"}
+        return web.Response(body=said, status=status, headers=headers)
+
+    auth = {"type": "bearer", "token": TOKEN}
+    async with provider() as peer, Client(gateway.mcp) as client:
+        put = {"name": "shop", "kind": "openapi", "spec": peer.spec, "auth": auth}
+        await own_call(client, "put_connection", **put)
+        peer.answer = echo
+        result = await client.call_tool("shop_get_items", {"id": "1"})
+        past = await own_call(client, "list_executions")
+    assert TOKEN not in result.model_dump_json()
+    assert TOKEN not in str(past)
+
+
+def test_every_place_where_settings_hold_a_secret_is_known() -> None:
+    settings = parse_connection(
+        "shop",
+        {
+            "kind": "openapi",
+            "spec": "https://shop.example/openapi.json?api_key=of-the-address&page=2",
+            "headers": {"X-Auth-Key": "of-a-header", "X-Team": "hr"},
+            "inject": {"tenant": {"id": ["of-an-injection"]}},
+            "auth": {"type": "basic", "username": "user-name", "password": "of-the-login"},
+        },
+    )
+    assert secrets_of(settings) == {
+        *("of-the-address", "of-a-header", "of-an-injection"),
+        *("user-name", "of-the-login", "user-name:of-the-login"),
+    }

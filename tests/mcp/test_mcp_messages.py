@@ -1,0 +1,188 @@
+"""Reading JSON-RPC strictly: what is one message, what is not, and what must never be lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp_types import methods as sdk_methods
+from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
+
+from gateway.mcp.messages import (
+    RpcError,
+    check_params,
+    dump,
+    is_plain_call,
+    read_json,
+    read_message,
+)
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+).filter(lambda value: "\ud800" not in repr(value))
+
+
+@given(JSON, st.booleans(), st.sampled_from([None, 1]))
+def test_what_is_read_is_what_was_written(value: Any, ascii_only: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    try:
+        body = text.encode()
+    except UnicodeEncodeError:
+        return  # half a surrogate pair is not text
+    try:
+        assert read_json(body) == json.loads(body)
+    except RpcError:
+        assert "\\ud" in text  # half a surrogate pair, escaped
+
+
+@given(st.text(max_size=5), JSON, JSON, st.booleans(), st.booleans())
+def test_key_given_twice_is_refused_however_it_is_spelled(
+    key: str, first: Any, second: Any, nested: bool, escaped: bool
+) -> None:
+    name = json.dumps(key)
+    other = '"' + "".join(f"\\u{ord(c):04x}" for c in key) + '"' if escaped else name
+    if any(ord(c) > 0xFFFF or 0xD800 <= ord(c) < 0xE000 for c in key):
+        return
+    text = f"{{{name}: {json.dumps(first)}, {other}: {json.dumps(second)}}}"
+    text = f'{{"params": [{text}]}}' if nested else text
+    with pytest.raises(RpcError) as refused:
+        read_json(text.encode())
+    assert refused.value.code == -32700
+
+
+def test_escaped_colon_does_not_hide_a_key_given_twice() -> None:
+    with pytest.raises(RpcError) as refused:
+        read_json(rb'{"a":"\u003a","b":1,"b":2}')
+    assert (refused.value.code, refused.value.message) == (
+        -32700,
+        "Parse error: the key 'b' is given twice",
+    )
+
+
+def test_integers_beyond_64_bits_stay_exact() -> None:
+    value = {"n": 123456789012345678901234567890}
+    assert read_json(json.dumps(value).encode()) == value
+    assert json.loads(dump(value)) == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"{}{}", b"nan", b'{"a": NaN}', b"\xff", b'"\\ud800"', b"[" * 5000, b"'a'"],
+)
+def test_text_that_is_not_json_is_a_parse_error(body: bytes) -> None:
+    with pytest.raises(RpcError) as refused:
+        read_json(body)
+    assert refused.value.code == -32700
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({"jsonrpc": "2.0", "id": 1, "method": "ping"}, "request"),
+        ({"jsonrpc": "2.0", "id": "a", "method": "ping", "params": None}, "request"),
+        ({"jsonrpc": "2.0", "id": 0, "method": "ping", "params": {}}, "request"),
+        ({"jsonrpc": "2.0", "method": "notifications/x"}, "notification"),
+        ({"jsonrpc": "2.0", "id": 1, "result": {}}, "response"),
+        ({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": ""}}, "response"),
+        ({"jsonrpc": "2.0", "id": None, "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": 1.5, "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": 1.0, "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": True, "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": {}, "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": [], "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": 1, "method": 7}, None),
+        ({"jsonrpc": "2.0", "id": 1, "method": None}, None),
+        ({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}, None),
+        ({"jsonrpc": "1.0", "id": 1, "method": "ping"}, None),
+        ({"id": 1, "method": "ping"}, None),
+        ({"jsonrpc": "2.0", "id": 1}, None),
+        ({"jsonrpc": "2.0", "id": None, "result": {}}, None),
+        ({"jsonrpc": "2.0", "id": 1, "result": {}, "error": {}}, None),
+        ([], None),
+        ("ping", None),
+        (None, None),
+    ],
+)
+def test_message_is_one_of_three_kinds_or_refused(value: Any, kind: str | None) -> None:
+    if kind is not None:
+        assert read_message(value).kind == kind
+        return
+    with pytest.raises(RpcError) as refused:
+        read_message(value)
+    assert refused.value.code == -32600
+
+
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": {"name": "c", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+ODD: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just({}) | st.just([])
+)
+PARAMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.just("echo") | ODD,
+        "arguments": st.just({"a": 1}) | ODD,
+        "_meta": st.just(META)
+        | ODD
+        | st.builds(
+            lambda key, value: {**META, key: value}, st.sampled_from([*META, "progressToken"]), ODD
+        )
+        | st.builds(
+            lambda key, value: {
+                **META,
+                "io.modelcontextprotocol/clientInfo": {"name": "c", "version": "1", key: value},
+            },
+            st.sampled_from(["name", "version", "icons"]),
+            ODD,
+        ),
+        "task": ODD,
+        "inputResponses": ODD,
+    },
+)
+
+
+@given(PARAMS, st.sampled_from(KNOWN_PROTOCOL_VERSIONS))
+def test_plain_calls_are_calls_the_sdk_accepts_too(params: dict[str, Any], version: str) -> None:
+    if not is_plain_call(params):
+        return
+    if version == "2026-07-28" and "_meta" not in params:
+        return  # refused by the ladder before params are looked at
+    sdk_methods.validate_client_request("tools/call", version, params)
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+def test_the_usual_call_is_a_plain_one(version: str) -> None:
+    params: dict[str, Any] = {"name": "echo", "arguments": {}}
+    assert is_plain_call(params if version < "2026" else {**params, "_meta": META})
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "params", "code"),
+    [
+        ("tools/call", "2025-11-25", {"arguments": {}}, -32602),
+        ("tools/call", "2025-11-25", {"name": "x", "arguments": []}, -32602),
+        ("tools/list", "2025-11-25", {"cursor": 7}, -32602),
+        ("initialize", "2025-11-25", {}, -32602),
+        ("server/discover", "2025-11-25", {}, -32601),
+        ("ping", "2026-07-28", {"_meta": META}, -32601),
+        ("initialize", "2026-07-28", {"_meta": META}, -32601),
+    ],
+)
+def test_params_are_held_to_the_schema_of_their_version(
+    method: str, version: str, params: dict[str, Any], code: int
+) -> None:
+    with pytest.raises(RpcError) as refused:
+        check_params(method, version, params)
+    assert refused.value.code == code

@@ -1,0 +1,127 @@
+"""Streams whose client reads slowly, or not at all: what waits is bounded, and nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.mcp.streams import MAX_QUEUED, PING, Reply, event
+from gateway.mcp.subscriptions import Frames, Stream
+from gateway.model import Principal
+from gateway.policy.view import Scope
+
+
+class Wire:
+    """A connection that passes on what is sent only while its gate is open."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.status: int | None = None
+        self.done = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def send(self, message: Any) -> None:
+        await self.gate.wait()
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.sent.append(message["body"])
+        self.arrived.set()
+        if not message.get("more_body"):
+            self.done.set()
+
+    async def receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def until(self, count: int) -> list[bytes]:
+        async with asyncio.timeout(5):
+            while len(self.sent) < count:
+                self.arrived.clear()
+                await self.arrived.wait()
+        return self.sent
+
+
+FRAMES = Frames(b"first", lambda digest: f"changed to {digest}".encode(), b"last")
+
+
+@asynccontextmanager
+async def running(wire: Wire) -> AsyncIterator[Stream]:
+    stream = Stream(Principal("ann"), Scope(), {}, FRAMES, "d0")
+    task = asyncio.create_task(stream.run(wire.receive, wire.send))
+    yield stream
+    stream.end()
+    async with asyncio.timeout(5):
+        await task
+
+
+async def test_all_changes_a_client_has_not_read_are_one() -> None:
+    wire = Wire()
+    async with running(wire) as stream:
+        await wire.until(1)
+        wire.gate.clear()
+        for number in range(100):
+            stream.tell_changed(f"d{number}")
+            stream.ping()
+            await asyncio.sleep(0)
+        wire.gate.set()
+        await wire.until(3)
+    assert wire.sent == [b"first", b"changed to d0", b"changed to d99", b"last"]
+
+
+async def test_change_before_the_first_frame_comes_after_it() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    async with running(wire) as stream:
+        await asyncio.sleep(0)
+        stream.tell_changed("d1")
+        wire.gate.set()
+        await wire.until(2)
+    assert wire.sent == [b"first", b"changed to d1", b"last"]
+
+
+async def test_quiet_stream_is_kept_alive() -> None:
+    wire = Wire()
+    async with running(wire) as stream:
+        await wire.until(1)
+        stream.ping()
+        await wire.until(2)
+    assert wire.sent == [b"first", PING, b"last"]
+
+
+async def test_answer_without_a_word_before_it_is_plain_json() -> None:
+    wire = Wire()
+    await Reply(wire.send, streaming=True).finish(404, b"{}")
+    assert (wire.status, wire.sent) == (404, [b"{}"])
+
+
+async def test_words_before_the_answer_make_it_a_stream_in_their_order() -> None:
+    wire = Wire()
+    reply = Reply(wire.send, streaming=True)
+    for word in (b"a", b"b"):
+        reply.say(word)
+    await reply.finish(404, b"{}")
+    assert (wire.status, wire.sent) == (200, [b"a", b"b", event(b"{}")])
+
+
+async def test_progress_nobody_reads_is_dropped_but_not_the_answer() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    reply = Reply(wire.send, streaming=True)
+    for number in range(10 * MAX_QUEUED):
+        reply.say(b"%d" % number)
+    reply.say(b"question", droppable=False)
+    wire.gate.set()
+    await reply.finish(200, b"{}")
+    assert wire.sent == [*(b"%d" % n for n in range(MAX_QUEUED)), b"question", event(b"{}")]
+
+
+async def test_client_that_takes_no_stream_gets_no_words() -> None:
+    wire = Wire()
+    reply = Reply(wire.send, streaming=False)
+    reply.say(b"a")
+    await reply.finish(200, b"{}")
+    assert wire.sent == [b"{}"]

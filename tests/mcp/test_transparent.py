@@ -1,0 +1,209 @@
+"""One MCP server behind the gateway, and nothing else: clients of both eras meet the server itself.
+
+Each test runs for every pair of eras: the client's and the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.conftest import OPEN, gateway_on
+from tests.library_peer import NAME_FORM, SECRET, LibraryPeer, library_peer
+from tests.mcp.speakers import Era, Refusal, Speaker, plain
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ONLY = """
+[demo]
+enabled = false
+[connections.library]
+kind = "mcp"
+url = "{url}"
+prefix = ""
+headers = {{ "X-Api-Key" = "{secret}" }}
+"""
+
+
+@dataclass
+class Pair:
+    """A client at the gateway, one at the server itself, and the server."""
+
+    through: Speaker
+    direct: Speaker
+    peer: LibraryPeer
+    client: Era
+    server: Era
+    speak: Callable[..., Any]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=("2025", "2026"))
+async def behind(request: Any, tmp_path_factory: Any) -> AsyncIterator[tuple[LibraryPeer, str]]:
+    """A server of each era, and the gateway's address with it behind."""
+    config = tmp_path_factory.mktemp("gateway") / "config.toml"
+    async with library_peer(request.param) as peer:
+        text = OPEN + ONLY.format(url=peer.url, secret=SECRET)
+        async with gateway_on(config, text) as gateway, asyncio.timeout(60):
+            await peer.listening.wait()
+            yield peer, gateway.mcp
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=("2025", "2026"))
+async def pair(request: Any, behind: tuple[LibraryPeer, str]) -> AsyncIterator[Pair]:
+    (peer, url), client = behind, request.param
+    peer.prompts = ["review"]
+    peer.entered.clear()
+    peer.cancelled.clear()
+    peer.let_go.clear()
+    async with aiohttp.ClientSession() as http:
+
+        async def speak(**more: Any) -> Speaker:
+            return await Speaker(http, url, client, **more).meet()
+
+        direct = await Speaker(http, peer.url, peer.era).meet()
+        yield Pair(await speak(), direct, peer, client, peer.era, speak)
+
+
+async def test_the_server_says_what_it_offers_and_how_to_use_it(pair: Pair) -> None:
+    assert pair.through.hello["capabilities"] == {
+        "tools": {"listChanged": True},
+        "prompts": {"listChanged": True},
+        "resources": {"subscribe": True, "listChanged": True},
+        "completions": {},
+        "logging": {},
+    }
+    assert pair.through.hello["instructions"] == "Read fiction quietly. [redacted]"
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("prompts/list", {}),
+        ("prompts/get", {"name": "review", "arguments": {"book": "Emma"}}),
+        ("resources/list", {}),
+        ("resources/templates/list", {}),
+        ("resources/read", {"uri": "fiction://books/7"}),
+        (
+            "completion/complete",
+            {
+                "ref": {"type": "ref/prompt", "name": "review"},
+                "argument": {"name": "book", "value": "E"},
+            },
+        ),
+        (
+            "completion/complete",
+            {
+                "ref": {"type": "ref/resource", "uri": "fiction://books/{id}"},
+                "argument": {"name": "id", "value": "7"},
+            },
+        ),
+    ],
+)
+async def test_what_is_asked_is_answered_as_by_the_server(
+    pair: Pair, method: str, params: dict[str, Any]
+) -> None:
+    through = await pair.through.request(method, params)
+    assert plain(through) == plain(await pair.direct.request(method, params))
+    if pair.client == "2026":
+        assert through["resultType"] == "complete"
+        assert through.get("cacheScope", "private") == "private"
+
+
+async def test_the_servers_own_errors_are_passed_on_without_secrets(pair: Pair) -> None:
+    with pytest.raises(Refusal) as refused:
+        await pair.through.request("resources/read", {"uri": "fiction://missing/missing"})
+    assert refused.value.error == {
+        "code": -32002,
+        "message": "No such book, says [redacted]",
+        "data": {"uri": "fiction://missing/missing"},
+    }
+    with pytest.raises(Refusal) as refused:
+        await pair.through.request("tools/call", {"name": "refuse", "arguments": {}})
+    assert refused.value.error == {
+        "code": -32077,
+        "message": "No: [redacted]",
+        "data": {"shelf": "fiction", "token": "[redacted]"},
+    }
+
+
+async def test_updates_of_a_resource_reach_who_watches_it(pair: Pair) -> None:
+    uri, other = "fiction://news", await pair.speak()
+    if pair.client == "2025":
+        assert await pair.through.request("resources/subscribe", {"uri": uri}) == {}
+    wanted = {"resourceSubscriptions": [uri]}
+    async with pair.through.listening(**wanted) as events, other.listening() as deaf:
+        await pair.peer.tell_updated("fiction://else")
+        await pair.peer.tell_updated(uri)
+        said = await events.message()
+        assert said["method"] == "notifications/resources/updated"
+        assert said["params"]["uri"] == uri
+        assert await deaf.silent(0.1)
+    if pair.client == "2025":
+        assert await pair.through.request("resources/unsubscribe", {"uri": uri}) == {}
+    if pair.server == "2025":
+        async with asyncio.timeout(5):
+            await pair.peer.let_go.wait()
+        assert pair.peer.subscribed == []
+
+
+async def test_other_prompts_are_told_to_who_listens(pair: Pair) -> None:
+    async with pair.through.listening(promptsListChanged=True) as events:
+        pair.peer.prompts.append("summary")
+        await pair.peer.tell_prompts_changed()
+        said = await events.message()
+    assert said["method"] == "notifications/prompts/list_changed"
+    found = await pair.through.request("prompts/list")
+    assert [prompt["name"] for prompt in found["prompts"]] == ["review", "summary"]
+
+
+async def test_a_servers_question_reaches_a_client_that_can_answer(pair: Pair) -> None:
+    client = await pair.speak(
+        capabilities={"elicitation": {}},
+        answer=lambda question: {"action": "accept", "content": {"name": "Ann"}},
+    )
+    result = await client.request("tools/call", {"name": "ask", "arguments": {}})
+    if pair.client == "2026":
+        key = "who" if pair.server == "2026" else "question"  # in 2025 a question has no name
+        question = {"message": "Who are you?", "requestedSchema": NAME_FORM, "mode": "form"}
+        asked = {key: {"method": "elicitation/create", "params": question}}
+        state = result["requestState"]
+        assert plain(result) == {"inputRequests": asked, "requestState": state}
+        answers = {key: {"action": "accept", "content": {"name": "Ann"}}}
+        again = {"name": "ask", "arguments": {}, "inputResponses": answers, "requestState": state}
+        result = await client.request("tools/call", again)
+    assert result["content"][0]["text"].removesuffix(" s1") == "accept Ann"
+
+
+async def test_a_servers_question_is_declined_for_a_client_that_can_not_answer(pair: Pair) -> None:
+    result = await pair.through.request("tools/call", {"name": "ask", "arguments": {}})
+    assert result["content"][0]["text"].removesuffix(" s1") == "decline None"
+
+
+async def test_logs_of_a_call_reach_its_caller_from_the_level_it_wants(pair: Pair) -> None:
+    if pair.client == "2025":
+        assert await pair.through.request("logging/setLevel", {"level": "warning"}) == {}
+    else:
+        pair.through.meta["io.modelcontextprotocol/logLevel"] = "warning"
+    await pair.through.request("tools/call", {"name": "log", "arguments": {}})
+    assert [said["params"] for said in pair.through.heard] == [
+        {"level": "warning", "data": "warning of fiction"}
+    ]
+
+
+async def test_what_is_no_longer_wanted_is_cancelled_at_the_server(pair: Pair) -> None:
+    slow = asyncio.create_task(pair.through.request("resources/read", {"uri": "fiction://slow"}))
+    async with asyncio.timeout(5):
+        await pair.peer.entered.wait()
+        if pair.client == "2025":
+            cancelled = {"method": "notifications/cancelled", "params": {"requestId": 2}}
+            await pair.through.notify({"jsonrpc": "2.0", **cancelled})
+        else:
+            slow.cancel()
+        await pair.peer.cancelled.wait()
+        await asyncio.gather(slow, return_exceptions=True)

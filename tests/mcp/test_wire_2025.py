@@ -1,0 +1,441 @@
+"""The 2025 era on the wire: handshake, sessions, streams, and everything that can be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.mcp.endpoint import McpEndpoint
+from gateway.policy.view import elicitation_modes
+from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
+from tests.mcp.raw import call, opened, post, request, session
+
+VERSIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"]
+LISTED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "agreed"),
+    [*((v, v) for v in VERSIONS), ("2099-01-01", "2025-11-25"), ("x", VERSIONS[-1])],
+)
+async def test_handshake_agrees_on_a_version(edge: Edge, asked: str, agreed: str) -> None:
+    hello = {
+        "protocolVersion": asked,
+        "capabilities": {},
+        "clientInfo": {"name": "c", "version": "1"},
+    }
+    answer = await post(edge, request("initialize", hello, "hi"))
+    assert answer.body == {
+        "jsonrpc": "2.0",
+        "id": "hi",
+        "result": {
+            "protocolVersion": agreed,
+            "capabilities": {"tools": {"listChanged": True}},
+            "serverInfo": {
+                "name": "dynamic-mcp-gateway",
+                "title": "Dynamic MCP gateway",
+                "version": "0.1.0",
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_session_lists_calls_and_pings_in_every_version(edge: Edge, version: str) -> None:
+    own = await session(edge, version)
+    initialized = await post(edge, {"jsonrpc": "2.0", "method": "notifications/initialized"}, own)
+    assert (initialized.status, initialized.body) == (202, "")
+    assert (await post(edge, request("ping"), own)).body["result"] == {}
+    listed = await post(edge, request("tools/list"), own)
+    assert [one["name"] for one in listed.body["result"]["tools"]] == list(edge.toolbox.tools)
+    assert set(listed.body["result"]) == {"tools"}
+    called = await post(edge, call("echo", a=1), own)
+    assert called.body == {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "result": {"content": [{"type": "text", "text": '{"a":1}'}], "structuredContent": {"a": 1}},
+    }
+
+
+async def test_same_list_is_the_same_bytes(edge: Edge) -> None:
+    own = await session(edge)
+    first, second = [await post(edge, request("tools/list"), own) for _ in range(2)]
+    assert first.body == second.body
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "code"),
+    [
+        (request("ping", request_id=None), 400, -32600),
+        (request("ping", request_id=1.5), 400, -32600),
+        (request("ping", request_id=True), 400, -32600),
+        (request("ping", request_id=[1]), 400, -32600),
+        (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}', 400, -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"a":1,"a":2}}', 400, -32700),
+        (b"{", 400, -32700),
+        (b"", 400, -32700),
+        (b"7", 400, -32600),
+        ([request("ping")], 400, -32600),
+        ([], 400, -32600),
+        ({"jsonrpc": "2.0", "id": 1}, 400, -32600),
+        (request("ping", []), 400, -32600),
+        (request("nothing/here"), 200, -32601),
+        (request("prompts/list"), 200, -32601),
+        (request("logging/setLevel", {"level": "info"}), 200, -32601),
+        (request("server/discover"), 200, -32601),
+        (request("tools/call", {}), 200, -32602),
+        (request("tools/call", {"name": "echo", "arguments": [1]}), 200, -32602),
+        (request("tools/list", {"cursor": "nonsense"}), 200, -32602),
+        (call("nothing"), 200, -32602),
+        (call("fail"), 200, -32603),
+    ],
+)
+async def test_odd_message_gets_its_error(
+    edge: Edge, message: object, status: int, code: int
+) -> None:
+    answer = await post(edge, message, await session(edge))
+    assert (answer.status, answer.code) == (status, code)
+    assert "hunter2" not in str(answer.body)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("POST", {"accept": "text/html"}, 406),
+        ("POST", {"accept": "text/event-stream"}, 406),
+        ("POST", {"content-type": "text/plain"}, 415),
+        ("POST", {"mcp-protocol-version": "1999-01-01"}, 400),
+        ("POST", {"mcp-session-id": "made-up"}, 404),
+        ("POST", {"host": "evil.example"}, 421),
+        ("POST", {"origin": "https://evil.example"}, 403),
+        ("GET", {"accept": "application/json"}, 406),
+        ("GET", {"mcp-session-id": "made-up"}, 404),
+        ("GET", {"mcp-protocol-version": "1999-01-01"}, 400),
+        ("DELETE", {"mcp-session-id": "made-up"}, 404),
+        ("DELETE", {"mcp-protocol-version": "1999-01-01"}, 400),
+        ("PUT", {}, 405),
+        ("PATCH", {}, 405),
+        ("HEAD", {}, 405),
+    ],
+)
+async def test_odd_request_gets_its_status(
+    edge: Edge, method: str, headers: dict[str, str], status: int
+) -> None:
+    own = await session(edge)
+    answer = await post(edge, request("ping"), {**own, **headers}, method)
+    assert answer.status == status
+    if status == 405:
+        assert answer.headers["allow"] == "GET, POST, DELETE"
+    if method != "HEAD":
+        assert answer.code in (-32600, -32602)
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_request_without_a_session_is_400(edge: Edge, method: str) -> None:
+    assert (await post(edge, request("ping"), method=method)).status == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/x", "/bundles", "/bundles/", "/bundles/a+", "/steps/a", "/steps/a/b/c", "/bundles/a%2Fb"],
+)
+async def test_nothing_is_at_other_addresses(edge: Edge, path: str) -> None:
+    assert (await post(edge, request("ping"), path=path)).status == 404
+
+
+async def test_body_too_large_is_413_declared_or_not(make_edge: EdgeMaker) -> None:
+    edge: Edge = await make_edge(max_body_bytes=1000)
+
+    async def chunked() -> Any:
+        for _ in range(3):
+            yield b" " * 500
+
+    assert (await post(edge, b" " * 1001)).status == 413
+    headers = {"accept": "application/json", "content-type": "application/json"}
+    async with edge.http.post(edge.url, data=chunked(), headers=headers) as answer:
+        assert answer.status == 413
+
+
+async def test_body_that_does_not_come_is_cut_off(make_edge: EdgeMaker) -> None:
+    edge: Edge = await make_edge(request_seconds=0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge.port)
+    head = f"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1:{edge.port}\r\naccept: */*\r\n"
+    writer.write(f"{head}content-type: application/json\r\ncontent-length: 9\r\n\r\n".encode())
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_batches_are_answered_where_the_version_has_them(edge: Edge) -> None:
+    own = await session(edge, "2025-03-26")
+    notification = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    batch = [request("ping", request_id="a"), notification, call("echo", "b", n=1), {"x": 1}]
+    answer = await post(edge, [*batch, request("initialize", {}, "c")], own)
+    assert answer.status == 200
+    outcomes = {
+        one["id"]: one.get("result", one.get("error", {}).get("code")) for one in answer.body
+    }
+    assert outcomes == {
+        "a": {},
+        "b": {"content": [{"type": "text", "text": '{"n":1}'}], "structuredContent": {"n": 1}},
+        None: -32600,
+        "c": -32600,
+    }
+    assert (await post(edge, [notification], own)).status == 202
+    assert (await post(edge, [request("ping")] * 51, own)).status == 400
+
+
+async def test_two_calls_with_one_id_are_answered_each_on_its_own(edge: Edge) -> None:
+    own = await session(edge)
+    first = asyncio.create_task(post(edge, call("wait", 7, which="first"), own))
+    async with asyncio.timeout(5):
+        await edge.toolbox.started.wait()
+    second = await post(edge, call("echo", 7, which="second"), own)
+    edge.toolbox.release.set()
+    assert second.body["result"]["structuredContent"] == {"which": "second"}
+    assert (await first).body["result"]["structuredContent"] == {"which": "first"}
+
+
+def cancelled(request_id: object) -> dict[str, Any]:
+    params = {"requestId": request_id, "reason": "no longer wanted"}
+    return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+
+
+async def test_cancelled_call_ends_and_is_answered_so(edge: Edge) -> None:
+    own = await session(edge)
+    waiting = asyncio.create_task(post(edge, call("wait", "7"), own))
+    async with asyncio.timeout(5):
+        await edge.toolbox.started.wait()
+    assert (await post(edge, cancelled(7), own)).status == 202
+    assert (await waiting).code == -32800
+    assert edge.toolbox.cancelled == 1
+    assert edge.endpoint.running_calls == 0
+
+
+async def test_session_can_not_cancel_what_another_session_runs(edge: Edge) -> None:
+    own, other = await session(edge), await session(edge)
+    waiting = asyncio.create_task(post(edge, call("wait", 7), own))
+    async with asyncio.timeout(5):
+        await edge.toolbox.started.wait()
+    assert (await post(edge, cancelled(7), other)).status == 202
+    edge.toolbox.release.set()
+    assert (await waiting).status == 200
+    assert edge.toolbox.cancelled == 0
+
+
+async def test_hanging_up_does_not_cancel_in_this_era(edge: Edge) -> None:
+    own = await session(edge)
+    waiting = asyncio.create_task(post(edge, call("wait"), own))
+    async with asyncio.timeout(5):
+        await edge.toolbox.started.wait()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0.15)  # longer than it takes to notice
+        edge.toolbox.release.set()
+        await edge.toolbox.ended.wait()
+    assert edge.toolbox.cancelled == 0
+
+
+async def test_progress_comes_as_events_before_the_answer(edge: Edge) -> None:
+    edge.toolbox.put("report")
+    own = await session(edge)
+    params = {"name": "report", "arguments": {}, "_meta": {"progressToken": 5}}
+    async with opened(edge, own, request("tools/call", params)) as events:
+        messages = [await events.message() for _ in range(4)]
+    assert [one["params"]["progress"] for one in messages[:3]] == [1, 2, 3]
+    assert messages[0] == {
+        "jsonrpc": "2.0",
+        "method": "notifications/progress",
+        "params": {"progressToken": 5, "progress": 1, "total": 3, "message": "step 1"},
+    }
+    assert messages[3]["id"] == 1
+
+
+async def test_client_that_takes_no_stream_gets_json_even_with_a_progress_token(edge: Edge) -> None:
+    edge.toolbox.put("report")
+    own = await session(edge)
+    params = {"name": "report", "arguments": {}, "_meta": {"progressToken": 5}}
+    answer = await post(edge, request("tools/call", params), {**own, "accept": "application/json"})
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("version", "capabilities", "asked"),
+    [
+        ("2025-11-25", {"elicitation": {}}, True),
+        ("2025-06-18", {"elicitation": {"form": {}}}, True),
+        ("2025-11-25", {"elicitation": {"url": {}}}, True),
+        ("2025-03-26", {"elicitation": {}}, False),
+        ("2025-11-25", {}, False),
+    ],
+)
+async def test_only_clients_that_can_be_asked_are(
+    edge: Edge, version: str, capabilities: dict[str, Any], asked: bool
+) -> None:
+    own = await session(edge, version, capabilities=capabilities)
+    await post(edge, call("echo"), own)
+    context = edge.toolbox.calls[0][2]
+    assert (context.ask is not None and bool(elicitation_modes(context.capabilities))) == asked
+
+
+ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"result": {"action": "accept", "content": {"a": 1}}},
+        {"action": "accept", "content": {"a": 1}},
+    ),
+    ({"result": {"action": "decline"}}, {"action": "decline"}),
+    ({"error": {"code": -1, "message": "no"}}, {"action": "cancel"}),
+]
+
+
+@pytest.mark.parametrize(("said", "heard"), ANSWERS)
+async def test_answer_of_a_client_reaches_the_call_that_asked(
+    edge: Edge, said: dict[str, Any], heard: dict[str, Any]
+) -> None:
+    edge.toolbox.put("ask")
+    own = await session(edge, capabilities={"elicitation": {}})
+    stranger = await session(edge, capabilities={"elicitation": {}})
+    async with opened(edge, own, call("ask")) as events:
+        question = await events.message()
+        assert (question["method"], question["params"]["message"]) == (
+            "elicitation/create",
+            "Go on?",
+        )
+        answer = {"jsonrpc": "2.0", "id": question["id"]}
+        forged = {**answer, "result": {"action": "accept", "content": {"forged": True}}}
+        assert (await post(edge, forged, stranger)).status == 202
+        assert (await post(edge, {**answer, **said}, own)).status == 202
+        assert (await events.message())["result"]["structuredContent"] == heard
+
+
+async def test_question_to_a_client_that_left_counts_as_cancel(edge: Edge) -> None:
+    edge.toolbox.put("ask")
+    own = await session(edge, capabilities={"elicitation": {}})
+    async with opened(edge, own, call("ask")) as events:
+        await events.message()
+        events.response.close()
+    assert await edge.endpoint.drain(5)
+
+
+async def test_delete_ends_a_session_and_its_streams(edge: Edge) -> None:
+    own = await session(edge)
+    async with opened(edge, own) as events:
+        assert (await post(edge, b"", own, "DELETE")).status == 200
+        assert await events.ended()
+    assert (await post(edge, request("ping"), own)).status == 404
+    assert (await post(edge, b"", own, "DELETE")).status == 404
+
+
+async def test_session_belongs_to_the_principal_that_opened_it(make_edge: EdgeMaker) -> None:
+    edge: Edge = await make_edge(with_tokens("ann", "bob"))
+    ann, bob = ({"authorization": f"Bearer {TOKENS[name]}"} for name in ("ann", "bob"))
+    own = await session(edge, headers=ann)
+    for method in ("POST", "GET", "DELETE"):
+        assert (await post(edge, request("ping"), {**own, **bob}, method)).status == 404
+    assert (await post(edge, request("ping"), own)).status == 200
+
+
+async def test_without_a_known_token_it_is_401_with_a_challenge(make_edge: EdgeMaker) -> None:
+    edge: Edge = await make_edge(with_tokens("ann"))
+    answer = await post(edge, request("ping"))
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    answer = await post(edge, request("ping"), {"authorization": "Bearer nonsense"})
+    assert (answer.status, answer.headers["www-authenticate"]) == (
+        401,
+        'Bearer error="invalid_token"',
+    )
+    assert answer.body == {
+        "error": "invalid_token",
+        "error_description": "The token is not known",
+    }
+
+
+async def test_stream_begins_with_an_id_to_come_back_with(edge: Edge) -> None:
+    own = await session(edge)
+    async with opened(edge, own) as events:
+        first = await events.next()
+        assert (first["data"], first["retry"]) == ("", "2000")
+        edge.toolbox.put("new")
+        second = await events.next()
+    assert first["id"] != second["id"]
+    async with opened(edge, {**own, "last-event-id": first["id"]}) as events:
+        assert await events.message() == LISTED  # missed while away
+    async with opened(edge, {**own, "last-event-id": second["id"]}) as events:
+        assert await events.silent(0.3)
+    async with opened(edge, {**own, "last-event-id": "someone-else's"}) as events:
+        assert await events.silent(0.3)
+
+
+async def test_older_client_gets_no_event_without_data(edge: Edge) -> None:
+    own = await session(edge, "2025-06-18")
+    async with opened(edge, own) as events:
+        edge.toolbox.put("new")
+        assert await events.next() == {"retry": "2000"}
+        assert await events.message() == LISTED
+
+
+async def test_page_of_an_allowed_origin_may_call_and_read(make_edge: EdgeMaker) -> None:
+    page = {"origin": "https://app.example"}
+    edge: Edge = await make_edge(with_tokens("ann"), allowed_origins=("https://app.example",))
+    asked = {**page, "access-control-request-method": "POST"}
+    preflight = await post(edge, b"", asked, "OPTIONS")
+    assert preflight.status == 204
+    assert {
+        name: value
+        for name, value in preflight.headers.items()
+        if name.startswith("access-control-")
+    } == {
+        "access-control-allow-origin": "https://app.example",
+        "access-control-expose-headers": "mcp-session-id, www-authenticate, retry-after",
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": "*, authorization",
+        "access-control-max-age": "600",
+    }
+    refused = await post(edge, request("ping"), page)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (
+        401,
+        "https://app.example",
+    )
+    stranger = {**asked, "origin": "https://evil.example"}
+    answer = await post(edge, b"", stranger, "OPTIONS")
+    assert (answer.status, "access-control-allow-origin" in answer.headers) == (403, False)
+
+
+class Other:
+    """A relay to one other endpoint, as a store's notifications would be."""
+
+    def __init__(self) -> None:
+        self.endpoints: list[McpEndpoint] = []
+
+    def cancelled(self, session: str, request_id: str | int) -> None:
+        for endpoint in self.endpoints:
+            endpoint.cancel(session, request_id)
+
+    def answered(self, session: str, request_id: str | int, body: Mapping[str, Any]) -> None:
+        for endpoint in self.endpoints:
+            endpoint.take_answer(session, request_id, body)
+
+
+async def test_cancellation_and_answer_reach_the_replica_that_runs_the_call(
+    make_edge: EdgeMaker,
+) -> None:
+    relay = Other()
+    here: Edge = await make_edge()
+    there: Edge = await make_edge(relay=relay)
+    relay.endpoints.append(here.endpoint)
+    here.toolbox.put("ask")
+    own = await session(there, capabilities={"elicitation": {}})
+    async with opened(here, own, call("ask")) as events:
+        question = await events.message()
+        answer = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}}
+        assert (await post(there, answer, own)).status == 202
+        assert (await events.message())["result"]["structuredContent"] == {"action": "decline"}
+    waiting = asyncio.create_task(post(here, call("wait", 7), own))
+    async with asyncio.timeout(5):
+        await here.toolbox.started.wait()
+    await post(there, cancelled(7), own)
+    assert (await waiting).code == -32800

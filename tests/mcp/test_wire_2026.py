@@ -1,0 +1,255 @@
+"""The 2026 era on the wire: the ladder of checks, lone requests, and hanging up as cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
+from tests.mcp.raw import META, call, listening, modern, opened, post, request
+
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+STAMP = {
+    "io.modelcontextprotocol/serverInfo": {
+        "name": "dynamic-mcp-gateway",
+        "title": "Dynamic MCP gateway",
+        "version": "0.1.0",
+    }
+}
+
+
+async def test_discover_says_what_is_served(edge: Edge) -> None:
+    answer = await post(edge, *modern(request("server/discover")))
+    assert answer.body == {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "result": {
+            "supportedVersions": ["2026-07-28"],
+            "capabilities": {"tools": {"listChanged": True}},
+            "resultType": "complete",
+            "ttlMs": 0,
+            "cacheScope": "private",
+            "_meta": STAMP,
+        },
+    }
+
+
+async def test_list_is_complete_private_and_stamped(edge: Edge) -> None:
+    answer = await post(edge, *modern(request("tools/list")))
+    result = answer.body["result"]
+    assert [one["name"] for one in result.pop("tools")] == list(edge.toolbox.tools)
+    assert result == {
+        "resultType": "complete",
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "_meta": STAMP,
+    }
+    assert "mcp-session-id" not in answer.headers
+
+
+async def test_call_is_complete_and_stamped(edge: Edge) -> None:
+    answer = await post(edge, *modern(call("echo", "x", a=1)))
+    assert answer.body == {
+        "jsonrpc": "2.0",
+        "id": "x",
+        "result": {
+            "resultType": "complete",
+            "content": [{"type": "text", "text": '{"a":1}'}],
+            "structuredContent": {"a": 1},
+            "_meta": STAMP,
+        },
+    }
+
+
+async def test_answers_to_missing_input_reach_the_call(edge: Edge) -> None:
+    message, headers = modern(call("echo"))
+    message["params"] |= {
+        "inputResponses": {"ok": {"action": "accept", "content": {"ok": True}}},
+        "requestState": "sealed",
+    }
+    assert (await post(edge, message, headers)).status == 200
+    context = edge.toolbox.calls[0][2]
+    assert (context.input_responses, context.request_state) == (
+        {"ok": {"action": "accept", "content": {"ok": True}}},
+        "sealed",
+    )
+
+
+PING = request("tools/list")
+
+
+def bare(message: dict[str, Any], **headers: str) -> tuple[dict[str, Any], dict[str, str]]:
+    usual = {"mcp-protocol-version": "2026-07-28", "mcp-method": message.get("method", "")}
+    changed = {name.replace("_", "-"): value for name, value in headers.items()}
+    return message, {**usual, **changed}
+
+
+def without(key: str) -> dict[str, Any]:
+    return request("tools/list", {"_meta": {k: v for k, v in META.items() if k != key}})
+
+
+ENVELOPED = request("tools/list", {"_meta": META})
+UNVERSIONED = {k: v for k, v in bare(ENVELOPED)[1].items() if k != "mcp-protocol-version"}
+
+
+@pytest.mark.parametrize(
+    ("message", "headers", "status", "code"),
+    [
+        (*bare(request("tools/list")), 400, -32602),
+        (*bare(without(VERSION_KEY)), 400, -32602),
+        (*bare(without(CAPABILITIES_KEY)), 400, -32602),
+        (ENVELOPED, UNVERSIONED, 400, -32020),
+        (*bare(ENVELOPED, mcp_method="tools/call"), 400, -32020),
+        (*bare(ENVELOPED, mcp_protocol_version="2027-01-01"), 400, -32020),
+        (*bare(request("tools/call", {"name": "echo", "_meta": META})), 400, -32020),
+        (
+            *bare(
+                request("tools/list", {"_meta": {**META, VERSION_KEY: "2027-01-01"}}),
+                mcp_protocol_version="2027-01-01",
+            ),
+            400,
+            -32022,
+        ),
+        (*modern(request("nothing/here")), 404, -32601),
+        (*modern(request("ping")), 404, -32601),
+        (*modern(request("initialize")), 404, -32601),
+        (*modern(request("prompts/list")), 404, -32601),
+        (*modern(request("tools/list", {"cursor": 7})), 400, -32602),
+        (*modern(request("tools/list", {"cursor": "nonsense"})), 400, -32602),
+        (*modern(call("nothing")), 400, -32602),
+        (*modern(call("fail")), 200, -32603),
+        (*modern(request("tools/list"), **{CAPABILITIES_KEY: "all"}), 400, -32602),
+        (*modern(request("subscriptions/listen")), 400, -32602),
+        ([ENVELOPED], bare(ENVELOPED)[1], 400, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "result": {}}, bare(ENVELOPED)[1], 400, -32600),
+        (*bare({**ENVELOPED, "id": None}), 400, -32600),
+        (*bare({**ENVELOPED, "id": 1.5}), 400, -32600),
+        (b'{"jsonrpc":"2.0","jsonrpc":"2.0"}', bare(ENVELOPED)[1], 400, -32700),
+    ],
+)
+async def test_odd_request_stops_at_its_rung(
+    edge: Edge, message: Any, headers: dict[str, str], status: int, code: int
+) -> None:
+    answer = await post(edge, message, headers)
+    assert (answer.status, answer.code) == (status, code)
+    assert "hunter2" not in str(answer.body)
+
+
+async def test_unsupported_version_is_told_what_is_supported(edge: Edge) -> None:
+    message, headers = bare(
+        request("tools/list", {"_meta": {**META, VERSION_KEY: "2027-01-01"}}),
+        mcp_protocol_version="2027-01-01",
+    )
+    error = (await post(edge, message, headers)).body["error"]
+    assert error["data"] == {"supported": ["2026-07-28"], "requested": "2027-01-01"}
+
+
+async def test_routing_header_given_twice_is_refused(edge: Edge) -> None:
+    message, headers = modern(call("echo"))
+    doubled = [*headers.items(), ("mcp-name", "other"), ("accept", "*/*")]
+    async with edge.http.post(edge.url, json=message, headers=doubled) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, -32020)
+
+
+def wrapped(value: str) -> str:
+    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
+
+
+@pytest.mark.parametrize(
+    ("arguments", "header", "status"),
+    [
+        ({"region": "eu"}, "eu", 200),
+        ({"region": "eu"}, " eu ", 200),
+        ({"region": "süd"}, wrapped("süd"), 200),
+        ({}, None, 200),
+        ({"region": "eu"}, None, 400),
+        ({"region": "eu"}, "us", 400),
+        ({}, "eu", 400),
+        ({"region": "eu"}, "=?base64?%%?=", 400),
+    ],
+)
+async def test_parameter_headers_must_say_what_the_body_says(
+    edge: Edge, arguments: dict[str, Any], header: str | None, status: int
+) -> None:
+    message, headers = modern(call("routed", **arguments))
+    if header is not None:
+        headers["mcp-param-region"] = header
+    answer = await post(edge, message, headers)
+    assert (answer.status, answer.code) == (status, None if status == 200 else -32020)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
+async def test_only_post_exists(edge: Edge, method: str) -> None:
+    answer = await post(edge, b"", {"mcp-protocol-version": "2026-07-28"}, method)
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+
+
+async def test_notification_is_accepted_and_dropped(edge: Edge) -> None:
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    assert (await post(edge, note, {"mcp-protocol-version": "2026-07-28"})).status == 202
+    answer = await post(edge, note, {"mcp-protocol-version": "2027-01-01"})
+    assert (answer.status, answer.code) == (400, -32022)
+
+
+async def test_listening_needs_a_client_that_takes_streams(edge: Edge) -> None:
+    wanted = {"notifications": {"toolsListChanged": True}}
+    message, headers = modern(request("subscriptions/listen", wanted))
+    answer = await post(edge, message, {**headers, "accept": "application/json"})
+    assert answer.status == 406
+
+
+async def test_hanging_up_cancels_the_call(edge: Edge) -> None:
+    waiting = asyncio.create_task(post(edge, *modern(call("wait"))))
+    async with asyncio.timeout(5):
+        await edge.toolbox.started.wait()
+        waiting.cancel()
+        await edge.toolbox.ended.wait()
+    assert edge.toolbox.cancelled == 1
+
+
+async def test_progress_comes_as_events_before_the_answer(edge: Edge) -> None:
+    edge.toolbox.put("report")
+    message, headers = modern(call("report"), progressToken="p")
+    async with opened(edge, headers, message) as events:
+        messages = [await events.message() for _ in range(4)]
+    assert [one.get("params", {}).get("progress") for one in messages] == [1, 2, 3, None]
+    assert messages[3]["result"]["resultType"] == "complete"
+
+
+async def test_subscription_says_its_id_with_everything(edge: Edge) -> None:
+    meta = {"io.modelcontextprotocol/subscriptionId": 7}
+    async with listening(edge, request_id=7) as events:
+        edge.toolbox.put("new")
+        assert await events.message() == {
+            "jsonrpc": "2.0",
+            "method": "notifications/tools/list_changed",
+            "params": {"_meta": meta},
+        }
+        draining = asyncio.create_task(edge.endpoint.drain(1))
+        assert await events.message() == {
+            "jsonrpc": "2.0",
+            "id": 7,
+            "result": {"resultType": "complete", "_meta": {**meta, **STAMP}},
+        }
+        assert await events.ended()
+    assert await draining
+
+
+async def test_what_was_not_asked_for_is_not_sent(edge: Edge) -> None:
+    message, headers = modern(request("subscriptions/listen", {"notifications": {}}))
+    async with opened(edge, headers, message) as events:
+        assert (await events.message())["params"]["notifications"] == {}
+        edge.toolbox.put("new")
+        assert await events.silent(0.4)
+
+
+async def test_token_is_asked_for_in_this_era_too(make_edge: EdgeMaker) -> None:
+    edge: Edge = await make_edge(with_tokens("ann"))
+    message, headers = modern(request("tools/list"))
+    assert (await post(edge, message, headers)).status == 401
+    own = {**headers, "authorization": f"Bearer {TOKENS['ann']}"}
+    assert (await post(edge, message, own)).status == 200

@@ -1,0 +1,147 @@
+"""A small real surface: three tools, per-principal views, and gates that hold a call still.
+
+This is the seam the edge is written against, not a stand-in for something of ours: a plain object
+that serves plain tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.errors import Fixable, UnknownTool
+from gateway.mcp.endpoint import CallContext, Scope
+from gateway.model import Principal, digest
+
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
+
+def tool(name: str, schema: dict[str, Any] | None = None, description: str = "") -> dict[str, Any]:
+    """A listing entry."""
+    return {
+        "name": name,
+        "description": description or f"The tool {name}",
+        "inputSchema": schema or ANY_OBJECT,
+    }
+
+
+BASIC = (
+    tool("echo"),
+    tool("wait"),
+    tool("fail"),
+    tool(
+        "routed",
+        {
+            "type": "object",
+            "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
+        },
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One view."""
+
+    entries: tuple[bytes, ...]
+    digest: str
+    page_size: int
+
+    def page(self, cursor: str | None) -> bytes | None:
+        if cursor is not None and not cursor.isdigit():
+            return None
+        start = int(cursor or 0)
+        shown = b'"tools":[' + b",".join(self.entries[start : start + self.page_size]) + b"]"
+        if start + self.page_size < len(self.entries):
+            shown += b',"nextCursor":"%d"' % (start + self.page_size)
+        return shown
+
+
+@dataclass
+class Toolbox:
+    """What is served: the same tools for everyone, and more for some."""
+
+    tools: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {entry["name"]: entry for entry in BASIC}
+    )
+    extra: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by principal
+    page_size: int = 500
+    calls: list[tuple[str, dict[str, Any], CallContext]] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: int = 0
+    _listeners: list[Callable[[], None]] = field(default_factory=list)
+
+    def _tools(self, principal: Principal, scope: Scope) -> dict[str, dict[str, Any]]:
+        if scope.kind != "own":
+            return {}
+        return {**self.tools, **self.extra.get(principal.name, {})}
+
+    def view(self, principal: Principal, scope: Scope) -> Listing:
+        entries = tuple(orjson.dumps(one) for one in self._tools(principal, scope).values())
+        return Listing(entries, digest(b"\n".join(entries)), self.page_size)
+
+    def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
+        found = self._tools(principal, scope).get(name)
+        return None if found is None else orjson.dumps(found["inputSchema"])
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], context: CallContext
+    ) -> dict[str, Any]:
+        if name not in self._tools(context.principal, context.scope):
+            raise UnknownTool(name)
+        self.calls.append((name, arguments, context))
+        match name:
+            case "wait":
+                await self._wait()
+            case "fail":
+                raise _failure(arguments.get("how"))
+            case "report" if context.progress is not None:
+                for step in range(3):
+                    await context.progress(step + 1, 3, f"step {step + 1}")
+            case "grow":
+                self.put(arguments["name"])
+            case "ask" if context.ask is not None:
+                answer = await context.ask(
+                    "elicitation/create",
+                    {"message": "Go on?", "requestedSchema": {"type": "object", "properties": {}}},
+                )
+                return {"content": [], "structuredContent": answer}
+        text = orjson.dumps(arguments).decode()
+        return {"content": [{"type": "text", "text": text}], "structuredContent": arguments}
+
+    async def _wait(self) -> None:
+        self.started.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.ended.set()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def put(self, name: str, principal: str | None = None, description: str = "") -> None:
+        """Add or change a tool, for everyone or for one principal, and say so."""
+        place = self.tools if principal is None else self.extra.setdefault(principal, {})
+        place[name] = tool(name, description=description)
+        self.changed()
+
+    def changed(self) -> None:
+        """Say that something may have changed."""
+        for listener in list(self._listeners):
+            listener()
+
+
+def _failure(how: object) -> Exception:
+    if how == "fixable":
+        return Fixable("invalid_arguments", "id is missing", "Give an id.", where="id")
+    return RuntimeError("the password is hunter2")

@@ -1,0 +1,470 @@
+"""A body that was taken apart is put together again as its definition wants it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+
+from gateway.calls.arguments import fitting_arguments
+from gateway.calls.request import build_request
+from gateway.errors import Fixable
+from gateway.model import Tool
+from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
+
+STRING = {"type": "string"}
+NUMBER = {"type": "integer"}
+QUERY = {"name": "q", "in": "query", "schema": STRING}
+NEEDED_QUERY = {**QUERY, "name": "needed", "required": True}
+
+
+def _tool(schema: Json, *, required: bool | None = True, parameters: Any = (), **more: Any) -> Tool:
+    body: Json = {"content": {"application/json": {"schema": schema}}}
+    body |= {} if required is None else {"required": required}
+    post = operation(requestBody=body, parameters=list(parameters))
+    return only_tool(openapi({"/a": {"post": post}}, components={"schemas": SHARED}), **more)
+
+
+SHARED: Json = {
+    "Base": {"type": "object", "properties": {"id": {"readOnly": True}, "name": STRING}},
+    "Tree": {
+        "type": "object",
+        "required": ["kind", "name"],
+        "properties": {
+            "kind": {"type": "string", "default": "leaf", "x-ms-visibility": "internal"},
+            "name": STRING,
+            "below": {"type": "array", "items": {"$ref": "#/components/schemas/Tree"}},
+        },
+    },
+}
+
+
+def _sent(tool: Tool, **arguments: Any) -> Any:
+    """The JSON that goes out; None if no body does. What is given must be what is listed."""
+    assert tool.http is not None
+    request = build_request(tool.http, fitting_arguments(tool, arguments)[0])
+    return orjson.loads(request.body) if request.body is not None else None
+
+
+def _refused(tool: Tool, **arguments: Any) -> list[str]:
+    with pytest.raises(Fixable) as refusal:
+        _sent(tool, **arguments)
+    return [each["path"] for each in refusal.value.details["problems"]]
+
+
+def _is_listed(tool: Tool, **arguments: Any) -> bool:
+    return jsonschema_rs.Draft202012Validator(schema_of(tool)).is_valid(arguments)
+
+
+OBJECT = {"type": "object", "properties": {"a": STRING, "b": STRING, "c": STRING}}
+
+
+@pytest.mark.parametrize(
+    ("required", "listed", "rules"),
+    [
+        (None, ["a", "b"], None),
+        (True, ["a", "b"], None),
+        (False, None, {"a": ["b"], "b": ["a"], "c": ["a", "b"]}),
+    ],
+)
+def test_a_body_that_may_be_left_out_says_what_goes_together(
+    required: bool | None, listed: list[str] | None, rules: Json | None
+) -> None:
+    tool = _tool({**OBJECT, "required": ["a", "b"]}, required=required)
+
+    assert schema_of(tool).get("required") == listed
+    assert schema_of(tool).get("dependentRequired") == rules
+
+
+def test_a_body_that_may_be_left_out_is_given_whole_or_not_at_all() -> None:
+    tool = _tool({**OBJECT, "required": ["a"]}, required=False, parameters=[QUERY])
+
+    assert _sent(tool, q="x") is None
+    assert _sent(tool, a="x", b="y") == {"a": "x", "b": "y"}
+    assert _refused(tool, b="y") == ["/a"]
+
+
+@pytest.mark.parametrize(
+    ("more", "inject"),
+    [
+        ({"kind": {"type": "string", "default": "html", "x-ms-visibility": "internal"}}, ()),
+        ({"tenant": STRING}, ("tenant",)),
+    ],
+)
+def test_where_something_is_sent_anyway_the_rest_is_required(more: Json, inject: Any) -> None:
+    schema = {"type": "object", "properties": {"a": STRING, **more}, "required": ["a"]}
+    tool = _tool(schema, required=False, inject=inject)
+
+    assert schema_of(tool)["required"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("says", "listed"),
+    [
+        ({}, False),
+        ({"additionalProperties": False}, False),
+        ({"additionalProperties": True}, True),
+        ({"additionalProperties": NUMBER}, NUMBER),
+        ({"additionalProperties": {"$ref": "#/components/schemas/Base"}}, {"$ref": "#/$defs/Base"}),
+        (
+            {"additionalProperties": {}, "allOf": [{"additionalProperties": NUMBER}]},
+            {"allOf": [NUMBER, {}]},
+        ),
+        ({"additionalProperties": True, "allOf": [{"additionalProperties": False}]}, False),
+        ({"unevaluatedProperties": False}, False),
+    ],
+)
+def test_what_a_body_says_of_other_properties_is_listed(says: Json, listed: Any) -> None:
+    schema = schema_of(_tool({**OBJECT, **says}))
+
+    assert schema["additionalProperties"] == listed
+
+
+def test_other_properties_go_into_the_body_as_they_are() -> None:
+    tool = _tool({**OBJECT, "additionalProperties": NUMBER}, parameters=[QUERY], inject=("tenant",))
+
+    assert _sent(tool, a="x", q="y", size=1) == {"a": "x", "size": 1}
+    assert _refused(tool, size="large") == ["/size"]
+    assert tool.http is not None
+    assert build_request(tool.http, {"a": "x", "tenant": "acme"}).body == b'{"a":"x"}'
+
+
+def test_an_object_that_does_not_forbid_more_takes_more_with_a_word_to_the_caller() -> None:
+    tool = _tool({**OBJECT, "properties": {"title": STRING}}, parameters=[QUERY])
+
+    given, warnings = fitting_arguments(tool, {"title": "x", "weight": 1})
+
+    assert tool.http is not None
+    assert build_request(tool.http, given).body == b'{"title":"x","weight":1}'
+    assert warnings == [
+        {"path": "/weight", "message": "is not known; it was sent in the body as it is"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("says", "argument"), [({}, "titel"), ({"additionalProperties": False}, "weight")]
+)
+def test_a_misspelt_property_and_one_that_is_forbidden_are_refused(
+    says: Json, argument: str
+) -> None:
+    tool = _tool({"type": "object", "properties": {"title": STRING}, **says})
+
+    assert _refused(tool, **{"title": "x", argument: 1}) == [f"/{argument}"]
+
+
+ONE_OF_TWO = [{"required": ["a"]}, {"required": ["b", "c"]}]
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_which_properties_go_together_is_listed(keyword: str) -> None:
+    tool = _tool({**OBJECT, keyword: ONE_OF_TWO}, parameters=[{**QUERY, "name": "b"}])
+
+    assert schema_of(tool)["anyOf"] == [{"required": ["a"]}, {"required": ["body_b", "c"]}]
+    assert _sent(tool, body_b="x", c="y") == {"b": "x", "c": "y"}
+    assert not _is_listed(tool, body_b="x")
+
+
+def test_several_such_rules_all_hold() -> None:
+    tool = _tool({**OBJECT, "anyOf": ONE_OF_TWO, "allOf": [{"oneOf": ONE_OF_TWO[::-1]}]})
+
+    assert schema_of(tool)["allOf"] == [{"anyOf": ONE_OF_TWO[::-1]}, {"anyOf": ONE_OF_TWO}]
+
+
+def test_what_nobody_can_give_or_everybody_gives_is_no_alternative() -> None:
+    properties = {"a": STRING, "id": {"readOnly": True}, "tenant": STRING}
+    hidden = [{"required": ["id"]}, {"required": ["a"]}]
+    filled = [{"required": ["tenant"]}, {"required": ["a"]}]
+
+    assert schema_of(_tool({"properties": properties, "anyOf": hidden}))["anyOf"] == [
+        {"required": ["a"]}
+    ]
+    filled_in = _tool({"properties": properties, "anyOf": filled}, inject=("tenant",))
+    assert "anyOf" not in schema_of(filled_in)
+
+
+@pytest.mark.parametrize("required", [True, None, False])
+def test_a_body_with_at_least_one_property_is_never_empty(required: bool | None) -> None:
+    tool = _tool({**OBJECT, "minProperties": 1}, required=required, parameters=[QUERY])
+
+    assert not _is_listed(tool, q="x")
+    assert _is_listed(tool, c="x")
+
+
+def test_a_body_with_more_properties_counts_them_beside_what_else_is_required() -> None:
+    tool = _tool({**OBJECT, "minProperties": 2}, parameters=[NEEDED_QUERY])
+
+    assert not _is_listed(tool, needed="x", c="x")
+    assert _is_listed(tool, needed="x", c="x", a="x")
+
+
+@pytest.mark.parametrize(
+    ("says", "listed"),
+    [({}, True), ({"additionalProperties": NUMBER}, NUMBER)],
+)
+def test_a_property_that_is_required_and_declared_nowhere_can_be_given(
+    says: Json, listed: Any
+) -> None:
+    tool = _tool({"type": "object", "properties": {"a": STRING}, "required": ["a", "b"], **says})
+
+    assert schema_of(tool)["properties"] == {"a": STRING, "b": listed}
+    assert sorted(schema_of(tool)["required"]) == ["a", "b"]
+    assert _sent(tool, a="x", b=1) == {"a": "x", "b": 1}
+
+
+def test_so_can_one_of_an_object_inside() -> None:
+    inner = {"type": "object", "properties": {"a": STRING}, "required": ["b"]}
+    closed = {**inner, "additionalProperties": False}
+    tool = _tool({"type": "object", "properties": {"open": inner, "closed": closed}})
+
+    assert _sent(tool, open={"b": 1}, closed={"b": 1}) == {"open": {"b": 1}, "closed": {"b": 1}}
+    assert schema_of(tool)["properties"]["closed"]["properties"] == {"a": STRING, "b": {}}
+
+
+def test_what_a_part_of_an_object_hides_is_not_required_of_it() -> None:
+    part = {"$ref": "#/components/schemas/Base"}
+    inner = {"allOf": [part], "required": ["id", "name"]}
+    tool = _tool({"type": "object", "properties": {"inner": inner}})
+
+    assert schema_of(tool)["properties"]["inner"]["required"] == ["name"]
+
+
+def test_what_one_part_of_a_body_says_of_a_property_holds_beside_what_another_says() -> None:
+    base = {
+        "properties": {"size": {"type": "string", "enum": ["s", "m"]}, "id": {"readOnly": True}}
+    }
+    more = {"properties": {"size": {"description": "How large."}, "id": {"description": "Its id."}}}
+    tool = _tool({"allOf": [base, more]})
+
+    assert schema_of(tool)["properties"] == {
+        "size": {"type": "string", "enum": ["s", "m"], "description": "How large."}
+    }
+
+
+def test_a_form_without_fields_is_sent_where_it_is_required() -> None:
+    for schema, asked in (({"type": "object"}, []), ({"additionalProperties": True}, ["body"])):
+        content = {"application/x-www-form-urlencoded": {"schema": schema}}
+        body = {"required": True, "content": content}
+        tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+        assert list(schema_of(tool)["properties"]) == asked
+        assert tool.http is not None
+        assert build_request(tool.http, {"body": {}}).body == b""
+
+
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+BINARY = {"type": "string", "format": "binary"}
+LIST = {"type": "array", "items": STRING}
+
+
+def _form(media_type: str, schema: Json, **more: Any) -> Tool:
+    content = {media_type: {"schema": schema, **more}}
+    body = {"required": True, "content": content}
+    return only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+
+@pytest.mark.parametrize(
+    ("media_type", "field", "listed"),
+    [
+        (FORM, LIST, {"minItems": 1}),
+        (MULTIPART, {"type": "array", "items": BINARY}, {"minItems": 1}),
+        (FORM, {"type": "object"}, {"minProperties": 1}),
+        ("application/json", LIST, {}),
+    ],
+)
+def test_what_a_form_requires_is_listed_as_not_empty(
+    media_type: str, field: Json, listed: Json
+) -> None:
+    schema = {"properties": {"a": field, "b": field}, "required": ["a"]}
+    encoding = (
+        {"a": {"style": "deepObject", "explode": True}} if field == {"type": "object"} else {}
+    )
+    found = schema_of(_form(media_type, schema, encoding=encoding))["properties"]
+
+    assert {key: found["a"][key] for key in found["a"].keys() - found["b"].keys()} == listed
+
+
+def test_a_form_that_is_a_text_is_sent_as_it_is_written() -> None:
+    tool = _form(FORM, STRING)
+
+    assert schema_of(tool)["properties"] == {"body": STRING}
+    assert tool.http is not None
+    given, _ = fitting_arguments(tool, {"body": "a=1&b=2"})
+    assert build_request(tool.http, given).body == b"a=1&b=2"
+
+
+def test_a_multipart_body_that_is_bytes_is_a_file() -> None:
+    tool = _form(MULTIPART, BINARY)
+
+    assert [*schema_of(tool)["properties"]] == ["file", "file_filename", "file_content_type"]
+    assert tool.http is not None
+    sent = build_request(tool.http, {"file": "AAE=", "file_filename": "x"}).body or b""
+    assert b'name="file"; filename="x"' in sent and b"\x00\x01" in sent
+
+
+def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:
+    schema = {"type": "object", "format": "binary"}
+    content = {kind: {"schema": schema} for kind in (MULTIPART, "application/octet-stream")}
+    body = {"required": True, "content": content}
+    tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+
+    assert tool.http is not None and tool.http.body is not None
+    assert tool.http.body.media_type == "application/octet-stream"
+
+
+def test_a_value_that_no_enum_allows_is_a_problem_and_the_tool_can_be_called() -> None:
+    body = {"properties": {"level": {"type": "integer", "enum": ["low", "high"]}}}
+    content = {"application/json": {"schema": body}}
+    build = built(openapi({"/a": {"post": operation(requestBody={"content": content})}}))
+
+    (tool,) = build.tools
+    assert _sent(tool, level=3) == {"level": 3}
+    assert [(each.severity, each.where, each.message) for each in build.problems] == [
+        ("warning", "POST /a", "no value of an enum has its type: ['low', 'high']")
+    ]
+
+
+# --- what is filled in ----------------------------------------------------------------------------
+
+HIDDEN = {"type": "string", "default": "html", "x-ms-visibility": "internal"}
+MESSAGE: Json = {
+    "type": "object",
+    "required": ["contentType", "content"],
+    "properties": {"contentType": HIDDEN, "content": STRING},
+}
+
+
+def _connector(schema: Json) -> Tool:
+    body = {"name": "message", "in": "body", "required": True, "schema": schema}
+    definition = swagger({"/a": {"post": operation(parameters=[body])}})
+    return only_tool({**definition, "definitions": {"Message": MESSAGE}})
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "sent"),
+    [
+        (
+            {"$ref": "#/definitions/Message"},
+            {"content": "x"},
+            {"content": "x"} | {"contentType": "html"},
+        ),
+        (MESSAGE, {"content": "x"}, {"content": "x", "contentType": "html"}),
+        (
+            {"type": "array", "items": MESSAGE},
+            [{"content": "x"}, {"content": "y"}],
+            [{"content": "x", "contentType": "html"}, {"content": "y", "contentType": "html"}],
+        ),
+        (
+            {"type": "object", "additionalProperties": {"properties": {"deep": MESSAGE}}},
+            {"any": {"deep": {"content": "x"}}},
+            {"any": {"deep": {"content": "x", "contentType": "html"}}},
+        ),
+        (
+            {"allOf": [MESSAGE, {"properties": {"more": STRING}}]},
+            {"content": "x", "more": "y"},
+            {"content": "x", "more": "y", "contentType": "html"},
+        ),
+        (
+            {"type": "object", "properties": {**MESSAGE["properties"], "contentType": {**HIDDEN}}},
+            {"contentType": "text"},
+            {"contentType": "html"},
+        ),
+    ],
+)
+def test_internal_properties_with_a_default_are_filled_in_wherever_they_are(
+    shape: Json, given: Any, sent: Any
+) -> None:
+    tool = _connector({"type": "object", "properties": {"it": shape, "other": STRING}})
+
+    assert "contentType" not in tool.input_schema.decode() + tool.entry.decode()
+    assert _sent(tool, it=given) == {"it": sent}
+    assert _sent(tool, other="x") == {"other": "x"}
+
+
+def test_they_are_filled_in_at_every_level_of_a_tree() -> None:
+    tool = _tool({"type": "object", "properties": {"tree": {"$ref": "#/components/schemas/Tree"}}})
+    tree = {"name": "a", "below": [{"name": "b", "below": [{"name": "c"}]}]}
+
+    inner = {"name": "b", "below": [{"name": "c", "kind": "leaf"}], "kind": "leaf"}
+    assert _sent(tool, tree=tree) == {"tree": {"name": "a", "below": [inner], "kind": "leaf"}}
+
+
+def test_a_required_property_with_a_default_is_filled_in_wherever_it_is() -> None:
+    unit = {"type": "string", "default": "kg"}
+    weight = {
+        "type": "object",
+        "properties": {"n": NUMBER, "unit": unit},
+        "required": ["n", "unit"],
+    }
+    optional = {"type": "string", "default": "never sent"}
+    properties = {
+        "unit": unit,
+        "weights": {"type": "array", "items": weight},
+        "either": {"oneOf": [STRING, weight]},
+        "optional": optional,
+    }
+    size = {"name": "size", "in": "query", "required": True, "schema": {**NUMBER, "default": 10}}
+    schema = {"type": "object", "properties": properties, "required": ["unit"]}
+    tool = _tool(schema, parameters=[size])
+
+    assert tool.http is not None
+    given, warnings = fitting_arguments(tool, {"weights": [{"n": 1}], "either": {"n": 2}})
+    request = build_request(tool.http, given)
+    assert (request.url.partition("?")[2], warnings) == ("size=10", [])
+    assert orjson.loads(request.body or b"") == {
+        "unit": "kg",
+        "weights": [{"n": 1, "unit": "kg"}],
+        "either": {"n": 2, "unit": "kg"},
+    }
+
+
+def test_of_a_body_that_may_be_left_out_defaults_are_filled_in_only_with_the_rest() -> None:
+    properties = {"a": {"type": "string", "default": "x"}, "b": STRING}
+    schema = {"type": "object", "properties": properties, "required": ["a"]}
+    tool = _tool(schema, required=False)
+
+    assert _sent(tool) is None
+    assert _sent(tool, b="y") == {"b": "y", "a": "x"}
+
+
+# --- XML ------------------------------------------------------------------------------------------
+
+
+def test_an_object_in_xml_is_written_as_its_definition_says() -> None:
+    order = {
+        "type": "object",
+        "xml": {"name": "Order", "namespace": "urn:shop"},
+        "properties": {
+            "id": {"type": "integer", "xml": {"attribute": True}},
+            "note": {
+                "type": "string",
+                "xml": {"name": "Note", "prefix": "n", "namespace": "urn:n"},
+            },
+            "item": {"type": "array", "items": STRING},
+            "tags": {
+                "type": "array",
+                "xml": {"wrapped": True, "name": "Tags"},
+                "items": {"type": "string", "xml": {"name": "Tag"}},
+            },
+        },
+    }
+    body = {"required": True, "content": {"application/xml": {"schema": order}}}
+    tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+    given = {"id": 7, "note": "a < b", "item": ["x", "y"], "tags": ["t"], "more": None}
+
+    assert schema_of(tool)["properties"]["body"]["properties"]["item"] == {
+        "type": "array",
+        "items": STRING,
+    }
+    assert tool.http is not None
+    request = build_request(tool.http, fitting_arguments(tool, {"body": given})[0])
+    assert dict(request.headers)["Content-Type"] == "application/xml"
+    assert (request.body or b"").decode() == (
+        '<?xml version="1.0" encoding="UTF-8"?><Order id="7" xmlns="urn:shop">'
+        '<n:Note xmlns:n="urn:n">a &lt; b</n:Note><item>x</item><item>y</item>'
+        "<Tags><Tag>t</Tag></Tags></Order>"
+    )
+    with pytest.raises(Fixable, match="can't be the name of an XML element"):
+        build_request(tool.http, {"body": {"a><b": 1}})

@@ -1,0 +1,320 @@
+"""From a definition to the wire: what callers are asked for is sent, and what is sent is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.calls.request import build_request
+from gateway.outbound.client import Request
+from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
+
+STRING = {"type": "string"}
+
+
+def _sent(definition: Json, arguments: Mapping[str, Any], **source: Any) -> Request:
+    """The one tool's request, without the host."""
+    tool = only_tool(definition, **source)
+    assert tool.http is not None
+    request = build_request(tool.http, arguments)
+    assert request.url.startswith("https://api.shop.example/v1")
+    return Request(request.method, request.url[27:], request.headers, request.body)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("auth", "asked", "key"),
+    [
+        ({"auth_type": "api-key", "auth_name": "key"}, ["id", "token"], ("key", "query")),
+        ({"auth_type": "api-key", "auth_name": "token"}, ["id", "key"], ("token", "query")),
+        ({"auth_type": "bearer"}, ["id", "key", "token"], (None, None)),
+        ({"auth_type": "api-key"}, ["id", "key", "token"], (None, None)),
+    ],
+)
+def test_of_two_keys_the_one_that_the_connection_has_is_not_asked_for(
+    auth: Json, asked: list[str], key: tuple[str, str]
+) -> None:
+    parameters = [
+        {"name": name, "in": "query", "required": True, "schema": STRING}
+        for name in ("id", "key", "token")
+    ]
+    schemes = {n: {"type": "apiKey", "in": "query", "name": n} for n in ("key", "token")}
+    definition = openapi(
+        {"/boards": {"get": operation(parameters=parameters)}},
+        components={"securitySchemes": schemes},
+    )
+    build = built(definition, **auth)
+
+    assert schema_of(build.tools[0])["required"] == asked
+    assert (build.auth_name, build.auth_in) == key
+    doubts = [p for p in build.problems if "several API keys" in p.message]
+    assert bool(doubts) == (auth == {"auth_type": "api-key"})
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def test_a_fragment_tells_operations_apart_and_is_not_sent() -> None:
+    paths = {
+        "/files/{id}": {"put": operation(operationId="put_file")},
+        "/files/{id}#add_shared_link": {"put": operation(operationId="put_link")},
+        "/files/{id}?what#remove?now={now}": {"put": operation(operationId="put_nothing")},
+        "/#Target=Shop.Open": {"put": operation()},
+    }
+    build = built(openapi(paths))
+    requests = [build_request(tool.http, {"id": "7"}) for tool in build.tools if tool.http]
+
+    assert build.skipped == ()
+    assert [request.url.removeprefix("https://api.shop.example/v1") for request in requests] == [
+        "/files/7",
+        "/files/7",
+        "/files/7?what=",
+        "/",
+    ]
+    assert [tool.path for tool in build.tools] == list(paths)
+
+
+@pytest.mark.parametrize(
+    ("path", "declared", "asked", "address"),
+    [
+        ("/a?q={q}", [], {"q": True}, "/a?q=1"),
+        ("/a?q={q}", [("q", "path", True)], {"q": True}, "/a?q=1"),
+        ("/a?q={q}", [("q", "query", False)], {"q": False}, "/a?q=1"),
+        ("/a?from={start}", [("start", "path", True)], {"from": True}, "/a?from=1"),
+        ("/a?from={start}", [("from", "query", False)], {"from": False}, "/a?from=1"),
+        ("/a?{q}", [("q", "query", False)], {"q": False}, "/a?q=1"),
+        ("/a?", [("q", "query", False)], {"q": False}, "/a?q=1"),
+        ("/a?kind=x&q={q}", [("kind", "query", True)], {"q": True}, "/a?q=1&kind=x"),
+        ("/a?f%5Bx%5D={q}&n={n}", [("n", "query", False)], {"f_x": True, "n": False}, None),
+        ("/{id}?parent={id}", [("id", "path", True)], {"id": True, "parent": True}, None),
+        (
+            "/a?f=name eq '{name}'&n={n}",
+            [("name", "query", False), ("n", "query", False)],
+            {"name": True, "n": False},
+            "/a?f=name%20eq%20'1'&n=1",
+        ),
+    ],
+)
+def test_variables_in_a_query_are_parameters(
+    path: str, declared: list[tuple[str, str, bool]], asked: dict[str, bool], address: str | None
+) -> None:
+    parameters = [
+        {"name": name, "in": place, "required": required, "schema": STRING}
+        for name, place, required in declared
+    ]
+    definition = openapi({path: {"get": operation(parameters=parameters)}})
+    schema = schema_of(only_tool(definition))
+
+    assert {name: name in schema.get("required", ()) for name in schema["properties"]} == asked
+    sent = _sent(definition, dict.fromkeys(asked, "1")).url
+    assert address is None or sent == address
+    if not any(asked.values()):
+        assert _sent(definition, {}).url == "/a"
+
+
+def test_a_value_in_a_query_stays_in_its_place() -> None:
+    definition = openapi({"/a?f=x eq '{x}'&q={q}": {"get": operation()}})
+
+    assert _sent(definition, {"x": "'&q=2#", "q": "&f=1"}).url == (
+        "/a?f=x%20eq%20'%27%26q%3D2%23'&q=%26f%3D1"
+    )
+
+
+# --- headers --------------------------------------------------------------------------------------
+
+
+def _header(name: str, **more: Any) -> Json:
+    return {"name": name, "in": "header", "type": "string", **more}
+
+
+INTERNAL = {"x-ms-visibility": "internal"}
+CALLER = {"name": "body", "in": "body", "schema": {"type": "object", "properties": {"a": STRING}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "headers"),
+    [
+        ([_header("accept", default="text/csv", **INTERNAL)], {}, {"Accept": "text/csv"}),
+        ([_header("Accept", required=True)], {"Accept": "a/b"}, {"Accept": "a/b"}),
+        ([_header("Accept")], {}, {"Accept": "application/json"}),
+        (
+            [_header("content-type", default="text/json", required=True, **INTERNAL)],
+            {},
+            {"Accept": "application/json", "Content-Type": "text/json"},
+        ),
+        (
+            [_header("Content-type"), CALLER],
+            {"Content-Type": "text/json", "a": "x"},
+            {"Accept": "application/json", "Content-Type": "text/json"},
+        ),
+        (
+            [_header("Content-Type", default=" text/json; v=1", **INTERNAL), CALLER],
+            {"a": "x"},
+            {"Accept": "application/json", "Content-Type": "text/json; v=1"},
+        ),
+        (
+            [_header("Authorization", required=True)],
+            {"Authorization": "Key x"},
+            {"Accept": "application/json", "Authorization": "Key x"},
+        ),
+    ],
+)
+def test_headers_that_swagger_2_names_are_sent(
+    parameters: list[Json], arguments: Json, headers: Json
+) -> None:
+    definition = swagger({"/a": {"post": operation(parameters=parameters)}})
+
+    assert dict(_sent(definition, arguments).headers) == headers
+    assert set(arguments) <= set(schema_of(only_tool(definition))["properties"])
+
+
+def test_a_header_that_names_a_form_makes_the_body_one() -> None:
+    header = _header("Content-Type", default="application/x-www-form-urlencoded", **INTERNAL)
+    definition = swagger({"/a": {"post": operation(parameters=[header, CALLER])}})
+
+    assert _sent(definition, {"a": "x y"}).body == b"a=x%20y"
+
+
+def test_a_form_says_its_own_media_type() -> None:
+    fields = [{"name": "a", "in": "formData", "type": "string"}]
+    header = _header("Content-Type", default="multipart/form-data", required=True)
+    definition = swagger({"/a": {"post": operation(parameters=[header, *fields])}})
+
+    assert list(schema_of(only_tool(definition))["properties"]) == ["a"]
+    (kind,) = [v for k, v in _sent(definition, {"a": "x"}).headers if k == "Content-Type"]
+    assert kind.startswith("multipart/form-data; boundary=")
+
+
+@pytest.mark.parametrize("name", ["Accept-Encoding", "Host", "content-length", "Type Card"])
+@pytest.mark.parametrize("make", [swagger, openapi])
+def test_headers_that_cannot_be_sent_are_not_offered(name: str, make: Any) -> None:
+    definition = make({"/a": {"get": operation(parameters=[_header(name, schema=STRING)])}})
+
+    assert schema_of(only_tool(definition))["properties"] == {}
+
+
+def test_openapi_3_has_three_headers_ignored() -> None:
+    names = ("Accept", "Content-Type", "Authorization")
+    parameters = [_header(name, schema=STRING, required=True) for name in names]
+
+    tool = only_tool(openapi({"/a": {"get": operation(parameters=parameters)}}))
+
+    assert schema_of(tool)["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments", "accept"),
+    [
+        ({"default": "text/csv"}, {}, "text/csv"),
+        ({"default": "text/csv"}, {"Accept": "a/b"}, "a/b"),
+        ({"enum": ["text/csv", "a/b"]}, {}, "text/csv"),
+        ({"enum": ["text/csv", "application/json"]}, {}, "application/json"),
+    ],
+)
+def test_our_accept_is_one_that_the_definition_allows(
+    more: Json, arguments: Json, accept: str
+) -> None:
+    definition = swagger({"/a": {"get": operation(parameters=[_header("Accept", **more)])}})
+
+    assert dict(_sent(definition, arguments).headers) == {"Accept": accept}
+
+
+# --- what is empty --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "schema", "least"),
+    [
+        ("path", {"type": "string"}, {"minLength": 1}),
+        ("path", {"type": "string", "minLength": 3}, {"minLength": 3}),
+        ("path", {}, {"minLength": 1}),
+        ("path", {"type": "integer"}, {}),
+        ("path", {"enum": ["a"]}, {}),
+        ("path", {"type": "array"}, {"minItems": 1}),
+        ("query", {"type": "array"}, {"minItems": 1}),
+        ("query", {"type": "object"}, {"minProperties": 1}),
+        ("query", {"$ref": "#/components/schemas/Filter"}, {"minProperties": 1}),
+        ("query", {"type": "string"}, {}),
+    ],
+)
+def test_what_must_be_there_can_not_be_empty(place: str, schema: Json, least: Json) -> None:
+    path = "/a/{p}" if place == "path" else "/a"
+    parameter = {"name": "p", "in": place, "required": True, "schema": schema}
+    schemas = {"Filter": {"type": "object", "properties": {"a": STRING}}}
+    paths = {path: {"get": operation(parameters=[parameter])}}
+    tool = only_tool(openapi(paths, components={"schemas": schemas}))
+
+    listed = schema_of(tool)["properties"]["p"]
+    assert {key: listed[key] for key in listed if key.startswith("min")} == least
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+BYTES = {"type": "string", "format": "binary"}
+
+
+@pytest.mark.parametrize(
+    ("more", "media_type", "body"),
+    [
+        ({}, "application/octet-stream", b"\x00\x01"),
+        ({"consumes": []}, "application/octet-stream", b"\x00\x01"),
+        ({"consumes": ["*/*"]}, "application/octet-stream", b"\x00\x01"),
+        ({"consumes": ["application/json", "image/png"]}, "image/png", b"\x00\x01"),
+        ({"consumes": ["application/json"]}, "application/json", b'"AAE="'),  # it insists
+    ],
+)
+def test_a_body_of_bytes_is_sent_as_bytes(more: Json, media_type: str, body: bytes) -> None:
+    parameters = [{"name": "file", "in": "body", "required": True, "schema": BYTES}]
+    definition = swagger({"/a": {"put": operation(parameters=parameters, **more)}})
+
+    sent = _sent(definition, {"body": "AAE="})
+
+    assert (dict(sent.headers)["Content-Type"], sent.body) == (media_type, body)
+
+
+# --- what the connection fills in -----------------------------------------------------------------
+
+
+def test_what_is_injected_by_its_wire_name_is_sent_whatever_the_argument_is_called() -> None:
+    body = {"type": "object", "properties": {"app id": STRING, "x": STRING, "id": STRING}}
+    parameters = [
+        {"name": "$top", "in": "query", "schema": {"type": "integer"}},
+        {"name": "filter[app]", "in": "query", "required": True, "schema": STRING},
+        {"name": "X-Tenant Id".replace(" ", "-"), "in": "header", "schema": STRING},
+        {"name": "id", "in": "query", "schema": STRING},
+    ]
+    content = {"application/json": {"schema": body}}
+    definition = openapi(
+        {"/a": {"post": operation(parameters=parameters, requestBody={"content": content})}}
+    )
+    inject = {"$top": 5, "filter[app]": "é", "x-tenant-id": "t", "app id": "7", "id": "9"}
+
+    sent = _sent(definition, {"x": "1", **inject}, inject=tuple(inject))
+
+    assert list(schema_of(only_tool(definition, inject=tuple(inject)))["properties"]) == ["x"]
+    assert sent.url == "/a?$top=5&filter%5Bapp%5D=%C3%A9&id=9"
+    assert ("X-Tenant-Id", "t") in sent.headers
+    assert sent.body == b'{"app id":"7","x":"1","id":"9"}'
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_names_that_differ_in_a_comparison_tell_which() -> None:
+    wires = ["Date", "Date<", "Date>", "Date<=", "n[>=]", "<id>"]
+    parameters = [{"name": name, "in": "query", "schema": STRING} for name in wires]
+    definition = openapi({"/a": {"get": operation(parameters=parameters)}})
+
+    assert list(schema_of(only_tool(definition))["properties"]) == [
+        "Date",
+        "Date_lt",
+        "Date_gt",
+        "Date_lte",
+        "n_gte",
+        "id",
+    ]
+    assert _sent(definition, {"Date_lt": "1", "Date_gt": "2"}).url == "/a?Date%3C=1&Date%3E=2"

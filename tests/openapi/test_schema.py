@@ -1,0 +1,347 @@
+"""Schemas of every dialect become JSON Schema 2020-12 that compiles, bundles and ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+
+from gateway.calls.arguments import whole_schema
+from gateway.model import Problem
+from gateway.openapi.bundle import INPUT_BUDGET
+from gateway.openapi.schema import MAX_WEIGHT
+from tests.definitions import Json, built, only_tool, openapi, operation, schema_of
+
+STRING = {"type": "string"}
+
+
+def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3") -> Json:
+    """A definition whose one tool takes `p` with this schema."""
+    parameters = [{"name": "p", "in": "query", "schema": schema}]
+    return openapi(
+        {"/a": {"get": operation(parameters=parameters)}},
+        version,
+        components={"schemas": schemas or {}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "translated"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        (
+            {"type": "string", "enum": ["a"], "nullable": True},
+            {"type": ["string", "null"], "enum": ["a", None]},
+        ),
+        (
+            {"allOf": [STRING], "nullable": True, "description": "x"},
+            {"anyOf": [{"allOf": [STRING]}, {"type": "null"}], "description": "x"},
+        ),
+        (
+            {"type": "integer", "minimum": 1, "exclusiveMinimum": True},
+            {"type": "integer", "exclusiveMinimum": 1},
+        ),
+        ({"maximum": 9, "exclusiveMaximum": False}, {"maximum": 9}),
+        ({"type": "file"}, {"type": "string", "contentEncoding": "base64"}),
+        ({"type": "string", "enum": [1, 2.5, "x"]}, {"type": "string", "enum": ["1", "2.5", "x"]}),
+        ({"type": "integer", "enum": [1, "2", None]}, {"type": "integer", "enum": [1, 2]}),
+        ({"type": "boolean", "default": "true"}, {"type": "boolean", "default": True}),
+        ({"type": "string", "default": 1}, {"type": "string", "default": "1"}),
+        (
+            {"type": "string", "enum": ["a", None], "nullable": True},
+            {"type": ["string", "null"], "enum": ["a", None]},
+        ),
+        ({"type": "boolean", "enum": ["yes", "no"]}, {"type": "boolean"}),
+        (
+            {"type": "array", "enum": ["a", "b"], "items": STRING},
+            {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
+        ),
+        (
+            {"type": "array", "enum": ["a"], "items": {"type": "integer"}},
+            {"type": "array", "items": {"type": "integer"}},
+        ),
+        ({"type": "any"}, {}),
+        ({"type": ["string", "text"]}, {}),
+        ({"type": "string", "example": "x", "examples": ["y"], "xml": {}}, STRING),
+        ({"type": "string", "required": True, "minLength": "3", "maxLength": -1}, STRING),
+        ({"type": "string", "maxLength": 10.0}, {"type": "string", "maxLength": 10}),
+        ({"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "pattern": "^[a-z]+$"}),
+        ({"type": "string", "pattern": "(?=a)(b"}, STRING),
+        ({"pattern": r"(?!b)[a-z]+(a)\1"}, {}),
+        ({"pattern": r"^(?!no).[{2,99}]\{1,50}$"}, {"pattern": r"^.[{2,99}]\{1,50}$"}),
+        ({"pattern": "^.{3,5000}$"}, {"pattern": "^.{3,}$"}),
+        ({"pattern": "/^[a-z]+$/"}, {"pattern": "^[a-z]+$"}),
+        ({"patternProperties": {"(a": STRING}}, {"patternProperties": {}}),
+        ({"items": [STRING, STRING]}, {"prefixItems": [STRING, STRING]}),
+        (
+            {"oneOf": [STRING, {"type": "integer"}], "discriminator": {"propertyName": "x"}},
+            {"anyOf": [STRING, {"type": "integer"}]},
+        ),
+        (
+            {"oneOf": [STRING], "anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}]},
+            {"anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}, {"anyOf": [STRING]}]},
+        ),
+        ({"default": "x", "format": "date"}, {"default": "x", "format": "date"}),
+        (
+            {
+                "type": "object",
+                "required": ["a", "b", "b"],
+                "properties": {"a": {"type": "string", "readOnly": True}, "b": STRING},
+            },
+            {"type": "object", "required": ["b"], "properties": {"b": STRING}},
+        ),
+        (
+            {"type": "string", "title": "P", "x-ms-summary": "Shown", "description": "d\u200be"},
+            {"type": "string", "title": "Shown", "description": "de"},
+        ),
+        (
+            {"enum": ["a"], "x-ms-enum-values": [{"value": "a", "displayName": "Apple"}]},
+            {"enum": ["a"], "description": "Values: a = Apple."},
+        ),
+        (True, True),
+        ("nonsense", {}),
+    ],
+)
+def test_dialects_become_one(written: Any, translated: Any) -> None:
+    assert schema_of(only_tool(_definition(written)))["properties"]["p"] == translated
+
+
+def test_long_descriptions_of_inputs_are_cut() -> None:
+    tool = only_tool(_definition({"description": "word " * 200}))
+
+    assert len(schema_of(tool)["properties"]["p"]["description"]) <= 256
+
+
+@pytest.mark.parametrize(
+    ("version", "translated"),
+    [
+        ("3.0.3", {"$ref": "#/$defs/S", "description": "d"}),
+        ("3.1.0", {"$ref": "#/$defs/S", "description": "d", "maxLength": 3}),
+    ],
+)
+def test_what_stands_beside_a_reference_counts_from_3_1_on(version: str, translated: Json) -> None:
+    written = {"$ref": "#/components/schemas/S", "description": "d", "maxLength": 3}
+    tool = only_tool(_definition(written, {"S": STRING}, version))
+
+    assert schema_of(tool)["properties"]["p"] == translated
+
+
+def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
+    tree = {
+        "type": "object",
+        "properties": {
+            "left": {"$ref": "#/components/schemas/My%20Tree"},
+            "leaf": {"$ref": "#/components/schemas/Leaf"},
+        },
+    }
+    written = {"type": "array", "items": {"$ref": "#/components/schemas/My Tree"}}
+    tool = only_tool(_definition(written, {"My Tree": tree, "Leaf": STRING, "Unused": STRING}))
+
+    schema = schema_of(tool)
+    assert schema["properties"]["p"]["items"] == {"$ref": "#/$defs/My_Tree"}
+    assert sorted(schema["$defs"]) == ["Leaf", "My_Tree"]
+    assert schema["$defs"]["My_Tree"]["properties"]["left"] == {"$ref": "#/$defs/My_Tree"}
+
+
+def test_references_by_anchor_are_followed() -> None:
+    tree = {"$anchor": "tree", "type": "object", "properties": {"left": {"$ref": "#tree"}}}
+    tool = only_tool(_definition({"$ref": "#/components/schemas/T"}, {"T": tree}, "3.1.0"))
+
+    assert schema_of(tool)["$defs"] == {
+        "T": {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}}}
+    }
+
+
+def test_parts_of_an_object_are_not_closed_to_each_other() -> None:
+    closed = {"type": "object", "properties": {"a": STRING}, "additionalProperties": False}
+    inline = {"properties": {"b": STRING}, "required": ["b"], "additionalProperties": False}
+    written = {"allOf": [{"$ref": "#/components/schemas/A"}, inline]}
+    tool = only_tool(
+        _definition({"anyOf": [written, {"$ref": "#/components/schemas/A"}]}, {"A": closed})
+    )
+
+    schema = schema_of(tool)
+    assert schema["$defs"]["A"] == closed
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    assert validator.is_valid({"p": {"a": "x", "b": "y"}})
+    assert not validator.is_valid({"p": {"a": "x", "c": "y"}})
+
+
+def test_definitions_of_one_name_are_kept_apart() -> None:
+    written = {
+        "anyOf": [
+            {"$ref": "#/components/schemas/S"},
+            {"$ref": "#/components/schemas/Other/properties/S"},
+        ]
+    }
+    tool = only_tool(
+        _definition(written, {"S": STRING, "Other": {"properties": {"S": {"type": "null"}}}})
+    )
+
+    assert schema_of(tool)["$defs"] == {"S": STRING, "S_2": {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("#/components/schemas/None", "reference leads nowhere: #/components/schemas/None"),
+        ("http://127.0.0.1:1/x", "reference to another document is not followed: "),
+        ("file:///etc/hostname", "reference to another document is not followed: "),
+        ("#/info/title", "reference leads to something that is no schema: #/info/title"),
+        ("#/components/schemas/Loop", "references lead to each other in a circle"),
+    ],
+)
+def test_a_broken_reference_opens_one_place_and_says_so(reference: str, message: str) -> None:
+    loop = {"$ref": "#/components/schemas/Loop"}
+    build = built(_definition({"$ref": reference, "description": "d"}, {"Loop": loop}))
+
+    (tool,) = build.tools
+    (problem,) = build.problems
+    assert schema_of(tool)["properties"]["p"] == {"description": "d"}
+    assert (problem.severity, problem.where) == ("warning", "GET /a")
+    assert problem.message.startswith(message)
+
+
+def test_circles_on_one_level_are_opened_where_they_close() -> None:
+    tool = only_tool(
+        _definition(
+            {"$ref": "#/components/schemas/A"},
+            {
+                "A": {"allOf": [{"$ref": "#/components/schemas/B"}], "type": "object"},
+                "B": {"anyOf": [{"$ref": "#/components/schemas/A"}, STRING]},
+            },
+        )
+    )
+
+    validator = jsonschema_rs.Draft202012Validator(schema_of(tool))
+    assert validator.is_valid({"p": {}})
+    assert not validator.is_valid({"p": "text"})
+
+
+def test_fan_out_on_one_level_is_bounded() -> None:
+    doubled = {
+        f"S{n}": {"allOf": [{"$ref": f"#/components/schemas/S{n + 1}"}] * 2} for n in range(40)
+    }
+    build = built(_definition({"$ref": "#/components/schemas/S0"}, {**doubled, "S40": STRING}))
+
+    (tool,) = build.tools
+    assert any("without end" in problem.message for problem in build.problems)
+    assert jsonschema_rs.Draft202012Validator(schema_of(tool)).is_valid({"p": "x"})
+    assert len(tool.input_schema) < 40 * MAX_WEIGHT
+
+
+CUT = Problem(
+    "warning",
+    "POST /a",
+    "its inputs are too large to list whole: objects deep in them list only what they require; "
+    "mcp_get_tool_schema and GET /api/v1/tools/NAME give all",
+)
+
+
+def _posting(schema: Json, schemas: Json | None = None) -> Json:
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    paths = {"/a": {"post": operation(requestBody=body)}}
+    return openapi(paths, components={"schemas": schemas or {}})
+
+
+def _level(number: int, words: str, last: bool) -> Json:
+    fields = {f"field_{n}": {"type": "integer", "description": words} for n in range(20)}
+    below: Json = {} if last else {"next": {"$ref": f"#/components/schemas/S{number + 1}"}}
+    return {
+        "type": "object",
+        "required": ["field_1", *below],
+        "properties": {**fields, **below},
+        "additionalProperties": False,
+    }
+
+
+def test_where_room_is_short_words_go_first_the_deepest_before_others() -> None:
+    chain = {f"S{n}": _level(n, "d" * 200, n == 7) for n in range(8)}
+    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
+    build = built(_posting(body, chain))
+
+    (tool,) = build.tools
+    listed, whole = schema_of(tool)["$defs"], orjson.loads(whole_schema(tool))["$defs"]
+    assert len(tool.input_schema) < INPUT_BUDGET + 1_000
+    assert "description" in listed["S0"]["properties"]["field_1"]
+    assert listed["S7"] == _level(7, "", True) | {
+        "properties": dict.fromkeys((f"field_{n}" for n in range(20)), {"type": "integer"})
+    }
+    assert {name: part["properties"].keys() for name, part in whole.items()} == {
+        name: part["properties"].keys() for name, part in chain.items()
+    }
+    assert whole["S7"]["properties"]["field_1"]["description"] == "d" * 200
+    assert build.problems == ()
+
+
+def test_where_room_is_shorter_still_deep_objects_name_what_they_require_and_stay_open() -> None:
+    chain = {f"S{n}": _level(n, "", n == 39) for n in range(40)}
+    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
+    build = built(_posting(body, chain))
+
+    (tool,) = build.tools
+    schema, whole = schema_of(tool), orjson.loads(whole_schema(tool))
+    assert len(tool.input_schema) < INPUT_BUDGET + 2_000
+    assert len(schema["$defs"]["S3"]["properties"]) == 21
+    assert schema["$defs"]["S38"] == {
+        "type": "object",
+        "required": ["field_1", "next"],
+        "properties": {"field_1": {"type": "integer"}, "next": {"$ref": "#/$defs/S39"}},
+        "description": "Takes more than is listed here.",
+    }
+    assert len(whole["$defs"]["S38"]["properties"]) == 21
+    assert build.problems == (CUT,)
+
+
+def test_an_inline_body_that_is_too_large_keeps_what_its_deepest_levels_require() -> None:
+    def nested(levels: int) -> Json:
+        below = {f"n{n}": nested(levels - 1) for n in range(4)} if levels else {}
+        properties = {"a": {"type": "integer"}, "b": STRING, **below}
+        return {"type": "object", "description": "d" * 100, "properties": properties} | {
+            "required": ["a"]
+        }
+
+    build = built(_posting(nested(5)))
+
+    (tool,) = build.tools
+    assert len(tool.input_schema) <= INPUT_BUDGET
+    deepest = schema_of(tool)["properties"]["n0"]["properties"]["n1"]
+    while "n2" in deepest["properties"]:
+        deepest = deepest["properties"]["n2"]
+    assert (deepest["required"], deepest["properties"]) == (["a"], {"a": {"type": "integer"}})
+    assert orjson.loads(whole_schema(tool)) != schema_of(tool)
+    assert build.problems == (CUT,)
+
+
+def test_answers_keep_what_is_read_only_and_lose_what_is_write_only() -> None:
+    answer = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string", "readOnly": True},
+            "secret": {"type": "string", "writeOnly": True},
+        },
+    }
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/A"}}}
+    responses = {"201": {"description": "ok", "content": content}}
+    tool = only_tool(
+        openapi(
+            {"/a": {"post": operation(responses=responses)}}, components={"schemas": {"A": answer}}
+        )
+    )
+
+    assert tool.output_schema is not None
+    assert orjson.loads(tool.output_schema) == {
+        "$ref": "#/$defs/A",
+        "$defs": {"A": {"type": "object", "properties": {"id": STRING}}},
+    }
+
+
+def test_an_answer_that_is_too_large_has_no_schema() -> None:
+    properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(400)}
+    content = {"application/json": {"schema": {"type": "object", "properties": properties}}}
+    responses = {"200": {"description": "ok", "content": content}}
+    tool = only_tool(openapi({"/a": {"get": operation(responses=responses)}}))
+
+    assert tool.output_schema is None

@@ -1,0 +1,206 @@
+"""The house stays small and plain: who may import whom, and figures that may only fall.
+
+A new capability may raise a figure, openly, in the commit that adds its room.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from mcp.client.client import Client
+
+from gateway.errors import CODES
+from tests.conftest import OPEN, GatewayMaker
+from tests.house import ROOT, House
+
+HOUSE = House(ROOT / "gateway")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# Today's figures. They may fall; nothing may raise them but a capability with a room of its own.
+MAX_CODE_LINES = 31_083
+MAX_FILES = 154
+MAX_FILE_LINES = 790
+MAX_FUNCTION_LINES = 83
+MAX_CHAIN = 23
+MAX_WRONG_IMPORTS = 91
+MAX_PUT_OFF = 3
+MAX_NUMBERS = 581
+MAX_DOUBLE_NAMES = 27
+MAX_PROTOCOLS = 20
+MAX_TRICKS = 4
+MAX_CALL_FILES, MAX_CALL_AWAITS = 42, 26
+MAX_LIST_FILES = 14
+
+PLAIN = {"errors", "model", "blocklist"}
+LOW = PLAIN | {"config", "store", "outbound", "openapi"}
+MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
+DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
+ALL = MIDDLE | DOORS | {"mcp", "web", "console", "demo", "reload", "app", "server"}
+# `catalog.snapshot` is a value that policy and calls may know; the rest of catalog is not.
+MAY_IMPORT: dict[str, set[str]] = {
+    "": set(),
+    "__main__": {"cli"},
+    "errors": set(),
+    "model": {"errors"},
+    "blocklist": {"errors", "model"},
+    "telemetry": {"store"},
+    "config": PLAIN,
+    "store": PLAIN,
+    "outbound": PLAIN,
+    "openapi": PLAIN,
+    "connectors": LOW,
+    "upstream": LOW,
+    "azure": LOW,
+    "reader": LOW | {"connectors", "azure"},
+    "workers": LOW,
+    "demo": set(),
+    "catalog": MIDDLE,
+    "policy": PLAIN | {"config", "catalog.snapshot"},
+    "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},
+    "mcp": DOORS,
+    "web": DOORS | {"mcp", "azure"},
+    "console": DOORS | {"mcp", "web"},
+    "reload": PLAIN | {"config"},
+    "app": ALL,
+    "server": ALL,
+    "cli": ALL,
+}
+
+
+def test_rooms_import_only_what_lies_below_them() -> None:
+    wrong = [
+        f"{each.importer}:{each.line} imports {each.imported}"
+        for each in HOUSE.imports
+        if not _may_import(each.importer, each.imported)
+    ]
+    assert len(wrong) <= MAX_WRONG_IMPORTS, wrong
+
+
+def _may_import(importer: str, imported: str) -> bool:
+    room, other = importer.split(".")[0], imported.split(".")[0]
+    return room == other or not {other, imported}.isdisjoint(MAY_IMPORT[room])
+
+
+def test_no_import_inside_a_room_is_put_off() -> None:
+    # Commands are the exception: each loads what it needs when it runs.
+    put_off = [
+        f"{each.importer}:{each.line} imports {each.imported}"
+        for each in HOUSE.imports
+        if each.when != "start"
+        and each.importer.split(".")[0] == each.imported.split(".")[0] != "cli"
+    ]
+    assert len(put_off) <= MAX_PUT_OFF, put_off
+
+
+def test_chains_of_imports_are_short() -> None:
+    chain = HOUSE.longest_chain()
+    assert len(chain) <= MAX_CHAIN, " → ".join(chain)
+
+
+def test_the_house_is_no_bigger_than_it_was() -> None:
+    modules = HOUSE.modules.values()
+    assert sum(module.code_lines for module in modules) <= MAX_CODE_LINES
+    assert len(modules) <= MAX_FILES
+    assert {m.name for m in modules if m.text.count("\n") > MAX_FILE_LINES} == set()
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    assert {name for name, lines in HOUSE.functions() if lines > MAX_FUNCTION_LINES} == set()
+
+
+def test_numbers_that_bound_something_are_few_and_stand_together() -> None:
+    numbers = HOUSE.numbers()
+    assert len(numbers) <= MAX_NUMBERS, numbers
+
+
+def test_a_class_name_means_one_thing() -> None:
+    several = {name: where for name, where in HOUSE.classes().items() if len(where) > 1}
+    assert len(several) <= MAX_DOUBLE_NAMES, several
+
+
+def test_a_protocol_has_several_implementations() -> None:
+    assert len(HOUSE.protocols()) <= MAX_PROTOCOLS, HOUSE.protocols()
+
+
+def test_nothing_relies_on_what_no_library_promises() -> None:
+    assert len(HOUSE.tricks()) <= MAX_TRICKS, HOUSE.tricks()
+
+
+def test_no_decision_hangs_on_the_words_of_a_message() -> None:
+    assert HOUSE.text_decisions() == []
+
+
+def test_every_code_that_is_raised_is_listed() -> None:
+    assert HOUSE.raised_codes() - CODES == set()
+    assert {code for code in CODES if f"`{code}`" not in README} == set()
+
+
+def test_the_readme_names_every_room() -> None:
+    rows = [line for line in README.splitlines() if line.startswith("|")]
+    named = {re.sub(r"^gateway/|/$|\.py$", "", word) for row in rows for word in _quoted(row)}
+    folder = ROOT / "gateway"
+    rooms = {p.name for p in folder.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    rooms |= {p.stem for p in folder.glob("*.py") if not p.name.startswith("__")}
+    assert rooms - named == set()
+
+
+def _quoted(row: str) -> Iterator[str]:
+    for quoted in row.split("`")[1::2]:
+        yield from quoted.replace(",", " ").split()
+
+
+async def test_a_warm_call_crosses_few_files(make_gateway: GatewayMaker) -> None:
+    gateway = await make_gateway(f"{OPEN}[demo]\nenabled = true\n")
+    async with Client(gateway.mcp) as client:
+        await client.call_tool("demo_list_books", {})
+        with traced() as call:
+            await client.call_tool("demo_list_books", {})
+        await client.list_tools()
+        with traced() as listing:
+            await client.list_tools()
+    assert len(call.files) <= MAX_CALL_FILES, sorted(call.files)
+    assert call.awaits <= MAX_CALL_AWAITS
+    assert len(listing.files) <= MAX_LIST_FILES, sorted(listing.files)
+
+
+@dataclass
+class Trace:
+    """What of the gateway ran."""
+
+    files: set[str] = field(default_factory=set)
+    awaits: int = 0  # the deepest chain of coroutines that await one another
+
+    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and _is_ours(frame):
+            self.files.add(frame.f_code.co_filename)
+            self.awaits = max(self.awaits, sum(map(_is_coroutine, _stack(frame))))
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    trace = Trace()
+    sys.setprofile(trace.note)
+    try:
+        yield trace
+    finally:
+        sys.setprofile(None)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(f"{ROOT}/gateway/")
+
+
+def _is_coroutine(frame: FrameType) -> bool:
+    return _is_ours(frame) and bool(frame.f_code.co_flags & 0x80)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

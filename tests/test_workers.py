@@ -1,0 +1,334 @@
+"""Children read definitions: warm, replaced when they fail, and never a danger to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+
+import orjson
+import psutil
+import pytest
+
+from gateway.errors import Broken, DefinitionUnreadable
+from gateway.model import Problem, pack
+from gateway.openapi.build import build_openapi
+from gateway.openapi.reading import MAX_OPERATIONS
+from gateway.workers import Workers
+from tests.definitions import SOURCE, like_github, like_stripe, openapi, operation
+
+SMALL = orjson.dumps(openapi({"/a": {"get": operation()}}))
+MB = 1024 * 1024
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    async with Workers() as running:
+        yield running
+
+
+def _children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if _is_reader(child)]
+
+
+def _is_reader(child: psutil.Process) -> bool:
+    try:
+        return "gateway.reader" in child.cmdline()
+    except psutil.Error:  # gone, or a zombie until it is waited for
+        return False
+
+
+async def test_a_child_builds_what_we_would_and_is_kept_for_the_next(workers: Workers) -> None:
+    first = await workers.build(pack(SMALL), SOURCE)
+    (child,) = _children()
+    second = await workers.build(pack(SMALL), SOURCE)
+
+    assert first == second == build_openapi(SMALL, SOURCE)
+    assert _children() == [child]
+
+
+async def test_work_is_done_in_parallel_up_to_the_count(workers: Workers) -> None:
+    builds = await asyncio.gather(*(workers.build(pack(SMALL), SOURCE) for _ in range(6)))
+
+    assert builds == [build_openapi(SMALL, SOURCE)] * 6
+    assert len(_children()) == 2
+
+
+async def test_an_unreadable_definition_is_refused_in_the_readers_words(workers: Workers) -> None:
+    with pytest.raises(DefinitionUnreadable) as refused:
+        await workers.build(pack(b'{"a": "b" "c"}'), SOURCE)
+
+    assert refused.value.message == (
+        "Not valid JSON or YAML: did not find expected ',' or '}' (line 1, column 11)."
+    )
+    assert len(_children()) == 1
+
+
+async def test_a_child_that_misses_its_deadline_is_replaced(workers: Workers) -> None:
+    await workers.build(pack(SMALL), SOURCE)
+    (child,) = _children()
+
+    with pytest.raises(DefinitionUnreadable, match=r"took longer than 0\.05 s"):
+        await workers.build(pack(orjson.dumps(like_stripe())), SOURCE, deadline=0.05)
+
+    assert not child.is_running()
+    assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
+
+
+async def test_a_child_ended_from_outside_while_idle_is_replaced(workers: Workers) -> None:
+    await workers.build(pack(SMALL), SOURCE)
+    (child,) = _children()
+    child.kill()
+
+    assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
+
+
+async def test_an_idle_spare_that_was_ended_from_outside_is_replaced_unasked() -> None:
+    async with Workers() as workers:
+        workers.keep_spare()
+        await _until(lambda: len(_children()) == 1)
+        (spare,) = _children()
+        spare.kill()
+        await _until(lambda: len(_children()) == 1 and _children() != [spare])
+
+
+async def test_a_child_ended_from_outside_at_its_start_costs_no_document() -> None:
+    async with Workers() as workers:
+        for _ in range(5):
+            building = asyncio.ensure_future(workers.build(pack(SMALL), SOURCE))
+            await _until(lambda: bool(_children()))
+            _children()[0].kill()
+
+            assert len((await building).tools) == 1
+
+
+async def test_a_crash_over_a_document_is_a_clear_error(workers: Workers) -> None:
+    building = asyncio.ensure_future(workers.build(pack(like_github()), SOURCE))
+    await _until(lambda: bool(_children()))
+    os.kill(_children()[0].pid, signal.SIGSEGV)
+
+    with pytest.raises(DefinitionUnreadable, match="run out of memory or crash"):
+        await building
+
+
+async def test_a_cancelled_build_leaves_no_child_at_work(workers: Workers) -> None:
+    building = asyncio.ensure_future(workers.build(pack(like_github()), SOURCE))
+    await _until(lambda: bool(_children()))
+    (child,) = _children()
+    building.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await building
+    assert not child.is_running()
+
+
+async def test_an_idle_child_leaves_after_a_while() -> None:
+    async with Workers(idle_seconds=0.01) as workers:
+        await workers.build(pack(SMALL), SOURCE)
+        await _until(lambda: not _children())
+
+        assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (b"bytes(3)", bytes(3)),
+        (b"bytes(3_000_000)", bytes(3_000_000)),
+        (b"bytes(10**9)", None),
+        (b"1 / 0", None),
+        (b"__import__('os').abort()", None),
+        (b"all(iter(lambda: 1, 0))", None),
+    ],
+    ids=["small", "large", "too much memory", "failed", "crashed", "endless"],
+)
+async def test_other_work_is_done_or_given_up(
+    workers: Workers, source: bytes, found: bytes | None
+) -> None:
+    assert await workers.work(eval, source, deadline=3) == found
+    assert await workers.work(eval, b"b'next'") == bytearray(b"next")
+
+
+async def test_a_crowd_of_endless_work_stands_in_no_builds_way(workers: Workers) -> None:
+    endless = b"all(iter(lambda: 1, 0))"
+    crowd = [asyncio.create_task(workers.work(eval, endless)) for _ in range(600)]
+    await _until(lambda: bool(_children()))
+
+    builds = await asyncio.gather(*(workers.build(pack(SMALL), SOURCE) for _ in range(6)))
+
+    assert builds == [build_openapi(SMALL, SOURCE)] * 6
+    for task in crowd:
+        task.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+
+
+async def test_closing_leaves_nothing_behind() -> None:
+    tasks_before = asyncio.all_tasks()
+    large = orjson.dumps(like_stripe())
+    async with Workers() as workers:
+        await workers.build(pack(SMALL), SOURCE)
+        unfinished = [asyncio.ensure_future(workers.build(pack(large), SOURCE)) for _ in range(5)]
+        await _until(lambda: len(_children()) == 2)
+
+    assert _children() == []
+    for outcome in await asyncio.gather(*unfinished, return_exceptions=True):
+        assert isinstance(outcome, Broken)
+    assert asyncio.all_tasks() == tasks_before
+    with pytest.raises(Broken):
+        await workers.build(pack(SMALL), SOURCE)
+
+
+async def test_children_have_no_secrets_and_no_network(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_SECRET_KEY", "very secret")
+    await workers.build(pack(SMALL), SOURCE)
+
+    assert "GATEWAY_SECRET_KEY" not in _children()[0].environ()
+
+
+async def test_a_validator_gives_advice_beside_the_builds(workers: Workers) -> None:
+    definition = openapi(
+        {"/a/{id}": {"get": operation(parameters=[{"$ref": "http://127.0.0.1:9"}])}}
+    )
+
+    good = await workers.advise(pack(SMALL))
+    bad = await workers.advise(pack(orjson.dumps({**definition, "info": {}})))
+
+    assert good == ()
+    assert bad and {problem.severity for problem in bad} == {"info"}
+    assert _children() == []
+
+
+async def test_advice_on_what_is_too_large_is_skipped(workers: Workers) -> None:
+    assert await workers.advise(pack(b" " * 5 * MB)) == (
+        Problem("info", "", "validation skipped: larger than 4 MB"),
+    )
+    slow = await workers.advise(pack(orjson.dumps(like_stripe(100))), deadline=0.05)
+    assert slow == (Problem("info", "", "validation skipped: took longer than 0.05 s"),)
+
+
+def _alias_bomb() -> bytes:
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
+    return "\n".join(["a0: &a0 [x, x]", *levels]).encode()
+
+
+def _operations(count: int) -> bytes:
+    paths = b",".join(b'"/p%d":{"get":{"responses":{}}}' % n for n in range(count))
+    return b'{"openapi":"3.0.0","servers":[{"url":"https://a.example"}],"paths":{%b}}' % paths
+
+
+def _shared(operations: int, parameters: int) -> bytes:
+    listed = [{"name": f"p{n}", "in": "query", "schema": {}} for n in range(parameters)]
+    item = {"get": operation(parameters=listed)}
+    paths = {f"/{n}": {"$ref": "#/components/pathItems/P"} for n in range(operations)}
+    return orjson.dumps(openapi(paths, components={"pathItems": {"P": item}}))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: b"[" * 30_000_000, "objects and lists"),
+        (lambda: b'{"a":' * 90 + b"[" * 150_000 + b"]" * 150_000 + b"}" * 90, "levels deep"),
+        (lambda: b"[" + b"1," * 15_000_000 + b"1]", "items"),
+        (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n" * 2_900_000, "lines"),
+        (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n- [b, c, d]\n" * 90_000, "nodes"),
+        (_alias_bomb, "aliases stand for"),
+        (lambda: _operations(50_000), f"more operations than {MAX_OPERATIONS:,}"),
+        (lambda: _shared(9_000, 900), "inputs and texts in all"),
+    ],
+    ids=["brackets", "depth", "numbers", "lines", "nodes", "aliases", "operations", "fan-out"],
+)
+async def test_hostile_definitions_are_refused_quickly_and_in_little_memory(
+    workers: Workers, make: Callable[[], bytes], words: str
+) -> None:
+    raw = make()
+    await workers.build(pack(SMALL), SOURCE)
+    (child,) = _children()
+    before, own = child.memory_info().rss, psutil.Process().memory_info().rss
+    packed, began = pack(raw), child.cpu_times().user + child.cpu_times().system
+
+    with pytest.raises(DefinitionUnreadable, match=words):
+        await workers.build(packed, SOURCE, deadline=30)
+
+    assert child.cpu_times().user + child.cpu_times().system - began < 4
+    peak = _peak_memory(child.pid)
+    assert peak - before < 100 * MB
+    assert psutil.Process().memory_info().rss - own < 50 * MB
+    assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
+
+
+async def test_one_like_stripes_takes_two_seconds_and_lists_in_two_megabytes() -> None:
+    raw = orjson.dumps(like_stripe())
+    before = _cpu_of_ended_children()
+    async with Workers() as workers:
+        build = await workers.build(pack(raw), SOURCE)
+
+    assert _cpu_of_ended_children() - before < 2
+    assert len(build.tools) == 450
+    assert sum(len(tool.entry) for tool in build.tools) < 2_000_000
+
+
+async def test_one_like_githubs_takes_three_seconds_and_leaves_the_loop_free() -> None:
+    raw = like_github()
+    pauses: list[float] = []
+    before = _cpu_of_ended_children()
+    async with Workers() as workers:
+        watching = asyncio.ensure_future(_watch(pauses))
+        build = await workers.build(pack(raw), SOURCE)
+        watching.cancel()
+
+    assert _cpu_of_ended_children() - before < 3
+    assert len(build.tools) == 1_200
+    assert max(pauses) < 0.1
+
+
+def _cpu_of_ended_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+async def _watch(pauses: list[float]) -> None:
+    """How late a timer of five milliseconds is."""
+    while True:
+        asked = time.monotonic()
+        await asyncio.sleep(0.005)
+        pauses.append(time.monotonic() - asked - 0.005)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (other processes have no events for us)
+            await asyncio.sleep(0.002)
+
+
+def _peak_memory(pid: int) -> int:
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+async def test_a_spare_child_is_there_first_stays_and_is_replaced() -> None:
+    async with Workers(idle_seconds=0.01) as workers:
+        workers.keep_spare()
+        await _until(lambda: len(_children()) == 1)
+        (spare,) = _children()
+        await workers.build(pack(SMALL), SOURCE)
+        await asyncio.sleep(0.1)  # ten times as long as an idle child stays
+
+        assert _children() == [spare]
+        assert await workers.work(eval, b"__import__('os').abort()") is None
+        await _until(lambda: len(_children()) == 1 and _children() != [spare])
+    assert not _children()
+
+
+async def test_a_spare_child_that_is_still_starting_is_ended_with_the_others() -> None:
+    async with Workers() as workers:
+        workers.keep_spare()
+
+    assert not _children()

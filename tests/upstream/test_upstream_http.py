@@ -1,0 +1,404 @@
+"""Calls to real MCP servers over HTTP, in both eras: what goes there and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway.connectors.mcp import build_upstream
+from gateway.errors import Refused, UpstreamFailed
+from gateway.model import Skipped, Source
+from gateway.upstream.http import Headers
+from gateway.upstream.protocol import Hooks, RpcFailed
+from tests.peers_mcp import PIXEL, Era, mcp_peer, scripted_peer, serving
+from tests.upstream.upstream_doors import Told, asking, http, text_of, upstreams
+
+ERAS: list[Era] = ["modern", "handshake"]
+both_eras = pytest.mark.parametrize("era", ERAS)
+
+
+@both_eras
+@pytest.mark.parametrize("json_response", [False, True])
+async def test_tools_of_all_pages_are_listed(era: Era, json_response: bool) -> None:
+    async with (
+        mcp_peer(era, json_response=json_response) as peer,
+        upstreams(http("up", peer.url)) as ups,
+    ):
+        tools = await ups.list_tools("up")
+        assert [tool["name"] for tool in tools] == list(peer.tools)
+        assert [tool["inputSchema"] for tool in tools] == list(peer.tools.values())
+        assert peer.versions == {"2026-07-28" if era == "modern" else "2025-11-25"}
+
+
+RESULTS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "echo",
+        {
+            "content": [{"type": "text", "text": "hi"}],
+            "structuredContent": {"text": "hi"},
+            "isError": False,
+        },
+    ),
+    ("fail", {"content": [{"type": "text", "text": "no room"}], "isError": True}),
+    (
+        "picture",
+        {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}], "isError": False},
+    ),
+    (
+        "link",
+        {
+            "content": [{"type": "resource_link", "uri": "file:///report", "name": "report"}],
+            "isError": False,
+        },
+    ),
+]
+
+
+@both_eras
+@pytest.mark.parametrize(("tool", "result"), RESULTS)
+async def test_result_comes_back_as_the_upstream_sent_it(
+    era: Era, tool: str, result: dict[str, Any]
+) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        assert await ups.call("up", tool, {"text": "hi"}) == result
+
+
+@both_eras
+async def test_json_rpc_error_is_the_upstreams_error(era: Era) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        with pytest.raises(RpcFailed) as caught:
+            await ups.call("up", "refuse", {})
+    error = caught.value
+    assert (error.code, error.message, error.details) == (
+        "upstream_error",
+        "up refused the request: not like this",
+        {"rpc_code": -32602},
+    )
+    assert (error.rpc_code, error.rpc_message, error.rpc_data, error.sent) == (
+        -32602,
+        "not like this",
+        {"why": "because"},
+        True,
+    )
+
+
+@both_eras
+async def test_progress_reaches_the_caller_in_order(era: Era) -> None:
+    seen: list[tuple[float, float | None, str | None]] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        seen.append((done, total, message))
+
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        assert text_of(await ups.call("up", "steps", {}, progress=progress)) == "done"
+        assert text_of(await ups.call("up", "steps", {})) == "done"
+    assert seen == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
+
+
+async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    assert params["message"] == "Who are you?"
+    return {"action": "accept", "content": {"name": "Ann"}}
+
+
+async def failing(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    raise RuntimeError("the client went away")
+
+
+@both_eras
+@pytest.mark.parametrize(
+    ("elicit", "said"),
+    [(accepting, "accept Ann"), (None, "decline None"), (failing, "cancel None")],
+)
+async def test_question_reaches_a_caller_that_can_answer_and_is_declined_for_others(
+    era: Era, elicit: Any, said: str
+) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(elicit))) == said
+
+
+@both_eras
+async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> None:
+    async def slowly(params: Mapping[str, Any]) -> Mapping[str, Any]:
+        await asyncio.sleep(0.6)
+        return {"action": "accept", "content": {"name": "Ann"}}
+
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        result = await ups.call("up", "ask", {}, ask=asking(slowly), deadline=0.4)
+        assert text_of(result) == "accept Ann"
+
+
+async def test_modern_question_can_be_handed_on_to_a_client_that_calls_again() -> None:
+    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+        call = {"name": "ask", "arguments": {}}
+        asked = await ups.request("up", "tools/call", call, relay_input=True)
+        assert (asked["resultType"], asked["requestState"]) == ("input_required", "s1")
+        assert asked["inputRequests"]["who"]["method"] == "elicitation/create"
+        answer = {"who": {"action": "accept", "content": {"name": "Bob"}}}
+        result = await ups.call("up", "ask", {}, input_responses=answer, request_state="s1")
+        assert text_of(result) == "accept Bob"
+
+
+@both_eras
+async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call(era: Era) -> None:
+    async def ignored(done: float, total: float | None, message: str | None) -> None:
+        pass
+
+    async with (
+        mcp_peer(era) as peer,
+        upstreams(http("up", peer.url), http("short", peer.url, max_call_seconds=1.0)) as ups,
+    ):
+        long = {"steps": 15, "pause": 0.1}
+        assert (
+            text_of(await ups.call("up", "steps", long, deadline=0.8, progress=ignored)) == "done"
+        )
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("short", "steps", long, deadline=0.8, progress=ignored)
+        assert caught.value.code == "upstream_timeout"
+
+
+@both_eras
+async def test_call_over_its_deadline_fails_and_is_cancelled_upstream(era: Era) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "slow", {}, deadline=0.3)
+        assert (caught.value.code, caught.value.sent) == ("upstream_timeout", True)
+        async with asyncio.timeout(2):
+            await peer.cancelled.wait()
+
+
+@both_eras
+async def test_caller_that_goes_away_cancels_the_call_upstream(era: Era) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        call = asyncio.create_task(ups.call("up", "slow", {}))
+        async with asyncio.timeout(2):
+            await peer.entered.wait()
+            call.cancel()
+            await peer.cancelled.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert text_of(await ups.call("up", "echo", {"text": "still here"})) == "still here"
+
+
+@both_eras
+async def test_fifty_calls_at_once_each_get_their_own_answer(era: Era) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        calls = (ups.call("up", "echo", {"text": str(n)}) for n in range(50))
+        results = await asyncio.gather(*calls)
+        assert [text_of(result) for result in results] == [str(n) for n in range(50)]
+
+
+@both_eras
+async def test_change_that_the_upstream_announces_is_told(era: Era) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        told = Told(ups)
+        await ups.list_tools("up")
+        async with asyncio.timeout(2):
+            await peer.listening.wait()
+        peer.tools["new"] = {"type": "object"}
+        await peer.announce()
+        assert await told.next() == "up"
+        assert "new" in [tool["name"] for tool in await ups.list_tools("up")]
+
+
+PROTOCOL = {"accept", "accept-encoding", "content-length", "content-type", "host", "user-agent"}
+PROTOCOL |= {"mcp-protocol-version", "mcp-method", "mcp-name", "mcp-session-id"}
+
+
+@both_eras
+async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> None:
+    async def authorize(name: str, refused: bool) -> Headers:
+        return [("Authorization", f"Bearer for-{name}")]
+
+    configured = {"X-Team": "hr", "Accept": "text/html", "mcp-session-id": "mine"}
+    async with (
+        mcp_peer(era) as peer,
+        upstreams(http("up", peer.url, headers=configured), authorize=authorize) as ups,
+    ):
+        meta = {"progressToken": 7, "io.modelcontextprotocol/clientInfo": {"name": "them"}, "a": 1}
+        await ups.call("up", "echo", {"text": "hi"}, meta=meta)
+        sent = peer.headers[-1]
+        assert set(sent) - PROTOCOL == {"x-team", "authorization"}
+        assert (sent["x-team"], sent["authorization"]) == ("hr", "Bearer for-up")
+        assert sent["accept"] == "application/json, text/event-stream"
+
+
+async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
+    asked: list[bool] = []
+
+    async def authorize(name: str, refused: bool) -> Headers:
+        asked.append(refused)
+        return [("Authorization", "Bearer fresh" if refused else "Bearer stale")]
+
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        if request.headers["authorization"] != "Bearer fresh":
+            return Response(status_code=401)
+        return modern(message)
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url), authorize=authorize) as ups:
+        assert await ups.list_tools("up") == []
+    assert asked[:2] == [False, True]
+
+
+async def test_arguments_that_the_upstream_wants_in_headers_are_learnt_when_it_refuses() -> None:
+    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+        assert text_of(await ups.call("up", "region", {"region": "eu"})) == "eu"
+        assert peer.calls == ["region"]
+        assert text_of(await ups.call("up", "region", {"region": "us"})) == "us"
+        assert peer.methods.count("tools/list") == 3  # one listing of three pages
+
+
+def modern(message: dict[str, Any], **results: Any) -> Response:
+    """A server that knows discover, an empty tools/list, and what the test adds."""
+    known = {
+        "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}},
+        "tools/list": {"tools": []},
+        **results,
+    }
+    head = {"jsonrpc": "2.0", "id": message.get("id")}
+    if message["method"] not in known:
+        return JSONResponse({**head, "error": {"code": -32601, "message": "?"}}, 404)
+    return JSONResponse({**head, "result": known[message["method"]]})
+
+
+INTRICATE = "250000 lists and objects"
+ENDLESS = "up has a list of tools that does not end within its bounds"
+
+
+@pytest.mark.parametrize(
+    ("listing", "what"),
+    [
+        ({"tools": {}}, "up sent a list of tools that is no list"),
+        ({"tools": [], "nextCursor": "1"}, ENDLESS),
+        ([], "up sent an answer without a result"),
+    ],
+)
+async def test_list_that_is_none_or_never_ends_is_a_failure(listing: Any, what: str) -> None:
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        return modern(message, **{"tools/list": listing})
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.list_tools("up")
+    assert (caught.value.code, caught.value.message) == ("upstream_error", what)
+
+
+async def test_tool_too_deep_to_be_written_again_does_not_fail_the_list() -> None:
+    deep = b'{"type":"object","a":' + b"[" * 500 + b"]" * 500 + b"}"
+    tools = b'[{"name":"deep","inputSchema":%s},{"name":"ok","inputSchema":{"type":"object"}}]'
+
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        if message["method"] != "tools/list":
+            return modern(message)
+        body = b'{"jsonrpc":"2.0","id":%d,"result":{"tools":%s}}' % (message["id"], tools % deep)
+        return Response(body, media_type="application/json")
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        listing = await ups.list_tools("up")
+    build = build_upstream(listing, Source("up", "mcp", "Up", ""))
+    assert [tool.name for tool in build.tools] == ["ok"]
+    assert build.skipped == (Skipped("deep", "", "", "its schema is nested too deeply"),)
+
+
+async def test_upstream_at_a_forbidden_address_is_refused() -> None:
+    async with upstreams(http("up", "http://127.0.0.2:9/mcp")) as ups:
+        for _ in range(2):
+            with pytest.raises(Refused) as caught:
+                await ups.list_tools("up")
+            assert caught.value.code == "access_denied"
+
+
+@pytest.mark.parametrize(
+    ("reply", "details"),
+    [
+        (Response(b"[1]", media_type="application/json"), {}),
+        (Response(b"<html>", media_type="text/html"), {}),
+        (Response(b"data: nonsense\n\n", media_type="text/event-stream"), {}),
+        (Response(status_code=202), {"status": 202}),
+        (Response(status_code=307, headers={"location": "http://127.0.0.1:1/"}), {"status": 307}),
+        (Response(b"{}", status_code=500, media_type="application/json"), {"status": 500}),
+        (Response(b"no", status_code=403), {"status": 403}),
+    ],
+)
+async def test_answer_that_is_not_the_protocols_is_an_upstream_error(
+    reply: Response, details: dict[str, Any]
+) -> None:
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        return reply if message["method"] == "tools/call" else modern(message)
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "any", {})
+    error = caught.value
+    assert (error.code, error.sent, error.details) == ("upstream_error", True, details)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize(
+    ("value", "bound"), [("x" * 1_000_001, "1000000 bytes"), ([[]] * 250_000, INTRICATE)]
+)
+async def test_answer_over_its_bound_is_refused(kind: str, value: Any, bound: str) -> None:
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        if message["method"] != "tools/call":
+            return modern(message)
+        body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "result": {"x": value}})
+        return Response(b"data: " + body + b"\n\n" if "event" in kind else body, media_type=kind)
+
+    async with (
+        scripted_peer(answer) as url,
+        upstreams(http("up", url), max_answer_bytes=1_000_000) as ups,
+    ):
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "any", {})
+    assert caught.value.message == f"up sent an answer of more than {bound}"
+
+
+async def test_stream_that_breaks_off_is_taken_up_where_it_ended() -> None:
+    """The handshake era lets a server close an answer's stream and go on with it on a GET."""
+    resumed: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        response = Response(status_code=405)
+        if request.method == "GET" and "last-event-id" in request.headers:
+            resumed.append(request.headers["last-event-id"])
+            response = events(b'data: {"jsonrpc":"2.0","id":1,"result":{"content":[]}}\n\n')
+        elif request.method == "POST":
+            response = handshake(orjson.loads(await request.body()))
+        await response(scope, receive, send)
+
+    def handshake(message: dict[str, Any]) -> Response:
+        if message["method"] == "tools/call":
+            return events(b"id: e1\nretry: 10\ndata: \n\n")
+        if message["method"] != "initialize":
+            return Response(status_code=202 if "id" not in message else 400)
+        found = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}}
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": found})
+
+    def events(body: bytes) -> Response:
+        return Response(body, media_type="text/event-stream")
+
+    async with serving(app) as url, upstreams(http("up", url)) as ups:
+        assert await ups.call("up", "any", {}) == {"content": []}
+    assert resumed == ["e1"]
+
+
+@both_eras
+async def test_other_requests_and_the_upstreams_own_words_are_at_hand(era: Era) -> None:
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        await ups.list_tools("up")
+        met = ups.status("up").peer
+        assert met is not None
+        assert (met.era, met.instructions, dict(met.info)) == (
+            era,
+            "Be kind.",
+            {"name": "peer", "version": "1"},
+        )
+        with pytest.raises(RpcFailed) as caught:
+            await ups.request("up", "prompts/list", {}, hooks=Hooks())
+        assert caught.value.rpc_code == -32601

@@ -1,0 +1,306 @@
+"""Upstreams that are dead, slow, restarted or replaced: who notices, and who has to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
+from gateway.upstream.link import MAX_IN_FLIGHT
+from gateway.upstream.registry import Upstreams
+from tests.peers_mcp import Era, mcp_peer, scripted_peer
+from tests.raw_server import Connection, raw_server
+from tests.upstream.upstream_doors import QUICK, Told, http, stdio, text_of, upstreams
+
+both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+async def failure(ups: Upstreams, name: str, tool: str = "echo") -> tuple[str, bool]:
+    with pytest.raises(UpstreamFailed) as caught:
+        await ups.call(name, tool, {"text": "hi"})
+    return caught.value.code, caught.value.sent
+
+
+async def state_of(ups: Upstreams, name: str, wanted: str) -> None:
+    for _ in range(500):
+        if ups.status(name).state == wanted:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{name} is never {wanted}")
+
+
+@both_eras
+async def test_upstream_dead_at_start_is_told_of_once_it_is_there(era: Era) -> None:
+    port = free_port()
+    async with upstreams(http("up", f"http://127.0.0.1:{port}/mcp")) as ups:
+        told = Told(ups)
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.list_tools("up")
+        assert (caught.value.code, caught.value.sent) == ("upstream_unreachable", False)
+        assert await failure(ups, "up") == ("upstream_unreachable", False)
+        async with mcp_peer(era, port=port):
+            assert await told.next() == "up"
+            assert len(await ups.list_tools("up")) == 10
+
+
+async def test_call_does_not_wait_for_a_long_rest_to_end_when_the_upstream_is_back() -> None:
+    port = free_port()
+    pace = replace(QUICK, longest_rest=60.0, first_rest=0.02)
+    async with upstreams(http("up", f"http://127.0.0.1:{port}/mcp"), pace=pace) as ups:
+        async with asyncio.timeout(5):
+            for _ in range(20):  # each failure makes the next rest longer
+                assert await failure(ups, "up") == ("upstream_unreachable", False)
+                await asyncio.sleep(0.025)
+        async with mcp_peer("modern", port=port), asyncio.timeout(5):
+            await asyncio.sleep(0.03)
+            assert text_of(await ups.call("up", "echo", {"text": "back"})) == "back"
+
+
+@both_eras
+async def test_upstream_that_forgot_its_sessions_is_met_anew_by_the_call_that_finds_out(
+    era: Era,
+) -> None:
+    port = free_port()
+    async with upstreams(http("up", f"http://127.0.0.1:{port}/mcp", lazy=True)) as ups:
+        async with mcp_peer(era, port=port) as first:
+            assert text_of(await ups.call("up", "echo", {"text": "1"})) == "1"
+            assert first.calls == ["echo"]
+        async with mcp_peer(era, port=port) as second, asyncio.timeout(5):
+            results = await asyncio.gather(
+                *(ups.call("up", "echo", {"text": str(n)}) for n in range(20))
+            )
+            assert [text_of(result) for result in results] == [str(n) for n in range(20)]
+            assert second.calls == ["echo"] * 20
+            probes = second.methods.count("server/discover")
+            assert probes == 0  # what worked before is tried first
+
+
+async def test_upstream_that_never_keeps_a_session_is_unreachable() -> None:
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        if message["method"] != "initialize":
+            return Response(status_code=404 if "id" in message else 202)
+        found = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}}
+        body = {"jsonrpc": "2.0", "id": message["id"], "result": found}
+        return JSONResponse(body, headers={"mcp-session-id": "gone"})
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        assert await failure(ups, "up") == ("upstream_unreachable", False)
+
+
+async def test_upstream_killed_during_a_call_may_have_got_it() -> None:
+    async def conversation(connection: Connection) -> None:
+        while request := await connection.request():
+            if b"tools/call" in request:
+                return  # hangs up
+            found = b'{"supportedVersions":["2026-07-28"],"capabilities":{}}'
+            body = b'{"jsonrpc":"2.0","id":1,"result":%s}' % found
+            head = (
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            )
+            await connection.write(head % len(body) + body)
+
+    async with raw_server(conversation) as raw, upstreams(http("up", raw.url)) as ups:
+        assert await failure(ups, "up") == ("upstream_unreachable", True)
+
+
+async def test_slow_and_dead_upstreams_delay_nobody_else() -> None:
+    async with (
+        mcp_peer("modern") as slow,
+        mcp_peer("handshake") as good,
+        upstreams(
+            http("slow", slow.url),
+            http("dead", f"http://127.0.0.1:{free_port()}/mcp"),
+            http("good", good.url),
+        ) as ups,
+    ):
+        waiting = [asyncio.create_task(ups.call("slow", "slow", {})) for _ in range(50)]
+        async with asyncio.timeout(2):
+            await slow.entered.wait()
+            assert await failure(ups, "dead") == ("upstream_unreachable", False)
+            assert text_of(await ups.call("good", "echo", {"text": "quick"})) == "quick"
+        slow.release.set()
+        assert [text_of(result) for result in await asyncio.gather(*waiting)] == ["done"] * 50
+
+
+async def test_calls_over_the_bound_are_refused_at_once_and_only_there() -> None:
+    async with (
+        mcp_peer("modern") as peer,
+        upstreams(http("full", peer.url), http("other", peer.url)) as ups,
+    ):
+        calls = [
+            asyncio.create_task(ups.call("full", "slow", {}, deadline=30))
+            for _ in range(MAX_IN_FLIGHT)
+        ]
+        async with asyncio.timeout(5):
+            await peer.entered.wait()
+            with pytest.raises(Overloaded) as caught:
+                await ups.call("full", "echo", {"text": "one too many"})
+            assert caught.value.code == "busy"
+            assert text_of(await ups.call("other", "echo", {"text": "fine"})) == "fine"
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_change_without_a_notice_is_found_by_looking_and_sameness_is_silent() -> None:
+    tools = [{"name": "a", "inputSchema": {"type": "object"}}, {"name": "b", "inputSchema": {}}]
+    listed = asyncio.Event()
+
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        found: dict[str, Any] = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
+        if message["method"] == "tools/list":
+            listed.set()
+            found = {"tools": tools}
+        elif message["method"] != "server/discover":
+            error = {"code": -32601, "message": "?"}
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error}, 404)
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": found})
+
+    async def looked() -> None:
+        listed.clear()
+        async with asyncio.timeout(2):
+            await listed.wait()
+
+    pace = replace(QUICK, poll=0.05)
+    async with scripted_peer(answer) as url, upstreams(http("up", url), pace=pace) as ups:
+        told = Told(ups)
+        await ups.list_tools("up")
+        tools.reverse()  # another order is the same list
+        await looked()
+        await looked()
+        assert told.names == []
+        tools.pop()
+        assert await told.next() == "up"
+        assert len(await ups.list_tools("up")) == 1
+
+
+async def test_listing_that_failed_for_a_while_is_told_when_it_works_again() -> None:
+    broken = asyncio.Event()
+
+    async def answer(message: dict[str, Any], request: Request) -> Response:
+        found: dict[str, Any] = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
+        if message["method"] == "tools/list":
+            if broken.is_set():
+                return Response(status_code=500)
+            found = {"tools": []}
+        elif message["method"] != "server/discover":
+            error = {"code": -32601, "message": "?"}
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error}, 404)
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": found})
+
+    async with scripted_peer(answer) as url, upstreams(http("up", url)) as ups:
+        told = Told(ups)
+        assert await ups.list_tools("up") == []
+        broken.set()
+        with pytest.raises(UpstreamFailed):
+            await ups.list_tools("up")
+        broken.clear()
+        assert await told.next() == "up"
+        assert await ups.list_tools("up") == []
+
+
+@both_eras
+async def test_burst_of_notices_is_told_once(era: Era) -> None:
+    pace = replace(QUICK, gather=0.1, spacing=0.1)
+    async with mcp_peer(era) as peer, upstreams(http("up", peer.url), pace=pace) as ups:
+        told = Told(ups)
+        await ups.list_tools("up")
+        async with asyncio.timeout(2):
+            await peer.listening.wait()
+        for _ in range(20):
+            await peer.announce()
+        assert await told.next() == "up"
+        await ups.list_tools("up")
+        assert len(told.names) <= 2
+
+
+async def test_lazy_upstream_is_met_at_its_first_use() -> None:
+    async with (
+        mcp_peer("modern") as peer,
+        upstreams(http("lazy", peer.url, lazy=True), http("eager", peer.url)) as ups,
+    ):
+        await ups.list_tools("eager")
+        assert ups.status("lazy").state == "idle"
+        assert peer.methods.count("server/discover") == 1
+        assert text_of(await ups.call("lazy", "echo", {"text": "hi"})) == "hi"
+        assert ups.status("lazy").state == "connected"
+
+
+async def test_lazy_child_that_failed_is_started_again_at_its_next_use() -> None:
+    async with upstreams(stdio("lazy", "--crash", lazy=True)) as ups:
+        for _ in range(2):
+            assert await failure(ups, "lazy") == ("upstream_unreachable", False)
+            await state_of(ups, "lazy", "idle")
+
+
+async def test_replacing_an_upstream_lets_calls_under_way_finish() -> None:
+    async with (
+        mcp_peer("modern") as old,
+        mcp_peer("modern") as new,
+        upstreams(http("up", old.url)) as ups,
+    ):
+        call = asyncio.create_task(ups.call("up", "slow", {}))
+        async with asyncio.timeout(2):
+            await old.entered.wait()
+        ups.replace("up", http("up", new.url))
+        assert text_of(await ups.call("up", "echo", {"text": "new"})) == "new"
+        assert new.calls == ["echo"]
+        old.release.set()
+        assert text_of(await call) == "done"
+        ups.replace("up", None)
+        with pytest.raises(Refused) as caught:
+            await ups.call("up", "echo", {})
+        assert caught.value.code == "not_connected"
+
+
+async def test_same_settings_again_change_nothing() -> None:
+    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+        await ups.list_tools("up")
+        ups.replace("up", http("up", peer.url))
+        await ups.list_tools("up")
+        assert peer.methods.count("server/discover") == 1
+
+
+@both_eras
+async def test_closing_leaves_no_task_behind(era: Era) -> None:
+    async with mcp_peer(era) as peer:
+        before = asyncio.all_tasks()
+        async with upstreams(
+            http("up", peer.url),
+            http("dead", f"http://127.0.0.1:{free_port()}/mcp"),
+            stdio("child"),
+            stdio("crashing", "--crash"),
+        ) as ups:
+            await ups.list_tools("up")
+            await ups.list_tools("child")
+            with pytest.raises(UpstreamFailed):
+                await ups.call("up", "slow", {}, deadline=0.05)
+            ups.replace("up", http("up", peer.url, headers={"A": "b"}))
+        ours = [task for task in asyncio.all_tasks() - before if "gateway" in repr(task)]
+        assert ours == []
+
+
+async def test_failing_listener_does_not_keep_the_news_from_others() -> None:
+    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
+
+        def failing(name: str) -> None:
+            raise GatewayError("internal", "a listener of ours")
+
+        ups.on_tools_changed(failing)
+        told = Told(ups)
+        await ups.list_tools("up")
+        async with asyncio.timeout(2):
+            await peer.listening.wait()
+        await peer.announce()
+        assert await told.next() == "up"

@@ -1,0 +1,282 @@
+"""Children that speak MCP over their standard streams: their calls, their faults, their end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from gateway.errors import UpstreamFailed
+from gateway.upstream.link import Upstream
+from gateway.upstream.registry import Upstreams
+from tests.upstream.upstream_doors import (
+    QUICK,
+    Told,
+    asking,
+    running,
+    stdio,
+    text_of,
+    upstreams,
+)
+
+both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
+
+
+async def pid_of(ups: Upstreams, name: str = "up") -> int:
+    return int(text_of(await ups.call(name, "pid", {})))
+
+
+@both_eras
+async def test_child_is_met_in_the_era_it_speaks(era: str) -> None:
+    async with upstreams(stdio("up", "--era", era)) as ups:
+        tools = await ups.list_tools("up")
+        assert "echo" in [tool["name"] for tool in tools]
+        peer = ups.status("up").peer
+        assert peer is not None
+        assert peer.version == ("2026-07-28" if era == "modern" else "2025-06-18")
+        assert await ups.call("up", "echo", {"text": "hi"}) == {
+            "content": [{"type": "text", "text": "hi"}]
+        }
+
+
+async def test_sdk_server_over_stdio_is_met() -> None:
+    child = Upstream("up", "stdio", command=sys.executable, args=("-m", "tests.peers_mcp"))
+    folder = str(Path(__file__).parents[2])
+    async with upstreams(replace(child, cwd=folder, timeout_seconds=20)) as ups:
+        assert len(await ups.list_tools("up")) == 10
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(accepting))) == "accept Ann"
+        peer = ups.status("up").peer
+        assert peer is not None and peer.era == "modern"
+
+
+async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    assert params["message"] == "Who are you?"
+    return {"action": "accept", "content": {"name": "Ann"}}
+
+
+@pytest.mark.parametrize(("elicit", "said"), [(accepting, "accept Ann"), (None, "decline None")])
+async def test_question_reaches_a_caller_that_can_answer(elicit: Any, said: str) -> None:
+    async with upstreams(stdio("up")) as ups:
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(elicit))) == said
+
+
+async def test_question_that_could_be_anybodys_is_declined() -> None:
+    async with upstreams(stdio("up")) as ups:
+        other = asyncio.create_task(ups.call("up", "slow", {}))
+        await pid_of(ups)  # the slow call went out before
+        assert text_of(await ups.call("up", "ask", {}, ask=asking(accepting))) == "decline None"
+        other.cancel()
+
+
+async def test_progress_reaches_the_caller_and_a_slow_one_holds_up_nobody() -> None:
+    seen: list[float] = []
+    gate = asyncio.Event()
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        await gate.wait()
+        seen.append(done)
+
+    async with upstreams(stdio("up")) as ups:
+        call = asyncio.create_task(ups.call("up", "steps", {}, progress=progress))
+        assert text_of(await ups.call("up", "echo", {"text": "quick"})) == "quick"
+        gate.set()
+        assert text_of(await call) == "done"
+    assert seen == [1, 2, 3]
+
+
+async def test_fifty_calls_at_once_each_get_their_own_answer() -> None:
+    async with upstreams(stdio("up")) as ups:
+        calls = (ups.call("up", "echo", {"text": str(n)}) for n in range(50))
+        results = await asyncio.gather(*calls)
+        assert [text_of(result) for result in results] == [str(n) for n in range(50)]
+
+
+async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call() -> None:
+    async with upstreams(stdio("up"), stdio("short", max_call_seconds=1.0)) as ups:
+        long = {"steps": 15, "pause": 0.1}
+        assert (
+            text_of(await ups.call("up", "steps", long, deadline=0.8, progress=ignored)) == "done"
+        )
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("short", "steps", long, deadline=0.8, progress=ignored)
+        assert caught.value.code == "upstream_timeout"
+
+
+async def ignored(done: float, total: float | None, message: str | None) -> None:
+    """Progress that nobody looks at."""
+
+
+async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_child() -> None:
+    async with upstreams(stdio("up")) as ups:
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "slow", {}, deadline=0.3)
+        assert (caught.value.code, caught.value.sent) == ("upstream_timeout", True)
+        begun = asyncio.Event()
+
+        async def progress(done: float, total: float | None, message: str | None) -> None:
+            begun.set()
+
+        call = asyncio.create_task(ups.call("up", "slow", {}, progress=progress))
+        async with asyncio.timeout(2):
+            await begun.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        seen = text_of(await ups.call("up", "seen", {})).split("\n")
+        slow = [line.split()[1] for line in seen if line.startswith("slow")]
+        gone = [line.split()[1] for line in seen if line.startswith("notifications/cancelled")]
+        assert len(slow) == 2 and gone == slow
+
+
+async def test_child_sees_only_the_environment_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GATEWAY_SECRET_KEY", "not for children")
+    async with upstreams(stdio("up", env={"API_KEY": "for the child"})) as ups:
+        seen = json.loads(text_of(await ups.call("up", "env", {})))
+    assert seen["API_KEY"] == "for the child"
+    basics = {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ"}
+    assert set(seen) - basics <= {"API_KEY", "USER"}
+
+
+async def test_what_is_no_message_is_ignored_and_logged_without_secrets() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with upstreams(stdio("up", "--noise", env={"API_KEY": "hunter2hunter2"})) as ups:
+            assert await pid_of(ups)
+    lines = [entry["line"] for entry in logs if entry["event"] == "upstream_stderr"]
+    assert lines == ["secret is ***"]
+    assert "upstream_line_ignored" in [entry["event"] for entry in logs]
+
+
+async def test_answer_over_its_bound_fails_its_own_call_only() -> None:
+    async with upstreams(stdio("up"), max_answer_bytes=1_000_000) as ups:
+        small = asyncio.create_task(ups.call("up", "huge", {"bytes": 50_000}))
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "huge", {"bytes": 3_000_000})
+        assert caught.value.message == "up sent an answer of more than 1000000 bytes"
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("up", "huge", {"bytes": 250_001, "of": "["})
+        assert caught.value.message == "up sent an answer of more than 250000 lists and objects"
+        assert len(text_of(await small)) == 50_000
+        assert text_of(await ups.call("up", "echo", {"text": "still here"})) == "still here"
+
+
+@both_eras
+async def test_change_that_the_child_announces_is_told(era: str) -> None:
+    async with upstreams(stdio("up", "--era", era)) as ups:
+        told = Told(ups)
+        before = len(await ups.list_tools("up"))
+        await ups.call("up", "grow", {})
+        assert await told.next() == "up"
+        assert len(await ups.list_tools("up")) == before + 1
+
+
+async def test_what_is_logged_during_a_call_is_told_to_its_caller_alone() -> None:
+    everyone: list[tuple[str, str, Mapping[str, Any]]] = []
+    caller: list[tuple[str, Mapping[str, Any]]] = []
+    async with upstreams(stdio("up")) as ups:
+        ups.on_notification(lambda *notice: everyone.append(notice))
+        await ups.call("up", "log", {}, notice=lambda *notice: caller.append(notice))
+        await ups.call("up", "log", {})
+    assert caller == [("notifications/message", {"level": "info", "data": "hello"})]
+    assert everyone == []
+
+
+async def test_child_killed_during_calls_fails_them_at_once_and_comes_back() -> None:
+    async with upstreams(stdio("up"), pace=replace(QUICK, patience=5.0)) as ups:
+        first = await pid_of(ups)
+        calls = [asyncio.create_task(ups.call("up", "slow", {})) for _ in range(5)]
+        await pid_of(ups)
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(2):
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [(e.code, e.sent) for e in outcomes if isinstance(e, UpstreamFailed)] == [
+            ("upstream_unreachable", True)
+        ] * 5
+        assert await pid_of(ups) != first
+
+
+async def test_child_that_dies_is_noticed_although_its_own_child_holds_the_pipe() -> None:
+    async with upstreams(stdio("up"), pace=replace(QUICK, patience=5.0)) as ups:
+        stray = int(text_of(await ups.call("up", "spawn", {})))
+        async with asyncio.timeout(2):
+            with pytest.raises(UpstreamFailed) as caught:
+                await ups.call("up", "die", {})
+        assert caught.value.code == "upstream_unreachable"
+        assert await pid_of(ups)
+        assert not running(stray)
+
+
+async def test_crash_looping_child_is_backed_off_and_reaped(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    pace = replace(QUICK, first_rest=0.1, longest_rest=30.0)
+    async with upstreams(stdio("up", "--crash", "--starts", str(starts)), pace=pace) as ups:
+        for _ in range(12):
+            with pytest.raises(UpstreamFailed) as caught:
+                await ups.call("up", "echo", {})
+            assert caught.value.code == "upstream_unreachable"
+            await asyncio.sleep(0.05)
+        pids = [int(line) for line in starts.read_text().split()]
+        assert 2 <= len(pids) <= 5  # after 0.1, 0.2, 0.4, 0.8 s, each up to half as long
+        assert [pid for pid in pids if running(pid)] == []
+        error = ups.status("up").error
+        assert error is not None and error.message == "up ended before it answered"
+
+
+@pytest.mark.parametrize("flags", [(), ("--stubborn",)])
+async def test_closing_leaves_no_process_behind(flags: tuple[str, ...]) -> None:
+    async with upstreams(stdio("up", *flags)) as ups:
+        child = await pid_of(ups)
+        grandchild = int(text_of(await ups.call("up", "spawn", {})))
+        assert running(child) and running(grandchild)
+    assert not running(child)
+    assert not running(grandchild)
+
+
+async def test_child_whose_upstream_is_taken_out_ends_soon() -> None:
+    async with upstreams(stdio("up")) as ups:
+        child = await pid_of(ups)
+        ups.replace("up", None)
+        for _ in range(300):
+            if not running(child):
+                return
+            await asyncio.sleep(0.01)
+    raise AssertionError("the child lives on")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"command": "no-such-command"}, "can't be started: No such file or directory"),
+        ({"cwd": "/no/such/folder"}, "can't be started: No such file or directory"),
+        ({"args": ("-c", "raise SystemExit")}, "ended before it answered"),
+    ],
+)
+async def test_child_that_does_not_come_up_says_why(change: dict[str, Any], why: str) -> None:
+    settings = replace(stdio("up"), **change)
+    async with upstreams(settings) as ups:
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.list_tools("up")
+        error = caught.value
+        assert (error.code, error.message, error.sent) == (
+            "upstream_unreachable",
+            f"up {why}",
+            False,
+        )
+
+
+async def test_child_that_says_nothing_delays_nobody_and_leaves_at_once() -> None:
+    silent = replace(stdio("silent"), args=("-c", "import sys; sys.stdin.read()"))
+    async with upstreams(silent, stdio("up")) as ups:
+        assert await pid_of(ups)
+        with pytest.raises(UpstreamFailed) as caught:
+            await ups.call("silent", "echo", {}, deadline=0.1)
+        assert (caught.value.code, caught.value.sent) == ("upstream_timeout", False)

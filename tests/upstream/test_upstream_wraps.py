@@ -1,0 +1,187 @@
+"""What configuration lays over an upstream's tools: wraps, choices, and where it has drifted."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.connectors.mcp import Wrap, build_upstream, drift
+from gateway.model import Override, Problem, Skipped, UpstreamOperation
+from tests.upstream.upstream_listings import (
+    BOOK,
+    FIND,
+    ROOM,
+    SOURCE,
+    WRAP,
+    names,
+    reasons,
+    source,
+)
+
+configured = partial(Problem, configured=True)
+
+
+def test_wrapped_tool_fills_in_what_leaves_its_schema_and_hides_the_original() -> None:
+    build = build_upstream([BOOK, FIND], SOURCE, [WRAP])
+    book, find = build.tools
+    assert (book.name, book.local_name, book.operation) == ("book", "book", "Create_booking")
+    assert book.description == "[Hotel] Books a room. 🔑 Auto-generates an idempotency token"
+    assert orjson.loads(book.input_schema) == {
+        "type": "object",
+        "properties": {"room": ROOM},
+        "required": ["room"],
+    }
+    assert book.upstream == UpstreamOperation(
+        "Create_booking", inject=("email",), idempotency_field="token", record=("booking_id",)
+    )
+    assert "annotations" not in orjson.loads(book.entry)  # a new token a call: no repeat is free
+    assert find.name == "hotel_find"
+    assert build.skipped == (Skipped("Create_booking", "", "", "wrapped as book"),)
+    assert build.problems == ()
+
+
+def test_wrap_without_a_name_of_its_own_keeps_the_prefixed_name() -> None:
+    assert names(BOOK, wraps=[Wrap("Create_booking", None, "token")]) == ["hotel_Create_booking"]
+
+
+def test_one_tool_wrapped_twice_gives_two_tools() -> None:
+    wraps = [
+        Wrap("Create_booking", "book", "token"),
+        Wrap("Create_booking", "book_for_me", "token"),
+    ]
+    assert names(BOOK, wraps=wraps) == ["book", "book_for_me"]
+
+
+def test_parameters_that_the_connection_injects_leave_only_the_schemas_that_have_them() -> None:
+    build = build_upstream([BOOK, FIND], source(inject=("room", "tenant")))
+    by_name = {tool.name: tool for tool in build.tools}
+    book = by_name["hotel_Create_booking"]
+    assert book.upstream == UpstreamOperation("Create_booking", inject=("room",))
+    assert orjson.loads(book.input_schema)["required"] == ["token"]
+    assert by_name["hotel_find"].upstream == UpstreamOperation("find")
+
+
+def test_schema_without_required_parameters_left_names_none() -> None:
+    schema = {"type": "object", "properties": {"token": {}}, "required": ["token"]}
+    build = build_upstream(
+        [{"name": "t", "inputSchema": schema}], SOURCE, [Wrap("t", "w", "token")]
+    )
+    assert orjson.loads(build.tools[0].input_schema) == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "why"),
+    [
+        ({}, ["hotel_Create_booking", "hotel_find"], []),
+        ({"allow": ["find"]}, ["hotel_find"], ["not in `tools`"]),
+        ({"allow": ["f*", "Create_*"]}, ["hotel_Create_booking", "hotel_find"], []),
+        ({"allow": ["create_*"]}, [], ["not in `tools`"] * 2),
+        ({"exclude": ["Create*"]}, ["hotel_find"], ["excluded by `exclude_tools`"]),
+        ({"source": source(include=("f*",))}, ["hotel_find"], ["not in `include`"]),
+        ({"source": source(exclude=("f*",))}, ["hotel_Create_booking"], ["excluded by `exclude`"]),
+        ({"allow": [], "wraps": [WRAP]}, ["book"], ["wrapped as book", "not in `tools`"]),
+        ({"exclude": ["Create*"], "wraps": [WRAP]}, ["book", "hotel_find"], ["wrapped as book"]),
+        (
+            {"source": source(exclude=("Create*",)), "wraps": [WRAP]},
+            ["hotel_find"],
+            ["excluded by `exclude`"],
+        ),
+        ({"source": source(prefix="")}, ["Create_booking", "find"], []),
+    ],
+)
+def test_configuration_says_which_tools_are_shown(
+    settings: dict[str, Any], kept: list[str], why: list[str]
+) -> None:
+    assert names(BOOK, FIND, **settings) == kept
+    assert reasons(BOOK, FIND, **settings) == why
+
+
+def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
+    wrap = Wrap("Create_booking", "hotel_find", "token")
+    build = build_upstream([FIND, BOOK], SOURCE, [wrap])
+    assert [tool.operation for tool in build.tools] == ["Create_booking"]
+    assert "another tool is already called hotel_find" in [s.reason for s in build.skipped]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problems"),
+    [
+        ({}, []),
+        ({"wraps": [WRAP], "allow": ["find"], "exclude": ["Create_*"]}, []),
+        (
+            {"wraps": [Wrap("Book", "book")]},
+            [configured("error", "wrap.Book", "the upstream has no tool 'Book'")],
+        ),
+        (
+            {"wraps": [Wrap("Create_booking", "b", "idempotency", ("mail",))]},
+            [
+                configured(
+                    "error",
+                    "wrap.Create_booking.idempotency_field",
+                    "the upstream's tool has no parameter 'idempotency'",
+                ),
+                configured(
+                    "warning",
+                    "wrap.Create_booking.inject",
+                    "the upstream's tool has no parameter 'mail'",
+                ),
+            ],
+        ),
+        (
+            {"allow": ["find", "gone"], "exclude": ["old_*"]},
+            [
+                configured("warning", "tools", "'gone' matches no tool of the upstream"),
+                configured("warning", "exclude_tools", "'old_*' matches no tool of the upstream"),
+            ],
+        ),
+        (
+            {
+                "source": source(
+                    include=("*", "gone"),
+                    exclude=("old_*",),
+                    inject=("tenant",),
+                    operations={"lost": Override(access="read")},
+                )
+            },
+            [
+                configured(
+                    "warning", "inject.tenant", "no tool of the upstream has such a parameter"
+                ),
+                configured("warning", "include", "'gone' matches no tool of the upstream"),
+                configured("warning", "exclude", "'old_*' matches no tool of the upstream"),
+                configured("warning", "operations.lost", "matches no tool of the upstream"),
+            ],
+        ),
+    ],
+)
+def test_drift_names_what_the_upstream_no_longer_has(
+    settings: dict[str, Any], problems: list[Problem]
+) -> None:
+    settings = {"source": SOURCE, **settings}
+    assert drift([BOOK, FIND], **settings) == problems
+    assert list(build_upstream([BOOK, FIND], **settings).problems) == problems
+
+
+def test_globs_set_the_access_of_tools_by_either_name() -> None:
+    rules = {"*": Override(access="write"), "f*": Override(access="read")}
+    build = build_upstream([BOOK, FIND], source(operations={**rules}), [WRAP])
+    assert {tool.name: tool.access for tool in build.tools} == {
+        "book": "write",
+        "hotel_find": "read",
+    }
+    for name in ("Create_*", "boo?"):
+        build = build_upstream(
+            [BOOK, FIND], source(operations={name: Override(access="dangerous")}), [WRAP]
+        )
+        assert [tool.name for tool in build.tools] == ["hotel_find"]
+        assert build.problems == ()
+
+
+def test_override_of_a_tool_that_is_gone_is_reported() -> None:
+    build = build_upstream([FIND], source(operations={"gone": Override(access="read")}))
+    assert build.problems == (
+        configured("warning", "operations.gone", "matches no tool of the upstream"),
+    )

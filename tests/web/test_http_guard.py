@@ -1,0 +1,172 @@
+"""What passes the guard, and what is refused with which status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gateway.web.guard import (
+    SMALL_BODY_BYTES,
+    BodyRoom,
+    Refusal,
+    accepted_types,
+    check_host,
+    fold,
+    host_rules,
+    is_json,
+    read_body,
+)
+
+PUBLIC = host_rules(
+    "https://gateway.example", ["internal:9000", "lab:*"], ["https://app.example", "http://lab:*"]
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("gateway.example", None, None),
+        ("gateway.example:443", None, None),
+        ("GATEWAY.example", None, None),
+        ("gateway.example:80", None, 421),
+        ("gateway.example.evil.com", None, 421),
+        ("localhost:8080", None, None),
+        ("127.0.0.1:8080", None, None),
+        ("[::1]:8080", None, None),
+        ("localhost:8081", None, 421),
+        ("localhost", None, 421),
+        ("evil.com:8080", None, 421),
+        ("internal:9000", None, None),
+        ("lab:1", None, None),
+        ("lab", None, 421),
+        ("", None, 421),
+        ("localhost:8080", "http://localhost:8080", None),
+        ("localhost:8080", "https://localhost:8080", 403),
+        ("localhost:8080", "http://localhost:3000", 403),
+        ("gateway.example", "https://gateway.example", None),
+        ("gateway.example", "http://gateway.example", 403),
+        ("gateway.example", "https://app.example", None),
+        ("gateway.example", "https://app.example.evil.com", 403),
+        ("gateway.example", "http://lab:5173", None),
+        ("gateway.example", "null", 403),
+        ("gateway.example", "", 403),
+    ],
+)
+def test_only_our_own_names_pass(host: str, origin: str | None, status: int | None) -> None:
+    lines = [(b"host", host.encode())]
+    if origin is not None:
+        lines.append((b"origin", origin.encode()))
+    refused = None
+    try:
+        check_host(PUBLIC, {"server": ("10.0.0.1", 8080)}, fold(lines))
+    except Refusal as refusal:
+        refused = refusal.status
+    assert refused == status
+
+
+@pytest.mark.parametrize("name", [b"host", b"authorization", b"mcp-session-id", b"content-length"])
+def test_second_copy_of_a_single_header_is_refused(name: bytes) -> None:
+    with pytest.raises(Refusal) as refused:
+        fold([(name, b"a"), (name, b"b")])
+    assert refused.value.status == 400
+
+
+def test_copies_of_a_list_header_are_joined_and_blanks_are_cut() -> None:
+    folded = fold([(b"accept", b"a"), (b"x", b" y \t"), (b"accept", b"b ")])
+    assert folded == {b"accept": b"a, b", b"x": b"y"}
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (b"", (False, False)),
+        (b"application/json", (True, False)),
+        (b"text/event-stream", (False, True)),
+        (b"Application/JSON;q=0.9, text/event-stream", (True, True)),
+        (b"*/*", (True, True)),
+        (b"application/*", (True, False)),
+        (b"text/*, text/html", (False, True)),
+        (b"application/jsonp", (False, False)),
+    ],
+)
+def test_accept_is_read_as_media_ranges(accept: bytes, expected: tuple[bool, bool]) -> None:
+    assert accepted_types(accept) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"application/json", True),
+        (b"application/json; charset=utf-8", True),
+        (b"APPLICATION/JSON", True),
+        (b"application/json-patch+json", False),
+        (b"text/plain", False),
+        (b"", False),
+    ],
+)
+def test_content_type_must_be_json_itself(value: bytes, expected: bool) -> None:
+    assert is_json(value) is expected
+
+
+def chunks(*parts: bytes) -> Callable[[], Awaitable[Any]]:
+    """A `receive` that gives these chunks and then nothing for ever."""
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            await asyncio.Event().wait()
+        body = left.pop(0)
+        return {"type": "http.request", "body": body, "more_body": bool(left) or body == b"..."}
+
+    return receive
+
+
+async def test_body_in_chunks_is_put_together() -> None:
+    assert await read_body({}, chunks(b"ab", b"c", b"d")) == b"abcd"
+
+
+@pytest.mark.parametrize("fields", [{}, {b"content-length": b"7"}])
+async def test_body_over_the_limit_is_413_and_closes(fields: dict[bytes, bytes]) -> None:
+    with pytest.raises(Refusal) as refused:
+        await read_body(fields, chunks(b"abcd", b"efg"), limit=6)
+    assert (refused.value.status, refused.value.headers) == (413, ((b"connection", b"close"),))
+
+
+async def test_large_bodies_on_their_way_share_their_room_and_small_ones_need_none() -> None:
+    room, piece = BodyRoom(3 * SMALL_BODY_BYTES), bytes(SMALL_BODY_BYTES)
+    waiting = asyncio.create_task(read_body({}, chunks(piece, piece, b"..."), room=room))
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal) as refused:
+        await read_body({}, chunks(piece, piece, b"end"), room=room)
+    assert (refused.value.status, dict(refused.value.headers)[b"retry-after"]) == (503, b"1")
+    assert await read_body({}, chunks(piece, b"end"), room=room) == piece + b"end"
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(await read_body({}, chunks(piece, piece, b"end"), room=room)) == 2 * len(piece) + 3
+
+
+async def test_body_that_never_ends_is_cut_off_at_its_deadline() -> None:
+    with pytest.raises(Refusal) as refused:
+        await read_body({}, chunks(b"..."), seconds=0.01)
+    assert refused.value.status == 408
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+
+
+async def test_cancelling_from_outside_is_not_taken_for_a_deadline() -> None:
+    reading = asyncio.create_task(read_body({}, chunks(b"..."), seconds=5))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_client_that_leaves_midway_is_a_connection_error() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ConnectionError):
+        await read_body({}, receive)

@@ -1,0 +1,293 @@
+"""Who is let in, as whom, and who is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from gateway.config.settings import Settings
+from gateway.errors import Unauthenticated
+from gateway.mcp.endpoint import resource_metadata
+from gateway.model import Principal
+from gateway.web.identity import AuthSettings, Identity, JwtSettings, auth_settings
+
+ISSUER, AUDIENCE = "https://issuer.example", "gateway"
+RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def bearer(token: str) -> dict[bytes, bytes]:
+    return {b"authorization": f"Bearer {token}".encode()}
+
+
+def sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def tokens(**known: str) -> AuthSettings:
+    principals = {name: Principal(name, role="r") for name in known}
+    return AuthSettings("tokens", principals, {n: sha256(t) for n, t in known.items()})
+
+
+async def test_each_token_is_its_principal() -> None:
+    identity = Identity(tokens(ann="token-of-ann", bob="token-of-bob"))
+    for _ in range(2):  # found out, then remembered
+        assert await identity.identify(bearer("token-of-bob")) == Principal("bob", role="r")
+        assert await identity.identify(bearer("token-of-ann")) == Principal("ann", role="r")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer wrong",
+        b"Basic token-of-ann",
+        b"token-of-ann",
+        b"Bearer " + sha256("token-of-ann").encode(),
+        b"Bearer " + b"x" * 20_000,
+    ],
+)
+async def test_anything_else_is_not_let_in(header: bytes | None) -> None:
+    identity = Identity(tokens(ann="token-of-ann"))
+    fields = {} if header is None else {b"authorization": header}
+    with pytest.raises(Unauthenticated):
+        await identity.identify(fields)
+
+
+async def test_removed_token_is_not_let_in_any_more() -> None:
+    identity = Identity(tokens(ann="token-of-ann"))
+    assert await identity.identify(bearer("token-of-ann"))
+    identity.settings = tokens(ann="new-token-of-ann")
+    with pytest.raises(Unauthenticated):
+        await identity.identify(bearer("token-of-ann"))
+
+
+async def test_without_authentication_everyone_is_local_and_admin_unless_said_otherwise() -> None:
+    assert await Identity(AuthSettings()).identify({}) == Principal("local", admin=True)
+    local = Principal("local", role="guest")
+    assert await Identity(AuthSettings(principals={"local": local})).identify({}) == local
+
+
+def jwk(key: Any, kid: str | None = "k1", **more: Any) -> dict[str, Any]:
+    algorithm: Any = {
+        rsa.RSAPublicKey: jwt.algorithms.RSAAlgorithm,
+        ec.EllipticCurvePublicKey: jwt.algorithms.ECAlgorithm,
+        ed25519.Ed25519PublicKey: jwt.algorithms.OKPAlgorithm,
+    }
+    kind = next(one for base, one in algorithm.items() if isinstance(key.public_key(), base))
+    entry = json.loads(kind.to_jwk(key.public_key()))
+    return {**entry, **({} if kid is None else {"kid": kid}), **more}
+
+
+class Issuer:
+    """Serves a key set and counts how often it is asked."""
+
+    def __init__(self, *keys: dict[str, Any]) -> None:
+        self.keys = list(keys)
+        self.asked = 0
+        self.down = False
+
+    async def fetch(self, url: str) -> bytes:
+        self.asked += 1
+        if self.down:
+            raise OSError("no route")
+        return json.dumps({"keys": self.keys}).encode()
+
+
+class Clock:
+    """Time that a test turns."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def by_jwt(issuer: Issuer, clock: Clock | None = None, **settings: Any) -> Identity:
+    chosen = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": "https://issuer.example/keys"}
+    auth = AuthSettings(
+        "jwt",
+        {"ann": Principal("ann", access="read-only")},
+        jwt=JwtSettings(**{**chosen, **settings}),
+        public_url="https://gateway.example",
+    )
+    return Identity(auth, issuer.fetch, clock or Clock())
+
+
+def signed(
+    key: Any = RSA_KEY, algorithm: str = "RS256", kid: str | None = "k1", **claims: Any
+) -> str:
+    usual = {"sub": "ann", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 300}
+    payload = {name: value for name, value in {**usual, **claims}.items() if value is not None}
+    return jwt.encode(payload, key, algorithm, headers={"kid": kid} if kid else None)
+
+
+async def test_verified_jwt_is_the_principal_of_its_claim() -> None:
+    identity = by_jwt(Issuer(jwk(RSA_KEY)))
+    ann = await identity.identify(bearer(signed()))
+    assert ann == Principal("ann", access="read-only")
+    assert await identity.identify(bearer(signed(sub="new"))) == Principal("new")
+
+
+async def test_claims_say_role_organization_and_admin() -> None:
+    identity = by_jwt(
+        Issuer(jwk(RSA_KEY)),
+        principal_claim="email",
+        role_claim="role",
+        organization_claim="org",
+        admin_claim="boss",
+    )
+    token = signed(email="a@b", role="recruiter", org="acme", boss=True)
+    assert await identity.identify(bearer(token)) == Principal(
+        "a@b", admin=True, organization="acme", role="recruiter"
+    )
+    token = signed(email="a@b", role=["x"], boss="true")
+    assert await identity.identify(bearer(token)) == Principal("a@b")
+
+
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+ED_KEY = ed25519.Ed25519PrivateKey.generate()
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm"),
+    [
+        (RSA_KEY, "RS256"),
+        (RSA_KEY, "RS512"),
+        (RSA_KEY, "PS256"),
+        (EC_KEY, "ES256"),
+        (ED_KEY, "EdDSA"),
+    ],
+)
+async def test_asymmetric_algorithms_are_verified(key: Any, algorithm: str) -> None:
+    identity = by_jwt(Issuer(jwk(key)))
+    assert (await identity.identify(bearer(signed(key, algorithm)))).name == "ann"
+
+
+def unsigned(**claims: Any) -> str:
+    usual = {"sub": "ann", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 300}
+    return jwt.encode({**usual, **claims}, "", "none", headers={"kid": "k1"})
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        pytest.param(signed(OTHER_KEY), id="another key"),
+        pytest.param(signed(kid="k2"), id="unknown key id"),
+        pytest.param(signed(iss="https://evil.example"), id="issuer"),
+        pytest.param(signed(aud="another"), id="audience"),
+        pytest.param(signed(exp=time.time() - 1), id="expired"),
+        pytest.param(signed(exp=None), id="no expiry"),
+        pytest.param(signed(aud=None), id="no audience"),
+        pytest.param(signed(sub=None), id="no principal"),
+        pytest.param(signed(sub=""), id="empty principal"),
+        pytest.param(signed(nbf=time.time() + 10_000), id="not yet"),
+        pytest.param(unsigned(), id="algorithm none"),
+        pytest.param(signed("s" * 64, "HS256"), id="shared secret"),
+        pytest.param(signed() + "x", id="broken signature"),
+        pytest.param("not.a.jwt", id="no jwt"),
+        pytest.param("ä", id="no ascii"),
+    ],
+)
+async def test_jwt_that_can_not_be_trusted_is_not_let_in(token: str) -> None:
+    identity = by_jwt(Issuer(jwk(RSA_KEY)))
+    with pytest.raises(Unauthenticated):
+        await identity.identify(bearer(token))
+
+
+async def test_public_key_used_as_a_shared_secret_is_not_let_in() -> None:
+    entry = {"kty": "oct", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LTEyMzQ", "kid": "k1"}
+    identity = by_jwt(Issuer(entry, jwk(RSA_KEY, "k2")))
+    with pytest.raises(Unauthenticated):
+        await identity.identify(bearer(signed("secret-secret-secret-secret-1234", "HS256")))
+
+
+async def test_unknown_key_id_makes_us_look_again_once_a_minute_at_most() -> None:
+    issuer, clock = Issuer(jwk(RSA_KEY)), Clock()
+    identity = by_jwt(issuer, clock)
+    await identity.identify(bearer(signed()))
+    for _ in range(5):
+        with pytest.raises(Unauthenticated):
+            await identity.identify(bearer(signed(OTHER_KEY, kid="k2")))
+    assert issuer.asked == 1
+    issuer.keys.append(jwk(OTHER_KEY, "k2"))
+    clock.now += 61
+    assert await identity.identify(bearer(signed(OTHER_KEY, kid="k2")))
+    assert issuer.asked == 2
+
+
+async def test_keys_stay_good_while_the_issuer_is_away_and_go_when_it_takes_them_back() -> None:
+    issuer, clock = Issuer(jwk(RSA_KEY)), Clock()
+    identity = by_jwt(issuer, clock)
+    token = signed(exp=clock.now + 5000)
+    await identity.identify(bearer(token))
+    issuer.down = True
+    clock.now += 700
+    assert await identity.identify(bearer(token))
+    issuer.down, issuer.keys = False, [jwk(OTHER_KEY, "k2")]
+    clock.now += 700
+    with pytest.raises(Unauthenticated):
+        await identity.identify(bearer(token))
+
+
+async def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [jwk(RSA_KEY, kid=None)]}), "utf-8")
+    identity = by_jwt(Issuer(), jwks_url=None, jwks_file=str(file))
+    assert (await identity.identify(bearer(signed(kid=None)))).name == "ann"
+
+
+def test_challenge_and_metadata_lead_to_the_issuer() -> None:
+    identity = by_jwt(Issuer())
+    where = "https://gateway.example/.well-known/oauth-protected-resource/mcp"
+    assert identity.challenge(False) == f'Bearer resource_metadata="{where}"'.encode()
+    assert identity.challenge(True) == (
+        f'Bearer error="invalid_token", resource_metadata="{where}"'.encode()
+    )
+    assert Identity(tokens()).challenge(False) == b"Bearer"
+    for path in (
+        "/.well-known/oauth-protected-resource",
+        where.removeprefix("https://gateway.example"),
+    ):
+        document = resource_metadata(identity, path)
+        assert document is not None
+        assert json.loads(document) == {
+            "resource": "https://gateway.example/mcp",
+            "authorization_servers": [ISSUER],
+            "bearer_methods_supported": ["header"],
+        }
+    assert resource_metadata(identity, "/.well-known/other") is None
+    assert resource_metadata(Identity(tokens()), "/.well-known/oauth-protected-resource") is None
+
+
+def test_configuration_is_translated_whole() -> None:
+    settings = Settings.model_validate(
+        {
+            "auth": {"mode": "tokens"},
+            "principals": {
+                "ann": {"token": "a-token-of-sixteen", "admin": True, "role": "r"},
+                "bob": {"token_sha256": "ab" * 32, "connections": {"x": "read-only"}},
+            },
+        }
+    )
+    assert auth_settings(settings, "http://h") == AuthSettings(
+        "tokens",
+        {
+            "ann": Principal("ann", admin=True, role="r"),
+            "bob": Principal("bob", connections={"x": "read-only"}),
+        },
+        {"ann": sha256("a-token-of-sixteen"), "bob": "ab" * 32},
+        None,
+        "http://h",
+    )
