@@ -193,6 +193,11 @@ class Tool:
 CONSTANTS = "x-gateway-constants"
 
 
+def whole_schema(tool: Tool) -> bytes:
+    """All of a tool's input schema, also where less of it is listed."""
+    return unpack(tool.whole_schema) if tool.whole_schema else tool.input_schema
+
+
 def without_constants(schema: bytes) -> bytes:
     """The schema as people see it."""
     return orjson.dumps(_cleared(orjson.loads(schema))) if CONSTANTS.encode() in schema else schema

@@ -29,7 +29,7 @@ from jsonschema_rs import (
 from gateway.calls.filling import Filler, is_too_much, multiplies, with_constants
 from gateway.calls.redact import names_a_secret
 from gateway.errors import Fixable
-from gateway.model import Tool, unpack, without_constants
+from gateway.model import Tool
 
 MAX_PROBLEMS = 20
 MAX_QUOTED = 80
@@ -73,11 +73,6 @@ def fitting_arguments(
     if tool.whole_schema:
         given = with_constants(tool.whole_schema, given)
     return given, warnings
-
-
-def whole_schema(tool: Tool) -> bytes:
-    """All of a tool's input schema, also where less of it is listed."""
-    return without_constants(unpack(tool.whole_schema)) if tool.whole_schema else tool.input_schema
 
 
 def problem(argument: str, message: str) -> Fixable:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.model import Build, HttpOperation, Tool
+from gateway.model import CONSTANTS, Build, HttpOperation, Tool, whole_schema
 
 MAX_NODES = 20_000
 MAX_REASONS = 3
@@ -114,7 +114,8 @@ class _Comparison:
         self, old: dict[str, Any], new: dict[str, Any], key: str, at: str
     ) -> Iterator[str]:
         """Each way that was good before must still fit one of the ways there are now."""
-        for before in old.get(key) or [{k: v for k, v in old.items() if k != key}]:
+        listed = old.get("anyOf") or old.get("oneOf")
+        for before in listed or [{k: v for k, v in old.items() if k != key}]:
             if not any(self._fits(before, after) for after in new[key]):
                 yield f"{at or 'the input'} has fewer alternatives"
                 return
@@ -287,7 +288,7 @@ def _change(key: str, old: Tool | None, new: Tool | None) -> Difference | None:
         return None
     if reasons := list(_risks(old, new)):
         return Difference(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
-    if reason := stricter(orjson.loads(old.input_schema), orjson.loads(new.input_schema)):
+    if reason := stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
         return Difference(key, new.name, "changed", "breaking", reason, old, new)
     return Difference(key, new.name, "changed", "safe", _harmless(old, new), old, new)
 
@@ -295,7 +296,7 @@ def _change(key: str, old: Tool | None, new: Tool | None) -> Difference | None:
 def _told(tool: Tool) -> tuple[Any, ...]:
     """What of a tool is anyone's business but ours; what only serves our search is not."""
     return (
-        *(tool.fingerprint, tool.entry, tool.http, tool.upstream),
+        *(tool.fingerprint, tool.entry, tool.http, tool.upstream, tool.whole_schema),
         *(tool.access, tool.risk, tool.trust, tool.security, tool.output_schema),
     )
 
@@ -305,7 +306,7 @@ def _risks(old: Tool, new: Tool) -> Iterator[str]:
     if old.http and new.http:
         if old.http.base_url != new.http.base_url:
             yield f"the host changed from {old.http.base_url} to {new.http.base_url}"
-        yield from _sent_otherwise(old.http, new.http)
+        yield from _sent_otherwise(old, new)
     if old.method != new.method:
         yield f"the method changed from {old.method} to {new.method}"
     if old.path != new.path:
@@ -327,12 +328,13 @@ def _looks(tool: Tool) -> tuple[Any, ...]:
     return (*shown, tool.input_schema, tool.description)
 
 
-def _sent_otherwise(old: HttpOperation, new: HttpOperation) -> Iterator[str]:
-    before, after = _places(old), _places(new)
+def _sent_otherwise(old: Tool, new: Tool) -> Iterator[str]:
+    assert old.http and new.http
+    before, after = _places(old.http), _places(new.http)
     for argument in sorted(before.keys() & after.keys()):
         if before[argument] != after[argument]:
             yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
-    if _hidden(old) != _hidden(new):
+    if _hidden(old.http) != _hidden(new.http) or _hidden_inside(old) != _hidden_inside(new):
         yield "it sends other values that callers don't see"
 
 
@@ -353,6 +355,23 @@ def _hidden(operation: HttpOperation) -> tuple[Any, ...]:
         if parameter.argument is None
     )
     return constants, dict(operation.body.constants) if operation.body else {}
+
+
+def _hidden_inside(tool: Tool) -> list[tuple[str, Any]]:
+    """What is sent unasked deep in a body, and where."""
+    schema = whole_schema(tool)
+    found = list[tuple[str, Any]]()
+    waiting: list[tuple[str, Any]] = [
+        ("", orjson.loads(schema) if CONSTANTS.encode() in schema else 0)
+    ]
+    while waiting:
+        at, part = waiting.pop()
+        if isinstance(part, dict):
+            found += [(at, part[CONSTANTS])] if CONSTANTS in part else []
+            waiting += [(f"{at}/{key}", inner) for key, inner in part.items()]
+        elif isinstance(part, list):
+            waiting += [(f"{at}/{index}", inner) for index, inner in enumerate(part)]
+    return sorted(found, key=lambda each: each[0])
 
 
 def _harmless(old: Tool, new: Tool) -> str:

@@ -290,7 +290,7 @@ _WORDS = frozenset(
 )
 _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
-    + ("nullable", "x-nullable", "discriminator", "oneOf", "default")
+    + ("nullable", "x-nullable", "discriminator", "default", "allOf", "anyOf", "oneOf")
 )
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -591,7 +591,7 @@ class Schemas:
             result["contentEncoding"] = "base64"
         if "discriminator" in raw:
             self._mark_kinds(raw, result)
-        if self._asked and "oneOf" in result:
+        if self._asked and not _ALTERNATIVES.isdisjoint(result):
             _loosen_alternatives(result)
         mend_limits(raw, result)
         if "enum" in result and not mend_enum(result):
@@ -680,11 +680,16 @@ def stub_of(text: bytes) -> bytes:
 
 
 def _loosen_alternatives(result: dict[str, Any]) -> None:
-    alternatives = result.pop("oneOf")
-    if "anyOf" in result:
-        result["allOf"] = [*result.get("allOf", ()), {"anyOf": alternatives}]
-    else:
-        result["anyOf"] = alternatives
+    """Alternatives may overlap, and the object they describe is not closed to what they name."""
+    parts = [part for key in _ALTERNATIVES for part in result.get(key, ())]
+    names_more = not all(mapping(part).keys() <= {"required"} for part in parts)
+    if names_more and result.get("additionalProperties") is False:
+        del result["additionalProperties"]
+    if alternatives := result.pop("oneOf", None):
+        if "anyOf" in result:
+            result["allOf"] = [*result.get("allOf", ()), {"anyOf": alternatives}]
+        else:
+            result["anyOf"] = alternatives
 
 
 def _title(raw: Mapping[str, Any]) -> str:

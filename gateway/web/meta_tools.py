@@ -20,13 +20,12 @@ import orjson
 from gateway.azure.directory import LISTING
 from gateway.azure.lookups import Question
 from gateway.calls import large_results as results
-from gateway.calls.arguments import whole_schema
 from gateway.catalog.discover import Report, problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection
 from gateway.errors import Fixable, NotFound, Refused
 from gateway.mcp.surface import CallContext
-from gateway.model import Tool
+from gateway.model import Tool, whole_schema, without_constants
 from gateway.openapi.naming import cut, visible
 from gateway.policy.access import may_know
 from gateway.policy.view import View
@@ -343,7 +342,7 @@ async def mcp_search_tools(asked: Asked, arguments: Arguments) -> dict[str, Any]
 async def mcp_get_tool_schema(asked: Asked, arguments: Arguments) -> dict[str, Any]:
     tool = _reached(asked, arguments)
     bound = asked.snapshot.settings.limits.max_schema_bytes
-    whole = whole_schema(tool)
+    whole = without_constants(whole_schema(tool))
     schema = whole if len(whole) <= bound else tool.input_schema
     if len(schema) > bound:
         raise Fixable(

@@ -7,10 +7,9 @@ from typing import Any, get_args
 import orjson
 from starlette.requests import Request
 
-from gateway.calls.arguments import whole_schema
 from gateway.catalog.definitions import kind_of
 from gateway.errors import Fixable, UnknownTool
-from gateway.model import Level, Tool
+from gateway.model import Level, Tool, whole_schema, without_constants
 from gateway.policy.access import admin_level, level, may_know, user_level
 from gateway.policy.view import Scope
 from gateway.web.meta_tools import (
@@ -142,7 +141,7 @@ async def get_tool(asked: Asked, request: Request, body: Any) -> dict[str, Any]:
         "title": tool.title,
         "trust": tool.trust,
         "fingerprint": tool.fingerprint,
-        "input_schema": orjson.loads(whole_schema(tool)),
+        "input_schema": orjson.loads(without_constants(whole_schema(tool))),
         "output_schema": orjson.loads(output) if output else None,
     }
 

@@ -8,8 +8,7 @@ import jsonschema_rs
 import orjson
 import pytest
 
-from gateway.calls.arguments import whole_schema
-from gateway.model import Problem
+from gateway.model import Problem, whole_schema
 from gateway.openapi.bundle import INPUT_BUDGET
 from gateway.openapi.schema import MAX_WEIGHT
 from tests.definitions import Json, built, only_tool, openapi, operation, schema_of
@@ -82,6 +81,14 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         (
             {"oneOf": [STRING], "anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}]},
             {"anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}, {"anyOf": [STRING]}]},
+        ),
+        (
+            {"additionalProperties": False, "anyOf": [{"properties": {"a": STRING}}]},
+            {"anyOf": [{"properties": {"a": STRING}}]},
+        ),
+        (
+            {"additionalProperties": False, "anyOf": [{"required": ["a"]}]},
+            {"additionalProperties": False, "anyOf": [{"required": ["a"]}]},
         ),
         ({"default": "x", "format": "date"}, {"default": "x", "format": "date"}),
         (
