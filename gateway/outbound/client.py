@@ -19,19 +19,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
-from aiohttp import (
-    ClientError,
-    ClientHandlerType,
-    ClientOSError,
-    ClientRequest,
-    ClientResponse,
-    ClientSession,
-    ClientTimeout,
-    DummyCookieJar,
-    ServerDisconnectedError,
-)
+import aiohttp
+from aiohttp import ClientResponse
 from msgspec import Struct
 from msgspec.structs import replace
+from yarl import URL
 
 from gateway.errors import Broken, Fixable, Overloaded, Refused
 from gateway.model import NO_TLS_FILES, TlsFiles
@@ -110,7 +102,7 @@ class Egress:
     ) -> None:
         self._folder = folder
         self._under_way = 0
-        self._session: ClientSession | None = None
+        self._session: aiohttp.ClientSession | None = None
         self._judge = Judge(lookup)
         self._contexts = Contexts(folder, ca_file)
         self.follow(allow, proxy, ca_file)
@@ -124,10 +116,10 @@ class Egress:
 
     async def start(self) -> None:
         """Open for use, on the running event loop."""
-        self._session = ClientSession(
+        self._session = aiohttp.ClientSession(
             connector=JudgingConnector(self._judge),
-            cookie_jar=DummyCookieJar(),
-            timeout=ClientTimeout(),  # none of its own: `send` and `open` have theirs
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(),  # none of its own: `send` and `open` have theirs
             auto_decompress=False,
             read_bufsize=READ_BYTES,
             max_line_size=MAX_FIELD_BYTES,
@@ -186,7 +178,7 @@ class Egress:
                     request = onward
                 return await self._exchange(request, tls, bound)
         except TimeoutError as error:
-            raise SLOW.error(sent=not exchange.dialling, seconds=deadline) from error
+            raise SLOW.error(sent=exchange.sent, seconds=deadline) from error
         finally:
             self._under_way -= 1
 
@@ -201,7 +193,7 @@ class Egress:
                 async with asyncio.timeout(deadline):
                     response = await self._ask(request, tls)
             except TimeoutError as error:
-                raise SLOW.error(sent=not exchange.dialling, seconds=deadline) from error
+                raise SLOW.error(sent=exchange.sent, seconds=deadline) from error
             headers = received_headers(response.raw_headers)
             yield Stream(response.status, headers, _Chunks(response, headers))
         finally:
@@ -230,8 +222,6 @@ class Egress:
 
     async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:
         """The answer's head; asked for again where an idle connection had just been closed."""
-        if self._session is None:
-            raise Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
         target, proxy = self._located(request.url), self._judge.proxy
         options = _options(request)
         secure = target.origin.scheme == "https"
@@ -241,18 +231,23 @@ class Egress:
             if not target.origin.literal:
                 await self._judge.check_behind_proxy(target.origin.host)
             _lead_through(proxy, options, secure)
-        url = target.url
         try:
-            response = await self._session.request(request.method, url, **options)
+            response = await self._head(request.method, target.url, options)
         except NoAnswer as error:
             crossed = isinstance(error.__cause__, _CROSSED) and not progress.get().dialled
             if not crossed or request.method not in ("GET", "HEAD") or request.body:
                 raise
-            response = await self._session.request(request.method, url, **options)
+            response = await self._head(request.method, target.url, options)
         if response.status < 200 or (response.status == 407 and proxy and not secure):
             response.close()
             raise _no_upgrade() if response.status < 200 else PROXY_WANTS_LOGIN.error(sent=False)
         return response
+
+    async def _head(self, method: str, url: URL, options: dict[str, Any]) -> ClientResponse:
+        if self._session is None:
+            raise Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
+        progress.get().sent = True  # until the connector says that it still dials
+        return await self._session.request(method, url, **options)
 
     def _located(self, url: str) -> Target:
         target = locate(url)
@@ -262,10 +257,12 @@ class Egress:
         return target
 
 
-_CROSSED = (ServerDisconnectedError, ClientOSError)
+_CROSSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
-async def _send_once(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+async def _send_once(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> ClientResponse:
     """Send, and name what goes wrong.
 
     aiohttp itself repeats a GET, PUT or DELETE whose connection was lost, unless the error is one
@@ -273,10 +270,8 @@ async def _send_once(request: ClientRequest, send: ClientHandlerType) -> ClientR
     """
     try:
         return await send(request)
-    except (ClientError, OSError) as error:
-        if isinstance(error, ClientOSError) and isinstance(error.__cause__, PermissionError):
-            raise forbidden(request.host) from error
-        raise no_answer(error, sent=not progress.get().dialling) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise no_answer(error, sent=progress.get().sent) from error
 
 
 def _lead_through(proxy: Proxy, options: dict[str, Any], secure: bool) -> None:
@@ -344,7 +339,7 @@ class _Chunks:
         return chunk
 
 
-_LOST = (ClientError, OSError, BrokenOff)
+_LOST = (aiohttp.ClientError, OSError, BrokenOff)
 
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))

@@ -45,12 +45,12 @@ Lookup = Callable[..., list[Any]]
 
 
 class Progress:
-    """How far one exchange has come: what did not get past dialling was not sent."""
+    """How far one exchange has come."""
 
-    __slots__ = ("dialled", "dialling")
+    __slots__ = ("dialled", "sent")
 
     def __init__(self) -> None:
-        self.dialling = False
+        self.sent = False  # from when on the other side may have seen something of it
         self.dialled = False  # its connection is a new one
 
 
@@ -140,7 +140,8 @@ class Judge(AbstractResolver):
         if protocol is None or transport is None or protocol.should_close:
             return False
         if self._judged.get(protocol) is not self.allowance:
-            if not self._may_be_used(transport.get_extra_info("peername")[0]):
+            peer = transport.get_extra_info("peername")
+            if not peer or not self._may_be_used(peer[0]):
                 return False
             self._judged[protocol] = self.allowance
         return True
@@ -168,7 +169,7 @@ class Judge(AbstractResolver):
     async def _addresses(self, host: str) -> list[str]:
         """All addresses of a name: looked up once for all who wait, remembered for a while."""
         asked = self._known.get(host)
-        if asked is None or (asked.done() and asked.exception()):
+        if asked is None or (asked.done() and (asked.cancelled() or asked.exception())):
             asked = self._known[host] = asyncio.ensure_future(self._look_up(host))
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(asked)
@@ -184,7 +185,7 @@ class Judge(AbstractResolver):
 
 
 class JudgingConnector(TCPConnector):
-    """Gives out connections that may be used, and notes when an exchange is past dialling."""
+    """Gives out connections that may be used, and notes that nothing is sent before one is."""
 
     def __init__(self, judge: Judge) -> None:
         super().__init__(
@@ -199,10 +200,10 @@ class JudgingConnector(TCPConnector):
     async def connect(self, *args: Any, **kwargs: Any) -> Connection:
         """A connection on which nothing was sent yet."""
         exchange = progress.get()
-        exchange.dialling, exchange.dialled = True, False
+        exchange.sent = exchange.dialled = False
         connection = await super().connect(*args, **kwargs)
         while not (exchange.dialled or self._judge.may_be_used_again(connection)):
             connection.close()
             connection = await super().connect(*args, **kwargs)
-        exchange.dialling = False
+        exchange.sent = True
         return connection

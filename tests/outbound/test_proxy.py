@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,20 @@ async def test_proxy_that_is_not_there_is_named_and_nothing_was_sent(
         with pytest.raises(NoAnswer) as failure:
             await get(egress, f"{scheme}://far.test/", "POST")
     assert (failure.value.message, failure.value.sent) == ("The proxy could not be reached.", False)
+
+
+async def test_deadline_while_a_name_is_judged_is_known_to_have_sent_nothing() -> None:
+    released = threading.Event()
+
+    def lookup(*_: Any) -> list[Any]:
+        released.wait(5)
+        return []
+
+    async with Egress(proxy="http://127.0.0.1:1", lookup=lookup) as egress:
+        with pytest.raises(NoAnswer) as failure:
+            await egress.send(Request("POST", "http://far.test/"), deadline=0.1, max_bytes=1)
+        released.set()
+    assert (failure.value.code, failure.value.sent) == ("upstream_timeout", False)
 
 
 async def test_password_of_the_proxy_is_in_no_error() -> None:
