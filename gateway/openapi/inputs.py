@@ -373,16 +373,14 @@ def parameter_slots(
         injected = injected_as(source, given.place, given.name, argument)
         sent.append(_parameter(given, injected or argument, None))
         if injected is None:
-            least = _least(document, given) if given.required else {}
-            slot = remembered_slot(
-                schemas, given.raw, argument, given.required, given.schema, least
-            )
-            slots.append(slot)
+            slots.append(remembered_slot(schemas, given.raw, argument, given.required, given))
     return sent, slots
 
 
 def injected_as(source: Source, place: str, wire_name: str, argument: str) -> str | None:
     """The name under which the connection fills this in itself, so that nobody is asked for it."""
+    if not source.inject:
+        return None
     names = {folded(place, name) for name in (wire_name, argument)}
     return next((name for name in source.inject if folded(place, name) in names), None)
 
@@ -422,36 +420,24 @@ def rank_of(raw: Any) -> int:
 
 
 def remembered_slot(
-    schemas: Schemas,
-    raw: Any,
-    argument: str,
-    required: bool,
-    schema: Any = None,
-    least: Mapping[str, int] = _NOTHING,
+    schemas: Schemas, raw: Any, argument: str, required: bool, given: Input | None = None
 ) -> Slot:
     """The input for what is written so; shared parameters and bodies are described once."""
     if isinstance(raw, Made):
-        return _slot(schemas, raw, argument, required, schema, least)
+        return _slot(schemas, raw, argument, required, given)
     known = schemas.remembered.get(id(raw), {})
     if (argument, required) not in known:
-        known[argument, required] = _slot(schemas, raw, argument, required, schema, least)
+        known[argument, required] = _slot(schemas, raw, argument, required, given)  # holds `raw`
         schemas.remembered[id(raw)] = known
     found: Slot = known[argument, required]
     return found
 
 
-def _slot(
-    schemas: Schemas,
-    raw: Any,
-    argument: str,
-    required: bool,
-    schema: Any,
-    least: Mapping[str, int],
-) -> Slot:
-    fragment = schemas.translate(raw) if schema is None else schemas.translated(schema)
+def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, given: Input | None) -> Slot:
+    fragment = schemas.translated(given.schema) if given else schemas.translate(raw)
     words = described(fragment.schema, mapping(raw), argument)
-    if least and isinstance(words, dict):
-        words = {**words, **least}
+    if given and given.required and isinstance(words, dict):
+        words |= _least(schemas.document, given)
     return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
 
 

@@ -329,7 +329,7 @@ class Schemas:
     def __init__(
         self, document: Document, direction: Direction, report: Callable[[str, str], None]
     ) -> None:
-        self._document = document
+        self.document = document
         self._asked = direction == "input"
         self._hidden = "readOnly" if self._asked else "writeOnly"
         self._report = report
@@ -375,7 +375,7 @@ class Schemas:
 
     def spend(self, amount: int) -> None:
         """Count work on the document's account."""
-        spend(self._document, amount)
+        spend(self.document, amount)
 
     def is_hidden(self, raw: Any) -> bool:
         """Whether a property has no place in this direction, also when a reference says so."""
@@ -388,7 +388,7 @@ class Schemas:
             if not isinstance(reference, str):
                 return False
             try:
-                raw = target_of(self._document, reference)
+                raw = target_of(self.document, reference)
             except Unusable:
                 return False
         return False
@@ -403,7 +403,7 @@ class Schemas:
             if self.is_hidden(part):
                 continue
             if self._asked and is_internal(mapping(part)):
-                value = PLAIN["default"](default_of(self._document, part))
+                value = PLAIN["default"](default_of(self.document, part))
                 if value is not None:
                     constants[name] = value
                 if value is not None or name not in sequence(raw.get("required")):
@@ -449,7 +449,7 @@ class Schemas:
 
     def _named_target(self, reference: str) -> str:
         for _ in range(MAX_HOPS):
-            target = target_of(self._document, reference)
+            target = target_of(self.document, reference)
             if not isinstance(target, (dict, bool)):
                 raise Unusable(f"reference leads to something that is no schema: {reference[:200]}")
             if isinstance(target, bool) or len(target) != 1 or "$ref" not in target:
@@ -551,7 +551,7 @@ class Schemas:
     def _opened(self, part: Any) -> Any:
         """A part of an object, not closed to what other parts name: else nothing would fit both."""
         with suppress(Unusable):
-            target = resolved(self._document, part)
+            target = resolved(self.document, part)
             if target.get("additionalProperties") is False:
                 opened = Made({k: v for k, v in target.items() if k != "additionalProperties"})
                 if target is part:
@@ -613,7 +613,7 @@ class Schemas:
             for part, alternative in zip(result.get(key, ()), sequence(raw.get(key)), strict=False):
                 reference = str(mapping(alternative).get("$ref"))
                 known = values.get(reference, ()) if mapping(part).keys() == {"$ref"} else ()
-                if known and _takes_text(target_of(self._document, reference), name):
+                if known and _takes_text(target_of(self.document, reference), name):
                     part["properties"] = {name: {"enum": known}}
 
     def _mend_pattern(self, pattern: Any, result: dict[str, Any]) -> None:
@@ -645,7 +645,7 @@ class Schemas:
         absent = set[str]()
         for part in sequence(raw.get("allOf")) if level < _MAX_LEVELS else ():
             with suppress(Unusable):
-                found = resolved(self._document, part)
+                found = resolved(self.document, part)
                 properties = mapping(found.get("properties"))
                 self.spend(len(properties) // 10)
                 absent |= properties.keys() - self.visible(found)[0].keys()
