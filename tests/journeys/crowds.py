@@ -94,7 +94,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     async with provider() as shop, many_connections() as http:
         shop.answer = answer
         table = f'[connections.shop]\nkind = "openapi"\nspec = "{shop.spec}"\n'
-        limits = f"[limits]\nrequest_seconds = {REQUEST_SECONDS}\n"
+        limits = f"[limits]\nrequest_seconds = {REQUEST_SECONDS}\nmax_output_bytes = 262144\n"
         config.write_text(OPEN + limits + table, encoding="utf-8")
         async with gateway_process(config) as (process, url):
             made = Served(url.removesuffix("/mcp"), process.pid, http, shop)
