@@ -36,10 +36,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import __version__
 from gateway.azure.directory import AzureDirectory
 from gateway.azure.watch import AzureWatch, ask_azure, azure_identity
+from gateway.calls.admission import Admission, SharedRates
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker, Senders
 from gateway.calls.credentials import Credentials, PreparedConnections, auth_of, prove
-from gateway.calls.limits import Limits, SharedRates
 from gateway.calls.record import Signals
 from gateway.calls.running import CANCEL, ApprovedRuns, Housekeeping, Resume, this_replica
 from gateway.calls.send import HttpSender, UpstreamSender
@@ -359,7 +359,7 @@ async def running(
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         stack.push_async_callback(azure.close)
         await catalog.load()
-        limits = Limits(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
+        limits = Admission(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
         link = discoverer.azure.sign_in_link
         http = HttpSender(egress, own_egress, credentials, limits, db, workers.work, link)
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db, workers.work))
@@ -480,7 +480,7 @@ def _assembled(
 
 
 async def _watch(
-    settings: Settings, place: Place, app: App, egress: Egress, limits: Limits, fetcher: Fetcher
+    settings: Settings, place: Place, app: App, egress: Egress, limits: Admission, fetcher: Fetcher
 ) -> None:
     """Applies edits of config.toml for as long as the gateway runs."""
     catalog, azure = app.gateway.catalog, app.gateway.azure

@@ -52,7 +52,7 @@ Place = Literal["header", "query"]
 
 
 @dataclass(frozen=True, slots=True)
-class Auth:
+class AuthMethod:
     """How a connection proves itself; which fields count depends on the type."""
 
     type: AuthType = "none"
@@ -108,7 +108,7 @@ def _with_query(url: str, grant: Grant) -> str:
     return f"{path}?{'&'.join([*kept, urlencode(grant.query, quote_via=quote, safe='')])}"
 
 
-def renewable(auth: Auth) -> bool:
+def renewable(auth: AuthMethod) -> bool:
     """Whether a rejected grant can be replaced by a fresh one."""
     return auth.type in ("oauth2", "nango")
 
@@ -116,7 +116,7 @@ def renewable(auth: Auth) -> bool:
 async def send_granted(
     credentials: Credentials,
     connection: str,
-    auth: Auth,
+    auth: AuthMethod,
     request: Request,
     base_url: str,
     send: Callable[[Request], Awaitable[Answer]],
@@ -139,11 +139,11 @@ class Credentials:
     def __init__(self, egress: Egress, *, clock: Callable[[], float] = time.time) -> None:
         self._egress = egress
         self._clock = clock
-        self._held: dict[str, _Held] = {}
-        self._asking: dict[str, tuple[Auth, asyncio.Task[_Held]]] = {}
-        self._tasks: set[asyncio.Task[_Held]] = set()
+        self._held: dict[str, _HeldToken] = {}
+        self._asking: dict[str, tuple[AuthMethod, asyncio.Task[_HeldToken]]] = {}
+        self._tasks: set[asyncio.Task[_HeldToken]] = set()
 
-    async def grant(self, connection: str, auth: Auth) -> Grant:
+    async def grant(self, connection: str, auth: AuthMethod) -> Grant:
         """What a call of this connection adds to its request."""
         if not renewable(auth):
             return _ready(auth)
@@ -173,7 +173,7 @@ class Credentials:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _ask(self, connection: str, auth: Auth, *, fresh: bool) -> asyncio.Task[_Held]:
+    def _ask(self, connection: str, auth: AuthMethod, *, fresh: bool) -> asyncio.Task[_HeldToken]:
         asked_for, task = self._asking.get(connection, (None, None))
         if task is None or asked_for != auth:
             task = asyncio.get_running_loop().create_task(self._fetch(auth, fresh))
@@ -182,7 +182,7 @@ class Credentials:
             task.add_done_callback(lambda done: self._asked(connection, done))
         return task
 
-    def _asked(self, connection: str, task: asyncio.Task[_Held]) -> None:
+    def _asked(self, connection: str, task: asyncio.Task[_HeldToken]) -> None:
         self._tasks.discard(task)
         current = self._asking.get(connection, (None, None))[1] is task
         if current:
@@ -191,7 +191,7 @@ class Credentials:
         if not task.cancelled() and task.exception() is None and current:
             self._held[connection] = task.result()
 
-    async def _fetch(self, auth: Auth, fresh: bool) -> _Held:
+    async def _fetch(self, auth: AuthMethod, fresh: bool) -> _HeldToken:
         asked_at = self._clock()
         if auth.type == "oauth2":
             token, life = await _client_credentials(self._egress, auth)
@@ -200,19 +200,19 @@ class Credentials:
             grant, life = await _from_nango(self._egress, auth, fresh, asked_at)
         life = min(max(life, 1.0), MAX_LIFE_SECONDS)
         ahead = min(AHEAD_SECONDS, life * AHEAD_PART)
-        return _Held(auth, grant, asked_at + life - ahead, asked_at + life)
+        return _HeldToken(auth, grant, asked_at + life - ahead, asked_at + life)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    auth: Auth
+class _HeldToken:
+    auth: AuthMethod
     grant: Grant
     renew_at: float
     expires_at: float
     rejected: bool = False
 
 
-def _ready(auth: Auth) -> Grant:
+def _ready(auth: AuthMethod) -> Grant:
     if auth.type == "bearer":
         return _token_grant(auth, auth.token)
     if auth.type == "basic":
@@ -220,7 +220,7 @@ def _ready(auth: Auth) -> Grant:
     return _key_grant(auth, auth.value) if auth.type == "api-key" else Grant()
 
 
-def _token_grant(auth: Auth, token: str) -> Grant:
+def _token_grant(auth: AuthMethod, token: str) -> Grant:
     text = f"{auth.scheme} {token}".strip()
     return Grant((("Authorization", text),), secrets=(token,))
 
@@ -231,7 +231,7 @@ def _basic_grant(username: str, password: str) -> Grant:
     return Grant((("Authorization", text),), secrets=(pair, password))
 
 
-def _key_grant(auth: Auth, value: str) -> Grant:
+def _key_grant(auth: AuthMethod, value: str) -> Grant:
     if auth.place == "query":
         return Grant(query=((auth.name, value),), secrets=(value,))
     return Grant(((auth.name, value),), secrets=(value,))
@@ -240,7 +240,7 @@ def _key_grant(auth: Auth, value: str) -> Grant:
 # --- OAuth 2 client credentials -------------------------------------------------------------------
 
 
-async def _client_credentials(egress: Egress, auth: Auth) -> tuple[str, float]:
+async def _client_credentials(egress: Egress, auth: AuthMethod) -> tuple[str, float]:
     """A token and its life. Servers want the client's secret in the form, or else as basic auth."""
     form = [("grant_type", "client_credentials")]
     if auth.scopes:
@@ -282,7 +282,9 @@ def _seconds(value: Any) -> float:
 # --- Nango ----------------------------------------------------------------------------------------
 
 
-async def _from_nango(egress: Egress, auth: Auth, fresh: bool, now: float) -> tuple[Grant, float]:
+async def _from_nango(
+    egress: Egress, auth: AuthMethod, fresh: bool, now: float
+) -> tuple[Grant, float]:
     """The credentials that the vault holds; `fresh` makes it renew them first."""
     query = {"provider_config_key": auth.provider_config_key}
     if fresh:
@@ -301,7 +303,7 @@ async def _from_nango(egress: Egress, auth: Auth, fresh: bool, now: float) -> tu
 _NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oauth_token")
 
 
-def _nango_grant(auth: Auth, credentials: dict[str, Any]) -> Grant:
+def _nango_grant(auth: AuthMethod, credentials: dict[str, Any]) -> Grant:
     if isinstance(credentials.get("username"), str) and "access_token" not in credentials:
         return _basic_grant(credentials["username"], str(credentials.get("password") or ""))
     token = next((t for n in _NANGO_TOKENS if (t := credentials.get(n)) and isinstance(t, str)), "")
@@ -361,7 +363,7 @@ class Prepared:
 
     name: str
     settings: Connection
-    auth: Auth
+    auth: AuthMethod
     vouched_by: str  # whose token it is: the connection's own, or one that several share
     envelope: str | None  # Azure's resource that makes the call for us
     headers: tuple[tuple[str, str], ...]
@@ -428,7 +430,7 @@ def _vouching(state: ConnectionState, azure: Azure | None) -> tuple[AuthSettings
     return azure.auth, AZURE_RUNTIME
 
 
-def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
+def auth_of(settings: AuthSettings, build: Build | None = None) -> AuthMethod:
     """How a connection proves itself; what it leaves open, its definition says."""
     values = {name: _plain(value) for name, value in settings if value is not None}
     if build is not None and build.auth_scheme:
@@ -437,7 +439,7 @@ def auth_of(settings: AuthSettings, build: Build | None = None) -> Auth:
         name, place = (build.auth_name, build.auth_in) if build else (None, None)
         declared = {"name": name or DEFAULT_KEY_HEADER, "place": place or "header"}
         values = declared | values
-    return Auth(**values)
+    return AuthMethod(**values)
 
 
 def prove(

@@ -20,11 +20,11 @@ import orjson
 from msgspec.structs import replace
 
 from gateway.azure.envelope import enveloped, opened
+from gateway.calls.admission import Admission, Holds, LargeRoom, Outcome
 from gateway.calls.answer import HEAVY_BYTES, PREVIEW_CHARS, Elsewhere, Shaped, in_utf8, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
 from gateway.calls.held import asker
 from gateway.calls.large_results import keep_result
-from gateway.calls.limits import Holds, LargeRoom, Limits, Outcome
 from gateway.calls.record import HEADERS_META, Ask, Attempt, Notice, Progress
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
@@ -49,7 +49,7 @@ class HttpSender:
         egress: Egress,
         own_egress: Egress,
         credentials: Credentials,
-        limits: Limits,
+        limits: Admission,
         db: Database,
         elsewhere: Elsewhere,
         sign_in_link: SignInLink,
@@ -216,7 +216,7 @@ class UpstreamSender:
     """Carries out calls whose target is an upstream MCP server's tool."""
 
     def __init__(
-        self, sessions: Sessions, limits: Limits, db: Database, elsewhere: Elsewhere
+        self, sessions: Sessions, limits: Admission, db: Database, elsewhere: Elsewhere
     ) -> None:
         self._sessions = sessions
         self._limits = limits

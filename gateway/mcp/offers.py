@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
+from gateway.calls.admission import Admission
 from gateway.calls.credentials import PreparedConnections
-from gateway.calls.limits import Limits
 from gateway.catalog.definitions import prefix_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
@@ -58,7 +58,7 @@ class UpstreamOffers:
     """See `surface.Offers`."""
 
     def __init__(
-        self, gateway: Gateway, live: LiveUpstreams, limits: Limits, instructions: str
+        self, gateway: Gateway, live: LiveUpstreams, limits: Admission, instructions: str
     ) -> None:
         self._gateway = gateway
         self._own_instructions = instructions

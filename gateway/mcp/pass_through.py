@@ -33,10 +33,10 @@ import structlog
 from cachetools import LRUCache
 from mcp_types.jsonrpc import INVALID_PARAMS
 
+from gateway.calls.admission import Admission
 from gateway.calls.answer import HEAVY_BYTES
 from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.held import asker, check_offered
-from gateway.calls.limits import Limits
 from gateway.calls.redact import Redactor
 from gateway.calls.send import LOG_LEVEL, cleared_refusal
 from gateway.catalog.definitions import prefix_of
@@ -216,7 +216,9 @@ OF_A_HOP = ("inputResponses", "requestState", "_meta")
 class UpstreamRequests:
     """Asks servers on behalf of clients."""
 
-    def __init__(self, upstreams: Upstreams, limits: Limits, prepared: PreparedConnections) -> None:
+    def __init__(
+        self, upstreams: Upstreams, limits: Admission, prepared: PreparedConnections
+    ) -> None:
         self._upstreams = upstreams
         self._limits = limits
         self._prepared = prepared

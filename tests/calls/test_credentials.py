@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 import orjson
 import pytest
 
-from gateway.calls.credentials import Auth, Credentials, Grant, send_granted, with_grant
+from gateway.calls.credentials import AuthMethod, Credentials, Grant, send_granted, with_grant
 from gateway.errors import GatewayError, Refused
 from gateway.outbound.client import Answer, Egress, Request
 from tests.raw_server import Connection, answer, raw_server
@@ -48,8 +48,8 @@ class TokenServer:
             await connection.write(reply)
 
 
-def oauth2(url: str) -> Auth:
-    return Auth(
+def oauth2(url: str) -> AuthMethod:
+    return AuthMethod(
         "oauth2",
         token_url=f"{url}/token",
         client_id="me",
@@ -65,29 +65,29 @@ def bearer(token: str) -> Grant:
 @pytest.mark.parametrize(
     ("auth", "grant"),
     [
-        (Auth(), Grant()),
-        (Auth("bearer", token="t"), Grant((("Authorization", "Bearer t"),), secrets=("t",))),
+        (AuthMethod(), Grant()),
+        (AuthMethod("bearer", token="t"), Grant((("Authorization", "Bearer t"),), secrets=("t",))),
         (
-            Auth("bearer", token="t", scheme="Zoho-oauthtoken"),
+            AuthMethod("bearer", token="t", scheme="Zoho-oauthtoken"),
             Grant((("Authorization", "Zoho-oauthtoken t"),), secrets=("t",)),
         ),
         (
-            Auth("basic", username="ü", password="p"),
+            AuthMethod("basic", username="ü", password="p"),
             Grant((("Authorization", "Basic w7w6cA=="),), secrets=("ü:p", "p")),
         ),
-        (Auth("api-key", name="X-Key", value="k"), Grant((("X-Key", "k"),), secrets=("k",))),
+        (AuthMethod("api-key", name="X-Key", value="k"), Grant((("X-Key", "k"),), secrets=("k",))),
         (
-            Auth("api-key", name="key", place="query", value="k"),
+            AuthMethod("api-key", name="key", place="query", value="k"),
             Grant(query=(("key", "k"),), secrets=("k",)),
         ),
     ],
 )
-async def test_grants_that_need_no_asking(egress: Egress, auth: Auth, grant: Grant) -> None:
+async def test_grants_that_need_no_asking(egress: Egress, auth: AuthMethod, grant: Grant) -> None:
     assert await Credentials(egress).grant("c", auth) == grant
 
 
 def test_secrets_are_not_in_the_representation() -> None:
-    auth = Auth("basic", username="u", password="hunter2", token="hunter2", value="hunter2")
+    auth = AuthMethod("basic", username="u", password="hunter2", token="hunter2", value="hunter2")
     assert "hunter2" not in repr(auth)
 
 
@@ -215,8 +215,8 @@ async def test_failure_to_get_a_token_names_no_secret(
 # --- Nango ----------------------------------------------------------------------------------------
 
 
-def nango(url: str, **more: Any) -> Auth:
-    return Auth(
+def nango(url: str, **more: Any) -> AuthMethod:
+    return AuthMethod(
         "nango",
         url=url + "/",
         secret_key="nango-secret",
@@ -333,7 +333,7 @@ async def test_rejected_password_is_not_tried_again(egress: Egress) -> None:
         return Answer(401, (), b"")
 
     sent: list[Request] = []
-    auth = Auth("basic", username="u", password="p")
+    auth = AuthMethod("basic", username="u", password="p")
     request = Request("GET", "https://a.test/x")
     reply, _ = await send_granted(Credentials(egress), "c", auth, request, "https://a.test", send)
     assert (reply.status, len(sent)) == (401, 1)

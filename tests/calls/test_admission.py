@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.calls.limits import (
+from gateway.calls.admission import (
     CALLS_PER_CONNECTION,
     LARGE_BYTES,
     LARGE_OVERALL,
     MAX_WAITING,
-    Limits,
+    Admission,
     Slots,
     retry_after_seconds,
 )
@@ -40,7 +40,7 @@ def refusal(error: Overloaded) -> tuple[str, int]:
 
 def test_no_window_holds_more_requests_than_the_limit() -> None:
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = Admission(clock=clock)
     sent: list[float] = []
     for _ in range(400):
         clock.now += 0.1
@@ -55,7 +55,7 @@ def test_no_window_holds_more_requests_than_the_limit() -> None:
 
 def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principal() -> None:
     clock = Clock()
-    limits, limit = Limits(clock=clock), RateLimit(2, 10.0)
+    limits, limit = Admission(clock=clock), RateLimit(2, 10.0)
     limits.take("c", "p", limit)
     clock.now += 4
     limits.take("c", "p", limit)
@@ -71,7 +71,7 @@ def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principa
 
 def test_smaller_limit_counts_what_was_sent_before() -> None:
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = Admission(clock=clock)
     for _ in range(5):
         limits.take("c", "p", RateLimit(5, 10.0))
     with pytest.raises(Overloaded):
@@ -82,7 +82,7 @@ def test_smaller_limit_counts_what_was_sent_before() -> None:
 
 
 async def test_call_over_the_bound_waits_its_turn_and_then_runs() -> None:
-    limits = Limits(1)
+    limits = Admission(1)
     order: list[str] = []
     async with asyncio.timeout(5):
         async with limits.call("a"):
@@ -93,13 +93,13 @@ async def test_call_over_the_bound_waits_its_turn_and_then_runs() -> None:
     assert order == ["a", "b"]
 
 
-async def _run(limits: Limits, connection: str, order: list[str]) -> None:
+async def _run(limits: Admission, connection: str, order: list[str]) -> None:
     async with limits.call(connection):
         order.append(connection)
 
 
 async def test_call_that_waits_too_long_is_told_busy() -> None:
-    limits = Limits(1, wait_seconds=0.01)
+    limits = Admission(1, wait_seconds=0.01)
     async with limits.call("a"):
         with pytest.raises(Overloaded) as error:
             async with limits.call("b"):
@@ -110,7 +110,7 @@ async def test_call_that_waits_too_long_is_told_busy() -> None:
 
 
 async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
-    limits = Limits(1000)
+    limits = Admission(1000)
     async with AsyncExitStack() as stack:
         for _ in range(CALLS_PER_CONNECTION):
             await stack.enter_async_context(limits.call("a"))
@@ -148,7 +148,7 @@ async def _hold(slots: Slots) -> None:
 
 
 async def test_larger_bound_lets_those_in_who_wait() -> None:
-    limits = Limits(1)
+    limits = Admission(1)
     order: list[str] = []
     async with asyncio.timeout(5), limits.call("a"):
         waiting = asyncio.create_task(_run(limits, "b", order))
@@ -161,13 +161,13 @@ async def test_larger_bound_lets_those_in_who_wait() -> None:
 # --- circuit --------------------------------------------------------------------------------------
 
 
-async def fail(limits: Limits, times: int = 1) -> None:
+async def fail(limits: Admission, times: int = 1) -> None:
     for _ in range(times):
         async with limits.call("c") as outcome:
             outcome.failed()
 
 
-async def refused(limits: Limits) -> tuple[str, int] | None:
+async def refused(limits: Admission) -> tuple[str, int] | None:
     try:
         async with limits.call("c") as outcome:
             outcome.answered(200)
@@ -178,7 +178,7 @@ async def refused(limits: Limits) -> tuple[str, int] | None:
 
 async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_probe() -> None:
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = Admission(clock=clock)
     await fail(limits, 4)
     assert await refused(limits) is None
     await fail(limits, 5)
@@ -193,7 +193,7 @@ async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_pro
 
 async def test_only_one_call_probes_an_open_circuit() -> None:
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = Admission(clock=clock)
     await fail(limits, 5)
     clock.now += 10
     async with limits.call("c") as probe:
@@ -204,7 +204,7 @@ async def test_only_one_call_probes_an_open_circuit() -> None:
 
 async def test_probe_that_is_given_up_makes_room_for_the_next() -> None:
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = Admission(clock=clock)
     await fail(limits, 5)
     clock.now += 10
     async with limits.call("c"):
@@ -216,7 +216,7 @@ async def test_probe_that_is_given_up_makes_room_for_the_next() -> None:
     ("status", "opens"), [(500, True), (502, True), (504, True), (501, False), (404, False)]
 )
 async def test_answers_of_a_broken_api_open_the_circuit(status: int, opens: bool) -> None:
-    limits = Limits(clock=Clock())
+    limits = Admission(clock=Clock())
     for _ in range(5):
         async with limits.call("c") as outcome:
             outcome.answered(status)
@@ -224,7 +224,7 @@ async def test_answers_of_a_broken_api_open_the_circuit(status: int, opens: bool
 
 
 async def test_forgotten_connection_begins_anew() -> None:
-    limits = Limits(clock=Clock())
+    limits = Admission(clock=Clock())
     await fail(limits, 5)
     limits.forget("c")
     assert await refused(limits) is None
@@ -236,7 +236,7 @@ async def test_forgotten_connection_begins_anew() -> None:
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retry_after_of_the_api_is_kept_to(status: int) -> None:
     clock = Clock()
-    limits = Limits(clock=clock)
+    limits = Admission(clock=clock)
     async with limits.call("c") as outcome:
         outcome.answered(status, "7")
     assert await refused(limits) == ("rate_limited", 7)
@@ -284,12 +284,12 @@ def lost(code: str = "upstream_unreachable", sent: bool = False) -> NoAnswer:
 async def test_only_a_read_that_never_left_may_be_repeated(
     method: str, error: NoAnswer, may: bool
 ) -> None:
-    async with Limits().call("c") as outcome:
+    async with Admission().call("c") as outcome:
         assert outcome.may_retry(method, error) is may
 
 
 async def test_repeats_stay_a_small_part_of_calls() -> None:
-    limits = Limits()
+    limits = Admission()
     repeated = 0
     for _ in range(200):
         async with limits.call("c") as outcome:
@@ -297,7 +297,7 @@ async def test_repeats_stay_a_small_part_of_calls() -> None:
     assert 25 <= repeated <= 31
 
 
-async def held(limits: Limits, connection: str, size: int, seconds: float = 0.0) -> int:
+async def held(limits: Admission, connection: str, size: int, seconds: float = 0.0) -> int:
     """How much is held of an answer of this size that comes in pieces."""
     pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
 
@@ -315,7 +315,7 @@ LARGE = 3 * LARGE_BYTES
 
 
 async def test_an_answer_larger_than_most_is_cut_while_its_connection_holds_another() -> None:
-    limits = Limits()
+    limits = Admission()
     with limits.large("c") as first:
         assert await first.take(asyncio.get_running_loop().time() + 1)
         assert await held(limits, "c", LARGE) == LARGE_BYTES
@@ -328,7 +328,7 @@ async def test_an_answer_larger_than_most_is_cut_while_its_connection_holds_anot
 
 
 async def test_all_connections_together_hold_few_large_answers() -> None:
-    limits = Limits()
+    limits = Admission()
     async with asyncio.timeout(5):
         with ExitStack() as stack:
             for number in range(LARGE_OVERALL):

@@ -63,7 +63,7 @@ class Rates(Protocol):
     async def take(self, connection: str, principal: str, limit: RateLimit | None) -> None: ...
 
 
-class Limits:
+class Admission:
     """Every bound on calls, for all connections of this process."""
 
     def __init__(
@@ -116,9 +116,9 @@ class Limits:
             )
         window.append(now)
 
-    def call(self, connection: str) -> Room:
+    def call(self, connection: str) -> CallRoom:
         """Room for one call. Tell the outcome what came of it; untold counts for nothing."""
-        return Room(self, self._state(connection))
+        return CallRoom(self, self._state(connection))
 
     def large(self, connection: str, more_than: int = 0) -> LargeRoom:
         """Room for one answer that may turn out larger than most, to be kept while it is held."""
@@ -180,12 +180,12 @@ class Limits:
             raise _later("circuit_open", "The API has failed several times in a row.", wait)
 
 
-class Room:
+class CallRoom:
     """One call's place among the others, for as long as the block lasts."""
 
     __slots__ = ("_limits", "_probe", "_state")
 
-    def __init__(self, limits: Limits, state: _Connection) -> None:
+    def __init__(self, limits: Admission, state: _Connection) -> None:
         self._limits = limits
         self._state = state
         self._probe = False
