@@ -47,7 +47,7 @@ from gateway.openapi.document import (
 )
 from gateway.openapi.wording import MAX_TITLE, phrase, property_description
 
-_MAX_VALUE = 8 * 1024  # bytes of an enum, a constant or a default
+_MAX_VALUE = 12 * 1024  # bytes of an enum, a constant or a default
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
 _NAMING_KEYWORDS = ("title", "description")
@@ -220,10 +220,7 @@ MAX_PATTERN = 1_000  # characters
 _PATTERN_BYTES = 256 * 1024  # compiled
 PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
 _LITERAL = re.compile(r"/(\^.+\$)/([a-z]*)")  # as JavaScript writes it, perhaps with flags
-_CHARACTER = r"\\.|\[(?:\\.|[^\]\\])*\]"
-_LOOSENED = re.compile(
-    rf"(?P<kept>{_CHARACTER})|\(\?<?[=!](?:{_CHARACTER}|[^()\\\[])*\)|\{{(?P<least>\d+),\d\d+\}}"
-)
+_TOKENS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|\{\d+,\d\d+\}|.", re.DOTALL)
 
 
 def compiles(text: bytes) -> bool:
@@ -242,10 +239,16 @@ def usable_pattern(pattern: str) -> str | None:
 
 
 def _looser(pattern: str) -> str:
-    def less(found: re.Match[str]) -> str:
-        return found["kept"] or (f"{{{found['least']},}}" if found["least"] else "")
-
-    return _LOOSENED.sub(less, pattern)
+    kept: list[str] = []
+    groups = [False]  # whether each that is open is left out
+    for token in _TOKENS.findall(pattern):
+        if token[0] == "(":
+            groups.append(groups[-1] or len(token) > 1)
+        gone = groups.pop() if token == ")" and len(groups) > 1 else groups[-1]
+        if not gone:
+            high = len(token) > 1 and token[0] == "{"
+            kept.append(f"{token.partition(',')[0]},}}" if high else token)
+    return "".join(kept)
 
 
 @lru_cache(maxsize=8192)

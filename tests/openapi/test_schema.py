@@ -71,6 +71,8 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         ({"pattern": r"(?!b)[a-z]+(a)\1"}, {}),
         ({"pattern": r"^(?!no).[{2,99}]\{1,50}$"}, {"pattern": r"^.[{2,99}]\{1,50}$"}),
         ({"pattern": "^.{3,5000}$"}, {"pattern": "^.{3,}$"}),
+        ({"pattern": r"^(?!(no)+[)])(?<=x)((a|b)c)$"}, {"pattern": "^((a|b)c)$"}),
+        ({"pattern": "/^[a-z]+$/i"}, {"pattern": ".*"}),
         ({"pattern": "/^[a-z]+$/"}, {"pattern": "^[a-z]+$"}),
         ({"patternProperties": {"(a": STRING}}, {"patternProperties": {}}),
         ({"items": [STRING, STRING]}, {"prefixItems": [STRING, STRING]}),
