@@ -27,7 +27,7 @@ from gateway.model import (
 from gateway.openapi.build import build_openapi
 from tests.definitions import SOURCE, Json, built, only_tool, openapi, operation
 
-FIXTURES = Path(__file__).parents[3] / "fixtures" / "openapi"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "openapi"
 BOOKS = Source("books", "openapi", "Book shop", "books_", auth_type="api-key")
 MAIL = Source("mail", "arm", "Mailbox", "mail_")
 
