@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import msgspec
 import orjson
@@ -35,7 +35,7 @@ from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
 from gateway.model import Principal, Tool, digest
-from gateway.policy.view import elicitation_modes
+from gateway.policy.view import Scope, elicitation_modes
 from gateway.store.cluster import RECONNECTED
 from gateway.store.ledger import Execution, ExecutionStatus
 from gateway.store.secrets import new_id
@@ -45,62 +45,29 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
+Era = Literal["2025", "2026", "rest"]
 
 
-class Caller(Protocol):
-    """What a call needs to know of the one who makes it."""
-
-    @property
-    def principal(self) -> Principal: ...
-    @property
-    def era(self) -> str: ...
-    @property
-    def session(self) -> str | None: ...
-    @property
-    def client(self) -> str: ...
-    @property
-    def meta(self) -> Mapping[str, Any]: ...
-    @property
-    def capabilities(self) -> Mapping[str, Any]: ...
-    @property
-    def progress(self) -> Progress | None: ...
-    @property
-    def ask(self) -> AskClient | None: ...
-    @property
-    def input_responses(self) -> Mapping[str, Any] | None: ...
-    @property
-    def request_state(self) -> str | None: ...
-    @property
-    def gone(self) -> Callable[[], bool] | None: ...
-    @property
-    def notice(self) -> Notice | None: ...
-    @property
-    def log_level(self) -> str | None: ...
-    @property
-    def askable(self) -> Mapping[str, Any]: ...
-    @property
-    def refused(self) -> Callable[[UpstreamRefused], None] | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AbsentCaller:
-    """One that does not wait for the answer, or whom nothing can be asked: REST, a restart."""
+@dataclass(slots=True)
+class Caller:
+    """Who makes a call, and how they can be reached while it runs; each door fills in its own."""
 
     principal: Principal
-    client: str = ""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    era: str = "rest"
-    session: str | None = None
+    scope: Scope = Scope()
+    era: Era = "rest"
+    session: str | None = None  # stable id of the session, where the era has them
+    client: str = ""  # name/version as the client says, bounded
     capabilities: Mapping[str, Any] = field(default_factory=dict)
-    progress: Progress | None = None
-    ask: AskClient | None = None
-    input_responses: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None  # None: the caller did not ask for it
+    ask: AskClient | None = None  # None: this client can't be asked on this request
+    input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
     request_state: str | None = None
-    gone: Callable[[], bool] | None = None
-    notice: Notice | None = None
-    log_level: str | None = None
-    askable: Mapping[str, Any] = field(default_factory=dict)
-    refused: Callable[[UpstreamRefused], None] | None = None
+    gone: Callable[[], bool] | None = None  # whether the client has hung up
+    notice: Notice | None = None  # takes log messages of this call; None: the client reads none
+    log_level: str | None = None  # from which level on
+    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
+    refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 
 def takes_forms(caller: Caller) -> bool:

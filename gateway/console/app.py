@@ -20,6 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.calls.record import Caller
 from gateway.catalog.definitions import MAX_TEXT_BYTES
 from gateway.console import connections as pages_connections
 from gateway.console import executions as pages_approvals
@@ -32,7 +33,6 @@ from gateway.console.rendering import KEPT, PREFIX, render, served
 from gateway.console.sessions import COOKIE, SESSION_SECONDS, Session, Sessions
 from gateway.console.visit import Contacts, Form, Parts, Visit
 from gateway.errors import Broken, GatewayError, NotFound, Refused, Unauthenticated
-from gateway.mcp.surface import CallContext
 from gateway.policy.view import Scope as ViewScope
 from gateway.store.secrets import Seal
 from gateway.web.events import Feed
@@ -289,11 +289,10 @@ class Console:
 
     def _visit(self, request: Request, session: Session, form: Form) -> Visit:
         gateway = self.parts.gateway
-        context = CallContext(
+        context = Caller(
             principal=session.principal,
             scope=ViewScope("own"),
             era="2026",
-            protocol_version="console",
             client="console",
         )
         snapshot = gateway.catalog.current

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import orjson
 from starlette.responses import Response
 
-from gateway.calls.record import AbsentCaller, output_of
+from gateway.calls.record import Caller, output_of
 from gateway.calls.redact import MASK
 from gateway.config.reading import parse_permissions
 from gateway.console.forms import (
@@ -93,7 +93,7 @@ async def call(visit: Visit) -> Response:
         asked.snapshot,
         found,
         arguments,
-        AbsentCaller(visit.principal, CLIENT),
+        Caller(visit.principal, client=CLIENT),
         asked.view.bundle_ids,
         tool_door(asked.gateway, found.name, asked.context.scope, unattended=True),
     )

@@ -28,13 +28,13 @@ from mcp_types import methods as sdk_methods
 from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Send
 
-from gateway.calls.record import AskClient
+from gateway.calls.record import AskClient, Caller, Era, Notice, Progress
 from gateway.mcp.in_flight import Calls, Relay
 from gateway.mcp.messages import Message, dump, notification, progress_token
 from gateway.mcp.sessions import MAX_CLIENT_CHARS, Sessions
 from gateway.mcp.streams import Reply, event
 from gateway.mcp.subscriptions import MAX_STREAMS_PER_PRINCIPAL, Streams
-from gateway.mcp.surface import CallContext, Era, Hello, Notice, Offers, Progress, Surface
+from gateway.mcp.surface import Hello, Offers, Surface
 from gateway.mcp.wishes import reaches
 from gateway.model import Principal
 from gateway.policy.view import Scope
@@ -147,15 +147,14 @@ def client_name(info: object) -> str:
     return f"{info.get('name', '')}/{info.get('version', '')}"[:MAX_CLIENT_CHARS]
 
 
-def context_of(request: Request, params: Mapping[str, Any]) -> CallContext:
+def context_of(request: Request, params: Mapping[str, Any]) -> Caller:
     """What a request knows of its client."""
     exchange = request.exchange
     meta = params.get("_meta") or {}
-    return CallContext(
+    return Caller(
         principal=exchange.principal,
         scope=exchange.scope,
         era=request.era,
-        protocol_version=request.version,
         session=request.session,
         client=request.client,
         capabilities=request.capabilities,

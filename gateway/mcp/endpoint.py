@@ -28,7 +28,7 @@ from gateway.mcp.in_flight import Relay
 from gateway.mcp.messages import RequestId, RpcError, dump, error_body, internal_error, read_json
 from gateway.mcp.methods import failure
 from gateway.mcp.sessions import Ended, Seal, Sessions
-from gateway.mcp.surface import CallContext, ListedView, Offers, Surface
+from gateway.mcp.surface import ListedView, Offers, Surface
 from gateway.policy.view import Scope
 from gateway.web.guard import (
     Fields,
@@ -46,7 +46,6 @@ from gateway.web.guard import (
 from gateway.web.identity import METADATA_PATH, Identity
 
 __all__ = [
-    "CallContext",
     "EdgeSettings",
     "ListedView",
     "McpEndpoint",

@@ -21,12 +21,13 @@ from mcp_types.jsonrpc import (
     UNSUPPORTED_PROTOCOL_VERSION,
 )
 
+from gateway.calls.record import Era
 from gateway.errors import GatewayError, UnknownTool, UpstreamRefused
 from gateway.mcp.core import Core, Request, context_of, discovered
 from gateway.mcp.in_flight import Flight, Stopped
 from gateway.mcp.messages import RpcError, check_params, dump, internal_error, method_not_found
 from gateway.mcp.streams import Attendant
-from gateway.mcp.surface import Era, Hello
+from gateway.mcp.surface import Hello
 from gateway.openapi.naming import cut, visible
 from gateway.web.shown import error_result
 

@@ -18,13 +18,14 @@ import orjson
 
 from gateway.calls.admission import Admission
 from gateway.calls.credentials import PreparedConnections
+from gateway.calls.record import Caller
 from gateway.catalog.definitions import prefix_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.errors import GatewayError
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.pass_through import CAPABILITY_OF, HANDLERS, Asked, Owners, UpstreamRequests
-from gateway.mcp.surface import CallContext, Hello, Told
+from gateway.mcp.surface import Hello, Told
 from gateway.mcp.wishes import Wishes, reaches
 from gateway.model import Principal
 from gateway.openapi.naming import cut, visible
@@ -83,7 +84,7 @@ class UpstreamOffers:
         return Hello(offered, self._instructions(seen, instructing_ones))
 
     async def answer(
-        self, method: str, params: Mapping[str, Any], context: CallContext
+        self, method: str, params: Mapping[str, Any], context: Caller
     ) -> dict[str, Any]:
         """See `surface.Offers`."""
         seen = self._seen(context.principal, context.scope)
@@ -112,7 +113,7 @@ class UpstreamOffers:
                 heard[flag] = True
         uris = wanted.get("resourceSubscriptions") or ()
         if uris and capabilities.get("resources", {}).get("subscribe"):
-            context = CallContext(principal, scope, "2026", "2026-07-28", session=holder)
+            context = Caller(principal, scope, "2026", session=holder)
             watched = await asyncio.gather(*(self._watched(uri, context) for uri in uris))
             honoured = [uri for uri, is_watched in zip(uris, watched, strict=True) if is_watched]
             heard |= {"resourceSubscriptions": honoured} if honoured else {}
@@ -233,7 +234,7 @@ class UpstreamOffers:
         servers = self._with(seen, kind)
         return " ".join(f"{s.name}.{self._owners.generation(s.name, kind)}" for s in servers)
 
-    async def _watched(self, uri: str, context: CallContext) -> bool:
+    async def _watched(self, uri: str, context: Caller) -> bool:
         try:
             await self.answer("resources/subscribe", {"uri": uri}, context)
         except (GatewayError, RpcError):

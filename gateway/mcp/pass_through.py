@@ -37,13 +37,14 @@ from gateway.calls.admission import Admission
 from gateway.calls.answer import HEAVY_BYTES
 from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.held import asker, check_offered
+from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
 from gateway.calls.send import LOG_LEVEL, cleared_refusal
 from gateway.catalog.definitions import prefix_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
 from gateway.mcp.messages import RpcError, uri_template
-from gateway.mcp.surface import CallContext, askable_of
+from gateway.mcp.surface import askable_of
 from gateway.mcp.wishes import Wishes
 from gateway.policy.view import Offering
 from gateway.upstream.protocol import INTERACTIVE, Hooks
@@ -236,7 +237,7 @@ class UpstreamRequests:
         server: ConnectionState,
         method: str,
         params: Mapping[str, Any],
-        context: CallContext,
+        context: Caller,
     ) -> dict[str, Any]:
         """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
         prepared, seconds = (
@@ -263,7 +264,7 @@ class UpstreamRequests:
         prepared: Prepared,
         method: str,
         params: Mapping[str, Any],
-        context: CallContext,
+        context: Caller,
         seconds: float,
     ) -> dict[str, Any]:
         peer = self._upstreams.status(prepared.name).peer
@@ -314,7 +315,7 @@ class Asked:
     snapshot: Snapshot
     offering: Offering
     servers: tuple[ConnectionState, ...]  # those that offer what is asked for
-    context: CallContext
+    context: Caller
     requests: UpstreamRequests
     owners: Owners
     wishes: Wishes

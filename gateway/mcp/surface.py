@@ -7,45 +7,17 @@ without one there are tools and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from gateway.calls.record import AskClient
+from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState
-from gateway.errors import UpstreamRefused
 from gateway.model import Principal
 from gateway.policy.view import Scope, askable
 
-Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Notice = Callable[[str, Mapping[str, Any]], None]
-Era = Literal["2025", "2026"]
 
-
-@dataclass(slots=True)
-class CallContext:
-    """What a tool call knows of its client."""
-
-    principal: Principal
-    scope: Scope
-    era: Era
-    protocol_version: str
-    session: str | None = None  # stable id of the session, where the era has them
-    client: str = ""  # name/version as the client says, bounded
-    capabilities: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    progress: Progress | None = None  # None: nobody asked for it
-    ask: AskClient | None = None  # None: this client can't be asked on this request
-    input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
-    request_state: str | None = None
-    gone: Callable[[], bool] | None = None  # whether nobody is there any more to be answered
-    notice: Notice | None = None  # takes log messages of this call; None: nobody reads them
-    log_level: str | None = None  # from which level on
-    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
-    refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
-
-
-def askable_of(context: CallContext, server: ConnectionState) -> Mapping[str, Any]:
+def askable_of(context: Caller, server: ConnectionState) -> Mapping[str, Any]:
     """What this server may ask of this client, if there is a way to ask it anything."""
     if context.era == "2025" and context.ask is None:
         return {}
@@ -71,9 +43,7 @@ class Surface(Protocol):
     def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
         """The input schema of a tool in the caller's view, as JSON."""
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], context: CallContext
-    ) -> dict[str, Any]:
+    async def call(self, name: str, arguments: dict[str, Any], context: Caller) -> dict[str, Any]:
         """The wire dict of a CallToolResult or InputRequiredResult. Raises errors.UnknownTool."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -104,7 +74,7 @@ class Offers(Protocol):
     async def hello(self, principal: Principal, scope: Scope) -> Hello: ...
 
     async def answer(
-        self, method: str, params: Mapping[str, Any], context: CallContext
+        self, method: str, params: Mapping[str, Any], context: Caller
     ) -> dict[str, Any]:
         """The wire dict of a result. Raises RpcError and errors.UpstreamRefused."""
 

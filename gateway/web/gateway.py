@@ -24,12 +24,12 @@ from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.asking import Ticket
 from gateway.calls.call import Invoker
-from gateway.calls.record import AbsentCaller, Caller, Door, refusal_of
+from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
-from gateway.mcp.surface import CallContext, askable_of
+from gateway.mcp.surface import askable_of
 from gateway.model import Principal, Tool
 from gateway.policy.access import principal_now
 from gateway.policy.view import Scope, View, offering, standing, view
@@ -78,7 +78,7 @@ async def resume(gateway: Gateway, approval: Approval, ticket: Ticket) -> None:
     except (GatewayError, UnknownTool):
         await gateway.approvals.void(approval)
         return
-    caller = AbsentCaller(principal, ticket.client)
+    caller = Caller(principal, client=ticket.client)
     invoker = gateway.invoker
     attempt = invoker.attempt(snapshot, tool, ticket.arguments, caller, ticket.bundle_ids, door)
     attempt.id, attempt.at = approval.execution_id, approval.created_at
@@ -181,9 +181,7 @@ class Gateway:
         """Has `listener` called after each change of what is served."""
         return self.catalog.on_change(listener)
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], context: CallContext
-    ) -> dict[str, Any]:
+    async def call(self, name: str, arguments: dict[str, Any], context: Caller) -> dict[str, Any]:
         """The wire dict of a tool's result. Raises UnknownTool for what is not in the view."""
         snapshot = self.catalog.current
         seen = self.view_of(snapshot, context.principal, context.scope)
@@ -216,7 +214,7 @@ class Gateway:
         seen: View,
         tool: Tool,
         arguments: dict[str, Any],
-        context: CallContext,
+        context: Caller,
     ) -> dict[str, Any]:
         """Where a server is all there is, its own errors reach the client as they are."""
         refusals: list[UpstreamRefused] = []

@@ -20,11 +20,11 @@ import orjson
 from gateway.azure.directory import LISTING
 from gateway.azure.lookups import Question
 from gateway.calls import large_results as results
+from gateway.calls.record import Caller
 from gateway.catalog.discover import Report, problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection
 from gateway.errors import Fixable, NotFound, Refused
-from gateway.mcp.surface import CallContext
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.openapi.naming import cut, visible
 from gateway.policy.access import may_know
@@ -210,7 +210,7 @@ class Asked:
     """One call of one of the gateway's own tools."""
 
     gateway: Gateway
-    context: CallContext
+    context: Caller
     snapshot: Snapshot
     view: View
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.calls.record import Caller
 from gateway.errors import (
     Broken,
     Fixable,
@@ -28,7 +29,6 @@ from gateway.errors import (
     UnknownTool,
 )
 from gateway.mcp.messages import RpcError, dump, read_json
-from gateway.mcp.surface import CallContext
 from gateway.policy.view import Scope as ViewScope
 from gateway.web.gateway import Gateway
 from gateway.web.guard import MAX_BODY_BYTES, Refusal, fold, read_body, require_json
@@ -117,11 +117,10 @@ class RestApi:
             if raw:
                 require_json(fields)
                 body = _parsed(raw)
-        context = CallContext(
+        context = Caller(
             principal=principal,
             scope=ViewScope("own"),
             era="2026",
-            protocol_version="rest",
             client=request.headers.get("user-agent", "")[:128],
         )
         gateway = self._gateway

@@ -21,7 +21,7 @@ from gateway.calls.call import BACKGROUND_META
 from gateway.calls.record import (
     HEADERS_META,
     WARNINGS_META,
-    AbsentCaller,
+    Caller,
     NotApproved,
     output_of,
     refusal_of,
@@ -174,14 +174,14 @@ def answered(result: Mapping[str, Any]) -> Answered:
     return Answered(body, status, retry_header(error or {}))
 
 
-def _caller(asked: Asked, request: Request, wanted: Mapping[str, Any]) -> AbsentCaller:
+def _caller(asked: Asked, request: Request, wanted: Mapping[str, Any]) -> Caller:
     meta: dict[str, Any] = {}
     token = wanted.get("idempotency_token", request.headers.get("idempotency-key"))
     if token is not None:
         meta[TOKEN_META] = token
     if request.query_params.get("background", "").lower() in ("true", "1"):
         meta[BACKGROUND_META] = True
-    return AbsentCaller(asked.context.principal, asked.context.client, meta)
+    return Caller(asked.context.principal, client=asked.context.client, meta=meta)
 
 
 def _error(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.calls.record import AbsentCaller, Attempt, Door
+from gateway.calls.record import Attempt, Caller, Door
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import ConnectionState, Snapshot, assemble, with_tools
 from gateway.config.connection import OpenApiConnection
@@ -72,7 +72,7 @@ def attempt(
         seen or snapshot(),
         used or tool(),
         {"book": "Emma"} if arguments is None else arguments,
-        AbsentCaller(principal, **caller),
+        Caller(principal, **caller),
         (),
         Redactor(()),
         "replica",

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.calls.call import Invoker, Senders
 from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.record import AbsentCaller, Attempt, execution_of
+from gateway.calls.record import Attempt, Caller, execution_of
 from gateway.calls.tokens import recorded_values, take_token, with_token
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.failures import NoAnswer
@@ -216,7 +216,7 @@ class TokenLedger(RuleBasedStateMachine):
             self.model[token] = (book, results[0])
 
     def made(self, token: str, book: str) -> Coroutine[Any, Any, dict[str, Any]]:
-        caller = AbsentCaller(ANN, meta={"gateway/idempotency_token": token})
+        caller = Caller(ANN, meta={"gateway/idempotency_token": token})
         freely = snapshot(permissions={"level": "full_access"})
         return self.invoker.call(freely, freely.tools["shop_order"], {"book": book}, caller)
 

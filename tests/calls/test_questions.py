@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.calls.held import MAX_QUESTION_BYTES, asker, one_by_one, unanswered
-from gateway.calls.record import AbsentCaller
+from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
 from gateway.errors import UpstreamFailed
 from gateway.model import Principal
@@ -34,7 +34,7 @@ async def asked(
         put.append(questions["q"])
         return {"q": await answer if asyncio.isfuture(answer) else answer}
 
-    caller = AbsentCaller(Principal("ann"), askable=askable)
+    caller = Caller(Principal("ann"), askable=askable)
     ask = asker(caller, Redactor(["s3cret-value"]), seconds, reach)
     assert ask is not None
     answers = await ask({"q": question})
@@ -165,7 +165,7 @@ def test_a_clients_refusal_keeps_its_code_and_its_words(error: Any, code: int, w
 
 
 def test_who_can_not_be_asked_has_no_asker() -> None:
-    assert asker(AbsentCaller(Principal("ann"), askable=FORMS), Redactor([]), 5) is None
+    assert asker(Caller(Principal("ann"), askable=FORMS), Redactor([]), 5) is None
 
 
 async def test_a_client_of_2025_is_asked_in_its_own_words() -> None:

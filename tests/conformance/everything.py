@@ -26,9 +26,9 @@ from mcp.server.subscriptions import (
 )
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 
+from gateway.calls.record import Caller
 from gateway.errors import GatewayError
 from gateway.mcp.messages import RpcError
-from gateway.mcp.surface import CallContext
 from gateway.model import Principal
 from gateway.policy.view import Scope
 from tests.conformance.surface import (
@@ -205,7 +205,7 @@ class Everything:
         return types.EmptyResult()
 
 
-class Told(CallContext):
+class Told(Caller):
     """A call of the SDK's server as the tools of `surface` know calls."""
 
     ctx: Context
@@ -218,7 +218,6 @@ class Told(CallContext):
             principal=NOBODY,
             scope=Scope(),
             era="2025" if ctx.protocol_version < "2026" else "2026",
-            protocol_version=ctx.protocol_version,
             capabilities=known,
             progress=ctx.session.report_progress,
             ask=self._asked,
@@ -263,9 +262,7 @@ def _asking_prompt(
 
 
 @tool("test_tool_with_logging")
-async def logging_steps(
-    surface: Surface, arguments: dict[str, Any], context: CallContext
-) -> Result:
+async def logging_steps(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     assert isinstance(context, Told)
     for words in ("started", "processing data", "completed"):
         with warnings.catch_warnings():
@@ -278,7 +275,7 @@ async def logging_steps(
 
 
 @tool("test_sampling", {"type": "object", "properties": {"prompt": {"type": "string"}}})
-async def sampling(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def sampling(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     assert isinstance(context, Told)
     message = {"role": "user", "content": {"type": "text", "text": arguments["prompt"]}}
     params = {"messages": [message], "maxTokens": 100}
@@ -294,9 +291,7 @@ async def sampling(surface: Surface, arguments: dict[str, Any], context: CallCon
 
 
 @tool("test_trigger_prompt_change")
-async def prompts_change(
-    surface: Surface, arguments: dict[str, Any], context: CallContext
-) -> Result:
+async def prompts_change(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     return text("The prompts have changed")
 
 

@@ -17,13 +17,14 @@ from typing import Any
 import orjson
 from mcp_types.jsonrpc import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 
+from gateway.calls.record import Caller
 from gateway.errors import Fixable, UnknownTool
-from gateway.mcp.endpoint import CallContext, Scope
+from gateway.mcp.endpoint import Scope
 from gateway.mcp.messages import RpcError
 from gateway.model import Principal, digest
 
 Result = dict[str, Any]
-Call = Callable[["Surface", dict[str, Any], CallContext], Awaitable[Result]]
+Call = Callable[["Surface", dict[str, Any], Caller], Awaitable[Result]]
 
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5Erk"
@@ -72,7 +73,7 @@ class Surface:
     def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
         return orjson.dumps(TOOLS[name][0]) if name in TOOLS else None
 
-    async def call(self, name: str, arguments: dict[str, Any], context: CallContext) -> Result:
+    async def call(self, name: str, arguments: dict[str, Any], context: Caller) -> Result:
         if name not in TOOLS:
             raise UnknownTool(name)
         return await TOOLS[name][1](self, arguments, context)
@@ -87,17 +88,17 @@ def text(value: str) -> Result:
 
 
 @tool("test_simple_text")
-async def simple_text(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def simple_text(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     return text("This is a simple text response for testing.")
 
 
 @tool("test_image_content")
-async def image(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def image(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     return {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]}
 
 
 @tool("test_audio_content")
-async def audio(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def audio(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     return {"content": [{"type": "audio", "data": SILENCE, "mimeType": "audio/wav"}]}
 
 
@@ -106,13 +107,13 @@ def _resource(uri: str, mime_type: str, content: str) -> dict[str, Any]:
 
 
 @tool("test_embedded_resource")
-async def embedded(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def embedded(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     content = "This is an embedded resource content."
     return {"content": [_resource("test://embedded-resource", "text/plain", content)]}
 
 
 @tool("test_multiple_content_types")
-async def mixed(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def mixed(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     data = '{"test":"data","value":123}'
     return {
         "content": [
@@ -124,12 +125,12 @@ async def mixed(surface: Surface, arguments: dict[str, Any], context: CallContex
 
 
 @tool("test_error_handling")
-async def error(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def error(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     raise Fixable("invalid_arguments", "This tool intentionally returns an error for testing")
 
 
 @tool("test_tool_with_progress")
-async def progress(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def progress(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     for done in (0, 50, 100):
         if context.progress is not None:
             await context.progress(done, 100, None)
@@ -138,12 +139,12 @@ async def progress(surface: Surface, arguments: dict[str, Any], context: CallCon
 
 
 @tool("test_logging_tool")
-async def logging(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def logging(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     return text("Nothing was logged")
 
 
 @tool("test_trigger_tool_change")
-async def trigger(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def trigger(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     surface.changes += 1
     for listener in surface._listeners:
         listener()
@@ -151,12 +152,12 @@ async def trigger(surface: Surface, arguments: dict[str, Any], context: CallCont
 
 
 @tool("test_missing_capability")
-async def missing(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def missing(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     _require(context, "sampling")
     return text("The client can sample")
 
 
-def _require(context: CallContext, capability: str) -> None:
+def _require(context: Caller, capability: str) -> None:
     if capability not in context.capabilities:
         raise RpcError(
             MISSING_REQUIRED_CLIENT_CAPABILITY,
@@ -208,7 +209,7 @@ def _form(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[st
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-async def _elicited(context: CallContext, message: str, schema: dict[str, Any]) -> Result:
+async def _elicited(context: Caller, message: str, schema: dict[str, Any]) -> Result:
     if context.ask is None:
         raise Fixable("invalid_arguments", "This client can't be asked")
     question = {"message": message, "requestedSchema": schema}
@@ -218,7 +219,7 @@ async def _elicited(context: CallContext, message: str, schema: dict[str, Any]) 
 
 
 @tool("test_elicitation", _form({"message": {"type": "string"}}, ("message",)))
-async def elicit(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def elicit(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     fields = {
         "username": {"type": "string", "description": "User's response"},
         "email": {"type": "string", "description": "User's email address"},
@@ -227,9 +228,7 @@ async def elicit(surface: Surface, arguments: dict[str, Any], context: CallConte
 
 
 @tool("test_elicitation_sep1034_defaults")
-async def elicit_defaults(
-    surface: Surface, arguments: dict[str, Any], context: CallContext
-) -> Result:
+async def elicit_defaults(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     fields = {
         "name": {"type": "string", "default": "John Doe"},
         "age": {"type": "integer", "default": 30},
@@ -245,7 +244,7 @@ async def elicit_defaults(
 
 
 @tool("test_elicitation_sep1330_enums")
-async def elicit_enums(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def elicit_enums(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     plain = ["option1", "option2", "option3"]
     titled = [{"const": f"value{n}", "title": f"Option {n}"} for n in (1, 2, 3)]
     fields = {
@@ -292,14 +291,14 @@ def _signed(state: str) -> str:
     return f"{state}.{mark}"
 
 
-def _state(context: CallContext) -> str:
+def _state(context: Caller) -> str:
     state = (context.request_state or "").rpartition(".")[0]
     if not hmac.compare_digest(_signed(state), context.request_state or ""):
         raise RpcError(INVALID_PARAMS, "requestState is not ours")
     return state
 
 
-def _answered(context: CallContext, requests: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _answered(context: Caller, requests: Mapping[str, Any]) -> Mapping[str, Any] | None:
     answers = context.input_responses or {}
     return answers if all(key in answers for key in requests) else None
 
@@ -307,7 +306,7 @@ def _answered(context: CallContext, requests: Mapping[str, Any]) -> Mapping[str,
 def _asking(name: str, requests: Mapping[str, Any], state: str | None = None) -> None:
     """A tool that needs all of `requests` answered once."""
 
-    async def call(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+    async def call(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
         answers = _answered(context, requests)
         if answers is None:
             return _needs(requests, state)
@@ -343,7 +342,7 @@ _asking(
 
 
 @tool("test_input_required_result_multi_round")
-async def rounds(surface: Surface, arguments: dict[str, Any], context: CallContext) -> Result:
+async def rounds(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     first = {"step1": _ask("Step 1: What is your name?", "name")}
     second = {"step2": _ask("Step 2: What is your favorite color?", "color")}
     if context.request_state is None:
@@ -354,9 +353,7 @@ async def rounds(surface: Surface, arguments: dict[str, Any], context: CallConte
 
 
 @tool("test_input_required_result_capabilities")
-async def by_capability(
-    surface: Surface, arguments: dict[str, Any], context: CallContext
-) -> Result:
+async def by_capability(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     possible = {
         "elicitation": ("user_name", NAME),
         "sampling": ("greeting", _sample("Generate a greeting")),

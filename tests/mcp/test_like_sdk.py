@@ -17,8 +17,8 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
+from gateway.calls.record import Caller
 from gateway.errors import UnknownTool
-from gateway.mcp.endpoint import CallContext
 from gateway.model import Principal
 from gateway.policy.view import Scope
 from tests.mcp.conftest import Edge, serving
@@ -40,7 +40,7 @@ async def sdk_server() -> AsyncIterator[int]:
         return types.ListToolsResult.model_validate(orjson.loads(b"{%b}" % page))
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        known = CallContext(local, Scope(), "2026", "2026-07-28")
+        known = Caller(local, Scope(), "2026")
         try:
             result = await toolbox.call(params.name, params.arguments or {}, known)
         except UnknownTool as error:

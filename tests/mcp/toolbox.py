@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from gateway.calls.record import Caller
 from gateway.errors import Fixable, UnknownTool
-from gateway.mcp.endpoint import CallContext, Scope
+from gateway.mcp.endpoint import Scope
 from gateway.model import Principal, digest
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
@@ -70,7 +71,7 @@ class Toolbox:
     )
     extra: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by principal
     page_size: int = 500
-    calls: list[tuple[str, dict[str, Any], CallContext]] = field(default_factory=list)
+    calls: list[tuple[str, dict[str, Any], Caller]] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,9 +91,7 @@ class Toolbox:
         found = self._tools(principal, scope).get(name)
         return None if found is None else orjson.dumps(found["inputSchema"])
 
-    async def call(
-        self, name: str, arguments: dict[str, Any], context: CallContext
-    ) -> dict[str, Any]:
+    async def call(self, name: str, arguments: dict[str, Any], context: Caller) -> dict[str, Any]:
         if name not in self._tools(context.principal, context.scope):
             raise UnknownTool(name)
         self.calls.append((name, arguments, context))
