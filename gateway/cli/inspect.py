@@ -18,8 +18,8 @@ from gateway.cli.remote import JsonOption, fail, quiet, show_json, show_table
 from gateway.cli.serve import ConfigOption
 from gateway.config.connection import NAME_PATTERN, Connection, McpConnection
 from gateway.config.reading import read_settings
-from gateway.config.settings import Limits, Settings
-from gateway.errors import DefinitionUnreadable, GatewayError
+from gateway.config.settings import Settings
+from gateway.errors import GatewayError
 from gateway.model import Problem
 
 ANYWHERE = ("0.0.0.0/0", "::/0")
@@ -33,25 +33,17 @@ def inspect(
     access: Annotated[AccessOption, typer.Option(help="As someone with this access.")] = (
         "read-write"
     ),
-    against: Annotated[
-        str | None, typer.Option(help="A manifest only: compare it with this OpenAPI definition.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     config: ConfigOption = Path("config.toml"),
 ) -> None:
     """Preview the tools of a definition or a connection.
 
     Shows the tools, the operations that are skipped with the reason, problems, and what it costs in
-    tokens. Nothing is stored. With `--against SPEC` it says instead which operations of a manifest
-    the definition does not have and which parameters differ (exit 1 if any).
+    tokens. Nothing is stored.
 
     Examples: `gateway inspect openapi.yaml`, `gateway inspect greenhouse --kind manifest --json`
     """
     import orjson
-
-    if against is not None:
-        _compare(what, against, as_json)
-        return
 
     quiet()
     settings = _settings(config)
@@ -69,49 +61,6 @@ def inspect(
         print(orjson.dumps(preview, option=orjson.OPT_INDENT_2).decode())
     else:
         _show(preview)
-
-
-def _compare(what: str, against: str, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from gateway.cli.remote import show_json
-    from gateway.connectors.drift import compare
-    from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest
-
-    raw = load_builtin(what) if what in BUILTIN else _read(what)
-    compared = compare(parse_manifest(raw, what), asyncio.run(_definition(against)))
-    if as_json:
-        show_json({"agrees": compared.agrees, **asdict(compared)})
-    else:
-        for missing in compared.missing:
-            where = f"{missing.operation} ({missing.method} {missing.path})"
-            print(f"missing    {where}: {missing.reason}")
-        for difference in compared.differing:
-            print(f"differs    {difference.operation}.{difference.parameter}: {difference.message}")
-        print(
-            f"{len(compared.missing)} missing, {len(compared.differing)} differences, "
-            f"{len(compared.unlisted)} operations of the definition are not in the manifest"
-        )
-    if not compared.agrees:
-        raise typer.Exit(1)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise DefinitionUnreadable(f"{path} can't be read: {error.strerror}") from error
-
-
-async def _definition(location: str) -> bytes:
-    from gateway.catalog.definitions import Fetcher
-    from gateway.outbound.client import Egress
-
-    async with Egress(ANYWHERE) as egress:
-        fetched = await Fetcher(egress, Path()).fetch(
-            location, None, max_bytes=Limits().max_spec_bytes
-        )
-    return fetched.raw
 
 
 def _settings(config: Path) -> Settings:
