@@ -362,9 +362,9 @@ async def running(
         limits = Admission(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
         link = discoverer.azure.sign_in_link
         http = HttpSender(egress, own_egress, credentials, limits, db, workers.work, link)
-        senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db, workers.work))
+        senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
         line = Line(db, seal, senders, lambda: catalog.current)
-        gateway = Gateway(catalog, line.invoker, line.approvals, db, azure)
+        gateway = Gateway(catalog, line.invoker, line.approvals, db, azure, workers.work)
         gateway.wake = schedule.wake
         if (traced := tracer()) is not None:
             line.invoker.on_finished(traced[0])

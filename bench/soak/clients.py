@@ -22,7 +22,6 @@ from bench.soak.world import World
 from tests.mcp.speakers import Era, Refusal, Speaker
 
 MAX_PROBLEMS = 20
-PARTS = 4  # of one large answer, at most
 REQUEST_SECONDS = 15.0
 # What a caller may meet while its upstream is restarted, or others fill its places.
 UPSTREAM_DOWN = frozenset(
@@ -43,9 +42,8 @@ class Tally:
     gave_up: int = 0  # errands whose client did not wait any longer: a busy machine, or a hang
 
     def expect_result(self) -> None:
-        """A large answer is kept, in parts."""
+        """A large answer is kept."""
         self.left["results"] += 1
-        self.left["result_parts"] += PARTS
 
     def complain(self, what: str) -> None:
         self.unexpected += 1

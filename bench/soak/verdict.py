@@ -28,7 +28,7 @@ WARM_WORKERS = 2  # children that read definitions; they leave after a minute wi
 FILES_A_WORKER = 2
 POOL_THREADS = 8  # made when they are first needed, and kept
 # Kept for an hour to weeks, by design: no more of them than there was reason for.
-LASTING = ("ended_sessions", "validations", "results", "result_parts", "standing_grants", "buckets")
+LASTING = ("ended_sessions", "validations", "results", "standing_grants", "buckets")
 
 
 @dataclass(frozen=True, slots=True)

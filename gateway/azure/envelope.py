@@ -10,7 +10,7 @@ know of the envelope.
 
 What Azure's `dynamicInvoke` answers holds: the status, headers and body that an API answered.
 
-Pure, and parses the whole body: for another process where it is large (`elsewhere`), which is why
+Pure, and parses the whole body: for another process where it is large, which is why
 little is imported here.
 """
 
@@ -27,9 +27,9 @@ import msgspec
 import orjson
 from msgspec.structs import replace
 
-from gateway.calls.answer import ELSEWHERE_BYTES, NOT_JSON, Elsewhere, as_json, essence
-from gateway.calls.request import to_json
 from gateway.outbound.client import Answer, Request
+from gateway.outbound.content import NOT_JSON, Work, as_json, essence
+from gateway.outbound.limits import WORKER_BYTES
 
 UNKNOWN_STATUS = 502  # of an answer whose status says nothing to us
 JSON = "application/json"
@@ -160,19 +160,19 @@ def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
         "POST",
         f"{endpoint}{resource_id}/dynamicInvoke?api-version={API_VERSION}",
         (("Accept", JSON), ("Content-Type", JSON)),
-        to_json({"request": inner}),
+        orjson.dumps({"request": inner}),
     )
 
 
-async def opened(answer: Answer, elsewhere: Elsewhere) -> Answer:
+async def opened(answer: Answer, work: Work) -> Answer:
     """What the API answered; Azure's own answer where that is all there is, or all we can read."""
     if not 200 <= answer.status < 300 or answer.truncated:
         return answer
     media_type = answer.header("content-type") or JSON
-    if len(answer.body) <= ELSEWHERE_BYTES:
+    if len(answer.body) <= WORKER_BYTES:
         found = inside(answer.body, media_type)
     else:
-        data = await elsewhere(packed, answer.body, media_type)
+        data = await work(packed, answer.body, media_type)
         found = unpacked(data) if data is not None else None
     return answer if found is None else _with(found, answer)
 

@@ -33,13 +33,14 @@ from gateway.azure.lookup_rules import (
     walk,
 )
 from gateway.calls.call import Invoker
-from gateway.calls.large_results import read_json
 from gateway.calls.record import Caller, arguments_digest
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
 from gateway.model import Tool
+from gateway.outbound.content import NOT_JSON, as_json
 from gateway.policy.access import decide, level, shows
 from gateway.store.database import Database
+from gateway.store.results import read_result
 
 CACHE_SECONDS = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
@@ -186,12 +187,13 @@ class LookUps:
     async def _whole(self, asked: Question, structured: Mapping[str, Any]) -> bytes:
         """An answer too large for a result is kept for its caller: it is read there."""
         owner = asked.caller.principal.name
-        kept = await read_json(
-            self._db, str(structured.get("result_id")), owner, most=MAX_PARSED_BYTES
-        )
-        if kept is None or structured.get("incomplete"):
+        kept = await read_result(self._db, str(structured.get("result_id")), owner, 0.0)
+        if kept is None or kept.bytes > MAX_PARSED_BYTES or structured.get("incomplete"):
             raise UpstreamFailed("upstream_error", "the answer to the look-up is too large")
-        return kept
+        value = await asyncio.to_thread(as_json, kept.body, kept.media_type)
+        if value is NOT_JSON:
+            raise UpstreamFailed("upstream_error", "the answer to the look-up is not JSON")
+        return orjson.dumps(value)
 
 
 def _rules(tool: Tool) -> dict[str, Any]:

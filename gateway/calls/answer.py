@@ -2,236 +2,29 @@
 
 JSON is both text and structure, images and audio are themselves, other files are embedded, and an
 answer over the bound is a preview and the promise of the rest. Headers that say how to go on are
-told too. A status of 300 or more is an error
-with the words the API itself found for it. An answer that strays from its own content type is
-shown as what it turns out to be; nothing here fails.
+told too. A status of 300 or more is an error with the words the API itself found for it. An answer
+that strays from its own content type is shown as what it turns out to be; nothing here fails.
 
-Pure. `shape` parses and decodes what is within the bound: hand answers over `HEAVY_BYTES` to a
-thread.
-
-What the bytes of an answer are: text, JSON, or neither.
-
-Large ones are decoded in steps: one call over sixteen megabytes would keep every other thread, and
-with them the event loop, from running. `as_json` can't do that: what parses large JSON belongs into
-a process of its own (see `elsewhere`), for which reason this module imports next to nothing.
-
-Answers in UTF-8, whatever they came in: only then can they be searched for secrets.
-
-A charset is taken from a byte order mark or from the Content-Type, if it is one that people write
-text in. Python knows many more codecs; some are slow, and some would spell a secret so that nobody
-finds it.
-
-Where large JSON is parsed: not here.
-
-Parsing holds up every thread of a process, and takes up to forty times the memory of the text. A
-function of ours that does so is run in another process, on bytes and a few words; `app` says how.
-Its module has to import little: that process may have to be started first.
+Answers come out in UTF-8, whatever they came in: only then can they be searched for secrets.
+Pure. `shape` parses and decodes: hand answers over `HEAVY_BYTES` to a thread.
 """
 
 from __future__ import annotations
 
 import base64
-import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-import orjson
 from msgspec.structs import replace
 
+from gateway.calls.limits import HEAVY_BYTES
 from gateway.outbound.client import Answer
+from gateway.outbound.content import NOT_JSON, as_json, as_text, charset_of, essence, in_utf8
 from gateway.outbound.headers import Pairs
-
-HEAVY_BYTES = 65_536
-MAX_DEPTH = 200  # deeper, and what we parsed could not be written again once it is in a result
-STEP_BYTES = 48 * 1024  # as base64, 64 KiB
-
-NOT_JSON = object()
-_TEXT_TYPES = (
-    "json",
-    "xml",
-    "javascript",
-    "yaml",
-    "x-www-form-urlencoded",
-    "graphql",
-    "csv",
-    "sql",
-)
-_FILES = ("image/", "audio/", "video/", "font/")
-_VAGUE = frozenset(("", "text/plain", "application/octet-stream", "text/html", "text/json"))
-_JSON_BEGINS = re.compile(rb"\s*[\[{]")
-_SPARE_DEPTH = 254 - MAX_DEPTH  # 254 is how deep orjson writes
-
-
-def essence(media_type: str) -> str:
-    """`application/json` of `Application/JSON; charset=utf-8`."""
-    return media_type.partition(";")[0].strip().lower()
-
-
-def is_text(body: bytes, media_type: str) -> bool:
-    """Whether the body, which is in UTF-8 if it is text at all, is text."""
-    kind = essence(media_type)
-    if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
-        return True
-    return not kind.startswith(_FILES) and b"\0" not in body[:HEAVY_BYTES] and _is_utf8(body)
-
-
-def as_text(body: bytes, media_type: str) -> str | None:
-    """The body as text; None if it is none."""
-    if not is_text(body, media_type):
-        return None
-    # By hand, without the mark: the codec that knows of it is written in Python.
-    return body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
-
-
-def shown(body: bytes, media_type: str) -> Iterator[str]:
-    """The body as text, or else in base64, in pieces."""
-    if is_text(body, media_type):
-        yield from decoded(body, "utf-8-sig")
-    else:
-        for at in range(0, len(body), STEP_BYTES):
-            yield base64.b64encode(body[at : at + STEP_BYTES]).decode()
-
-
-def decoded(body: bytes, charset: str, errors: str = "replace") -> Iterator[str]:
-    """The text of these bytes, in pieces."""
-    decoder = codecs.getincrementaldecoder(charset)(errors)
-    for at in range(0, len(body), STEP_BYTES):
-        yield decoder.decode(body[at : at + STEP_BYTES])
-    yield decoder.decode(b"", final=True)
-
-
-def may_be_json(body: bytes, media_type: str) -> bool:
-    """Whether it is worth a try: a type that says little is tried for what it is."""
-    kind = essence(media_type)
-    return kind.endswith("json") or (kind in _VAGUE and bool(_JSON_BEGINS.match(body)))
-
-
-def as_json(
-    body: bytes, media_type: str, loads: Callable[[bytes | str], Any] = orjson.loads
-) -> Any:
-    """The body as a JSON value, or NOT_JSON."""
-    if not may_be_json(body, media_type):
-        return NOT_JSON
-    try:
-        value = loads(body)
-    except orjson.JSONDecodeError:
-        text = body.decode("utf-8-sig", "replace")
-        try:
-            value = loads(text)
-        except (orjson.JSONDecodeError, UnicodeEncodeError):
-            return NOT_JSON
-    brackets = body.count(b"[") + body.count(b"{")
-    return NOT_JSON if brackets > MAX_DEPTH and _is_too_deep(value) else value
-
-
-def _is_utf8(body: bytes) -> bool:
-    try:
-        for _ in decoded(body, "utf-8-sig", "strict"):
-            pass
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _is_too_deep(value: Any) -> bool:
-    """Asks who knows: walking through millions of values here would take seconds."""
-    for _ in range(_SPARE_DEPTH):
-        value = [value]
-    try:
-        orjson.dumps(value)
-    except TypeError:
-        return True
-    return False
-
-
-ONE_BYTE_CHARSETS = frozenset(
-    """ascii us-ascii iso-8859-1 iso-8859-2 iso-8859-5 iso-8859-7 iso-8859-9 iso-8859-15 latin-1
-    latin1 windows-1250 windows-1251 windows-1252 windows-1253 windows-1254 windows-1257 cp1250
-    cp1251 cp1252 koi8-r koi8-u""".split()
-)
-CHARSETS = ONE_BYTE_CHARSETS | frozenset(
-    """utf-16 utf-16le utf-16be utf-32 shift_jis shift-jis euc-jp iso-2022-jp gb2312 gbk gb18030
-    big5 euc-kr""".split()
-)
-MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-MAX_UTF8_BYTES = 16 * 1024 * 1024  # some bytes become three
-MAX_KNOWN_CHARS = 100  # of media types that are remembered
-NOT_TEXT = ("image/", "audio/", "video/", "font/")
-
-
-def in_utf8(answer: Answer) -> Answer:
-    """The same answer with its text in UTF-8; the very object where it is so already."""
-    media_type = answer.header("content-type") or ""
-    charset = charset_of(answer.body, media_type)
-    if charset is None:
-        return answer
-    body, cut = _encoded(answer.body, charset)
-    kind = media_type.partition(";")[0].strip() or "text/plain"
-    others = tuple(pair for pair in answer.headers if pair[0] != "content-type")
-    headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
-    return replace(answer, body=body, headers=headers, truncated=answer.truncated or cut)
-
-
-def _encoded(body: bytes, charset: str) -> tuple[bytes, bool]:
-    """The text in UTF-8, and whether there was more of it than is held."""
-    steps: list[bytes] = []
-    left = max(MAX_UTF8_BYTES, len(body))
-    for piece in (_characters if charset in ONE_BYTE_CHARSETS else decoded)(body, charset):
-        steps.append(piece.encode("utf-8", "replace"))
-        left -= len(steps[-1])
-        if left < 0:
-            return b"".join(steps[:-1]), True
-    return b"".join(steps), False
-
-
-def _characters(body: bytes, charset: str) -> Iterator[str]:
-    """As `decoded`, by a table: bytes without a character would take a hundred times as long."""
-    table = bytes(range(256)).decode(charset, "replace")
-    for at in range(0, len(body), STEP_BYTES):
-        yield codecs.charmap_decode(body[at : at + STEP_BYTES], "strict", table)[0]
-
-
-def charset_of(body: bytes, media_type: str) -> str | None:
-    """What a text has to be decoded with; None: it is UTF-8, or no text."""
-    declared = (_known if len(media_type) <= MAX_KNOWN_CHARS else _declared)(media_type)
-    if declared is not None and body.startswith(_ANY_MARK):
-        return next(charset for mark, charset in MARKS if body.startswith(mark))
-    return declared or None
-
-
-_UNMARKED = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}  # as most write it
-_ANY_MARK = tuple(mark for mark, _ in MARKS)
-
-
-@lru_cache(maxsize=256)
-def _known(media_type: str) -> str | None:
-    return _declared(media_type)
-
-
-def _declared(media_type: str) -> str | None:
-    """The charset it names, "" if that is none to decode; None: it is no text."""
-    if media_type.lower().lstrip().startswith(NOT_TEXT):
-        return None
-    named = _named(media_type)
-    return _UNMARKED.get(named, named) if named in CHARSETS else ""
-
-
-def _named(media_type: str) -> str:
-    for part in media_type.split(";")[1:]:
-        name, _, value = part.partition("=")
-        if name.strip().lower() == "charset":
-            return value.strip().strip("\"'").lower()
-    return ""
-
 
 PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500
@@ -249,7 +42,6 @@ class Shaped(msgspec.Struct, frozen=True):
     status: int
     media_type: str = ""  # as the answer's Content-Type says, parameters included
     oversized: bytes | None = None  # to be kept under the result id
-    cut: bool = False  # there was more of it, which was not read
     headers: dict[str, str] | None = None  # those that a caller may need, by lower-case name
 
 
@@ -264,12 +56,24 @@ def shape(
 
     `headers_out` names headers that are told beside those every caller is told.
     """
-    shaped = _shaped(in_utf8(answer), max_output_bytes, result_id)
+    shaped = _shaped(with_text_in_utf8(answer), max_output_bytes, result_id)
     told = _told_headers(answer.headers, headers_out)
     if not told:
         return shaped
     said = [] if shaped.is_error else [_text(line) for line in _onward(answer.status, told)]
     return replace(shaped, headers=told, content=[*shaped.content, *said])
+
+
+def with_text_in_utf8(answer: Answer) -> Answer:
+    """The same answer with its text in UTF-8; the very object where it is so already."""
+    media_type = answer.header("content-type") or ""
+    charset = charset_of(answer.body, media_type)
+    if charset is None:
+        return answer
+    kind = media_type.partition(";")[0].strip() or "text/plain"
+    others = tuple(pair for pair in answer.headers if pair[0] != "content-type")
+    headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
+    return replace(answer, body=in_utf8(answer.body, charset), headers=headers)
 
 
 def _shaped(answer: Answer, max_output_bytes: int, result_id: str) -> Shaped:
@@ -320,9 +124,7 @@ def _oversized(answer: Answer, media_type: str, result_id: str) -> Shaped:
         f"read_result and result_id {result_id!r}."
     )
     shown = f"{said} It begins:\n\n{preview}" if preview else said
-    content = [_text(shown)]
-    status, body = answer.status, answer.body
-    return Shaped(content, structured, False, status, media_type, body, answer.truncated)
+    return Shaped([_text(shown)], structured, False, answer.status, media_type, answer.body)
 
 
 def _preview(body: bytes, media_type: str) -> str:
@@ -491,15 +293,3 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
-
-
-ELSEWHERE_BYTES = 256 * 1024  # below, it takes no longer than to ask another process
-
-
-class Elsewhere(Protocol):
-    """Another process."""
-
-    async def __call__(
-        self, job: Callable[..., bytes], data: bytes, /, *arguments: str
-    ) -> bytes | bytearray | None:
-        """What the function makes of the data; None where that takes too much, or fails."""

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from gateway.azure.envelope import enveloped, opened
 from gateway.calls.admission import Admission, Holds, LargeRoom, Outcome
-from gateway.calls.answer import HEAVY_BYTES, PREVIEW_CHARS, Elsewhere, Shaped, in_utf8, shape
+from gateway.calls.answer import PREVIEW_CHARS, Shaped, shape, with_text_in_utf8
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
 from gateway.calls.held import asker
-from gateway.calls.large_results import keep_result
+from gateway.calls.limits import HEAVY_BYTES, RESULT_SECONDS
 from gateway.calls.record import HEADERS_META, Ask, Attempt, Notice, Progress
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
@@ -33,8 +33,10 @@ from gateway.config.connection import Connection, McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.model import Tool
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
+from gateway.outbound.content import Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
+from gateway.store.results import LargeResult, save_result
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
@@ -51,7 +53,7 @@ class HttpSender:
         credentials: Credentials,
         limits: Admission,
         db: Database,
-        elsewhere: Elsewhere,
+        work: Work,
         sign_in_link: SignInLink,
     ) -> None:
         self._egress = egress
@@ -59,7 +61,7 @@ class HttpSender:
         self._credentials = credentials
         self._limits = limits
         self._db = db
-        self._elsewhere = elsewhere
+        self._work = work
         self._sign_in_link = sign_in_link
 
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class HttpSender:
                 self._credentials, prepared.vouched_by, prepared.auth, request, base_url, send
             )
             if envelope is not None:
-                answer = await opened(answer, self._elsewhere)
+                answer = await opened(answer, self._work)
             outcome.answered(answer.status, answer.header("retry-after"))
         attempt.redactor = redactor_with(prepared, grant)
         attempt.upstream_status = answer.status
@@ -156,16 +158,7 @@ class HttpSender:
         else:
             shaped = _shaped(attempt, answer)
         if shaped.oversized is not None:
-            owner, media_type = attempt.caller.principal.name, shaped.media_type
-            await keep_result(
-                self._db,
-                self._elsewhere,
-                attempt.id,
-                owner,
-                media_type,
-                shaped.oversized,
-                cut=shaped.cut,
-            )
+            await _keep_result(self._db, attempt, shaped.media_type, shaped.oversized)
         result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
         if shaped.structured is not None:
             result["structuredContent"] = shaped.structured
@@ -174,9 +167,15 @@ class HttpSender:
         return result
 
 
+async def _keep_result(db: Database, attempt: Attempt, media_type: str, body: bytes) -> None:
+    """Keeps a large answer for its caller to read in parts, under the call's own id."""
+    owner, until = attempt.caller.principal.name, time.time() + RESULT_SECONDS
+    await save_result(db, LargeResult(attempt.id, owner, len(body), media_type, body, until))
+
+
 def _shaped(attempt: Attempt, answer: Answer) -> Shaped:
     redactor = attempt.redactor
-    answer = in_utf8(answer)
+    answer = with_text_in_utf8(answer)
     if redactor:
         headers, body = redactor.pairs(answer.headers), redactor.bytes(answer.body)
         if headers is not answer.headers or body is not answer.body:
@@ -215,13 +214,10 @@ class Sessions(Protocol):
 class UpstreamSender:
     """Carries out calls whose target is an upstream MCP server's tool."""
 
-    def __init__(
-        self, sessions: Sessions, limits: Admission, db: Database, elsewhere: Elsewhere
-    ) -> None:
+    def __init__(self, sessions: Sessions, limits: Admission, db: Database) -> None:
         self._sessions = sessions
         self._limits = limits
         self._db = db
-        self._elsewhere = elsewhere
 
     async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
         operation, caller = attempt.tool.upstream, attempt.caller
@@ -308,9 +304,8 @@ class UpstreamSender:
 
     async def _kept(self, attempt: Attempt, result: dict[str, Any], raw: bytes) -> dict[str, Any]:
         """A preview of the answer, in a form that every listed output schema allows."""
-        owner, kind = attempt.caller.principal.name, "application/json"
         kept = await asyncio.to_thread(_data, result, raw, attempt.redactor)
-        await keep_result(self._db, self._elsewhere, attempt.id, owner, kind, kept)
+        await _keep_result(self._db, attempt, "application/json", kept)
         preview = kept[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
         text = (
             f"The answer is too large to show: {len(kept)} bytes. Read it in parts with read_result"

@@ -34,9 +34,9 @@ from cachetools import LRUCache
 from mcp_types.jsonrpc import INVALID_PARAMS
 
 from gateway.calls.admission import Admission
-from gateway.calls.answer import HEAVY_BYTES
 from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.held import asker, check_offered
+from gateway.calls.limits import HEAVY_BYTES
 from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
 from gateway.calls.send import LOG_LEVEL, cleared_refusal

@@ -1,96 +1,48 @@
 """Answers too large to hand out at once, kept a while for their owner to read in parts.
 
-An answer is one text, cut into rows of equal length in characters: a slice is a few rows. Of one
-principal only so much is kept: the oldest goes first.
-
-A long text in rows: parts of equal length in characters, in the order in which they are read.
-
-Where a text is laid out, nothing else of the store is imported.
+Of one principal only so much is kept: the oldest goes first.
 
 Takes out what is over. In small parts, so that no write waits long behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, insert, literal, select
 
 from gateway.store import tables
 from gateway.store.database import Database
-from gateway.store.statements import insert_many, one, values
-
-PART_CHARS = 16_384
-
-Span = Sequence[int]  # where something begins and ends in the text, in characters
-Place = Sequence[int]  # the span of a value, and that of its index if it has one
-
-
-class Tape:
-    """A text that is cut while it grows, so that it is never there in one piece."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._last = ""
-        self._length = 0
-
-    def add(self, *pieces: str) -> Span:
-        """Puts these at the end; where they are then."""
-        return self.add_all(pieces)
-
-    def add_all(self, pieces: Iterable[str]) -> Span:
-        """As `add`, one piece after the other."""
-        start = self._length
-        for piece in pieces:
-            self._length += len(piece)
-            at = PART_CHARS - len(self._last)
-            self._last += piece[:at]
-            while len(self._last) == PART_CHARS:
-                self._parts.append(self._last.encode())
-                self._last = piece[at : at + PART_CHARS]
-                at += PART_CHARS
-        return start, self._length
-
-    def parts(self) -> list[bytes]:
-        """The text as it is stored, in one part at least."""
-        last = [self._last.encode()] if self._last or not self._parts else []
-        return self._parts + last
-
+from gateway.store.statements import one, values
 
 MAX_BYTES_OF_ONE = 256 * 1024 * 1024
 
-T = TypeVar("T")
-Fetch = Callable[[int, int], str]  # the text from here to there
+Body = bytes  # `bytes` is a column as well
 
-_table, _parts = tables.results, tables.result_parts
+_table = tables.results
 
 
 @dataclass(frozen=True, slots=True)
 class LargeResult:
-    """One answer, and where reading its text begins."""
+    """One answer, whole."""
 
     id: str
     principal: str
-    bytes: int  # of the answer as it came
-    shown: Span | None  # the answer as a whole, where that is read by characters
-    root: Place | None  # the JSON value, if it is one; empty: nothing leads to what is in it
+    bytes: int
+    media_type: str
+    body: Body
     expires_at: float
 
 
-async def save_result(
-    db: Database, result: LargeResult, parts: Sequence[bytes | memoryview]
-) -> None:
+async def save_result(db: Database, result: LargeResult) -> None:
     """Keeps it until it expires, or its owner has `MAX_BYTES_OF_ONE` of newer ones."""
     row = values(result)
-    rows = [{"result_id": result.id, "number": n, "text": part} for n, part in enumerate(parts)]
 
     def save(tx: Connection) -> None:
         tx.execute(insert(_table), row)
-        insert_many(tx, _parts, rows)
         _make_room(tx, result.principal)
 
     await db.write(save)
@@ -107,41 +59,13 @@ def _make_room(tx: Connection, principal: str) -> None:
     over = [row.id for row, total in zip(rows, totals, strict=True) if total > MAX_BYTES_OF_ONE]
     if over:
         tx.execute(delete(_table).where(_table.c.id.in_(over)))
-        tx.execute(delete(_parts).where(_parts.c.result_id.in_(over)))
 
 
-async def read_kept(
-    db: Database, id: str, principal: str, now: float, read: Callable[[LargeResult, Fetch], T]
-) -> T | None:
-    """What is read of an answer, for its owner only: no more of it is loaded than is fetched."""
+async def read_result(db: Database, id: str, principal: str, now: float) -> LargeResult | None:
+    """The answer, for its owner only, until it expires."""
     mine = (_table.c.id == id) & (_table.c.principal == principal)
     statement = select(_table).where(mine & (_table.c.expires_at > now))
-
-    def reading(tx: Connection) -> T | None:
-        result = one(tx, statement, LargeResult)
-        try:
-            return None if result is None else read(result, partial(_fetch, tx, id))
-        except _Swept:
-            return None
-
-    return await db.read(reading)
-
-
-class _Swept(Exception):
-    """It expired while it was read."""
-
-
-def _fetch(tx: Connection, id: str, start: int, end: int) -> str:
-    if start >= end:
-        return ""
-    first, last = start // PART_CHARS, (end - 1) // PART_CHARS
-    wanted = (_parts.c.result_id == id) & _parts.c.number.between(first, last)
-    statement = select(_parts.c.text).where(wanted).order_by(_parts.c.number)
-    found = tx.execute(statement).scalars().all()
-    if len(found) != last - first + 1:
-        raise _Swept
-    text = b"".join(found).decode()
-    return text[start - first * PART_CHARS : end - first * PART_CHARS]
+    return await db.read(lambda tx: one(tx, statement, LargeResult))
 
 
 PART = 500
@@ -213,7 +137,4 @@ def _some(
     return [id for (id, _), so_far in zip(rows, before, strict=False) if so_far < PART_BYTES]
 
 
-_GO_WITH = {
-    tables.executions: tables.claims.c.execution_id,
-    tables.results: tables.result_parts.c.result_id,
-}
+_GO_WITH = {tables.executions: tables.claims.c.execution_id}

@@ -295,7 +295,7 @@ def translated() -> Iterator[None]:
         raise unavailable() from error
 
 
-HEAD = "0004"
+HEAD = "0005"
 SCRIPTS = Path(__file__).parent / "migrations"
 
 

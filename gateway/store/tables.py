@@ -167,18 +167,9 @@ results = Table(
     Column("id", Text, primary_key=True),
     Column("principal", Plain, nullable=False, index=True),
     Column("bytes", Counter, nullable=False),
-    Column("shown", Json),
-    Column("root", Json),
+    Column("media_type", Plain, nullable=False),
+    Column("body", LargeBinary, nullable=False),
     Column("expires_at", Time, nullable=False, index=True),
-)
-
-# The text of a result, in characters of UTF-8. Swept with it.
-result_parts = Table(
-    "result_parts",
-    metadata,
-    Column("result_id", Text, primary_key=True),
-    Column("number", Counter, primary_key=True, autoincrement=False),
-    Column("text", LargeBinary, nullable=False),
 )
 
 approvals = Table(

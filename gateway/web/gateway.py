@@ -31,6 +31,7 @@ from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
 from gateway.mcp.surface import askable_of
 from gateway.model import Principal, Tool
+from gateway.outbound.content import Work
 from gateway.policy.access import principal_now
 from gateway.policy.view import Scope, View, offering, standing, view
 from gateway.store.approvals import Approval
@@ -118,12 +119,14 @@ class Gateway:
         approvals: Approvals,
         db: Database,
         azure: AzureWatch,
+        work: Work,
     ) -> None:
         self.catalog = catalog
         self.invoker = invoker
         self.approvals = approvals
         self.db = db
         self.azure = azure
+        self.work = work
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None
         self.unknown_calls = 0

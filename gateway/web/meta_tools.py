@@ -11,6 +11,7 @@ Azure for people and models: its catalogue of connectors, and where a connection
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import orjson
 
 from gateway.azure.directory import LISTING
 from gateway.azure.lookups import Question
-from gateway.calls import large_results as results
+from gateway.calls.large_results import read_part
 from gateway.calls.record import Caller
 from gateway.catalog.discover import Report, problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
@@ -29,6 +30,7 @@ from gateway.model import Tool, whole_schema, without_constants
 from gateway.openapi.naming import cut, visible
 from gateway.policy.access import may_know
 from gateway.policy.view import View
+from gateway.store import results
 from gateway.web.shown import (
     connection_detail,
     connection_row,
@@ -363,22 +365,23 @@ async def mcp_get_tool_schema(asked: Asked, arguments: Arguments) -> dict[str, A
 
 
 async def read_result(asked: Asked, arguments: Arguments) -> dict[str, Any]:
-    principal = asked.context.principal.name
-    part = await results.read_result(
-        asked.gateway.db,
-        arguments["result_id"],
-        principal,
-        pointer=arguments.get("pointer", ""),
-        offset=arguments.get("offset", 0),
-        limit=arguments.get("limit"),
-    )
-    if part is None:
+    id, owner = arguments["result_id"], asked.context.principal.name
+    kept = await results.read_result(asked.gateway.db, id, owner, time.time())
+    if kept is None:
         raise NotFound(
             "invalid_arguments",
             "there is no such result, or it has expired",
             "Make the call again; results are kept for an hour.",
         )
-    return {"result_id": arguments["result_id"], **part}
+    part = await read_part(
+        asked.gateway.work,
+        kept.body,
+        kept.media_type,
+        pointer=arguments.get("pointer", ""),
+        offset=arguments.get("offset", 0),
+        limit=arguments.get("limit"),
+    )
+    return {"result_id": id, **part}
 
 
 def _need_admin(asked: Asked) -> None:

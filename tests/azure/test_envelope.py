@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gateway.azure.envelope import enveloped, opened, status_number
 from gateway.blocklist import decodings
-from gateway.calls.answer import ELSEWHERE_BYTES
 from gateway.calls.request import build_request
 from gateway.errors import Fixable
 from gateway.model import HttpOperation, Parameter
 from gateway.outbound.client import Answer, Request
+from gateway.outbound.limits import WORKER_BYTES
 
 ID = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Web/connections/mail"
 BASE = f"https://azure.example{ID}"
@@ -172,7 +172,7 @@ async def test_the_answer_inside_comes_out_as_if_the_api_had_given_it(
 
 
 async def test_a_large_answer_is_opened_elsewhere_or_left_as_it_is() -> None:
-    text = "x" * ELSEWHERE_BYTES
+    text = "x" * WORKER_BYTES
     answer = answered({"statusCode": "NotFound", "body": text})
 
     async def elsewhere(job: Callable[..., bytes], data: bytes, *arguments: str) -> bytes:

@@ -1,8 +1,9 @@
+"""Parts of a large answer: which items or characters of it, and in words where there are none."""
+
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from functools import lru_cache, partial
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -10,41 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.large_results import MAX_SLICE_BYTES, WEIGHTY_CHARS, laid_out, read_slice
+from gateway.calls.large_results import part_of, read_part
+from gateway.calls.limits import MAX_PART_BYTES
 from gateway.errors import Fixable
-from gateway.store.results import LargeResult
-from tests.calls import whole
+from gateway.workers import Workers
 
 JSON = "application/json"
 DOCUMENT = {"items": [{"id": i} for i in range(250)], "note": "héllo", "a/b": {"~": [1]}, "n": None}
 BODY = orjson.dumps(DOCUMENT)
+ITEMS = [{"id": n, "name": f"Nämé {n}", "text": "line\n" * 3} for n in range(20_000)]
+LARGE = orjson.dumps({"items": ITEMS})
 
 
-@lru_cache(1)
-def layout(body: bytes, media_type: str, weighty: int) -> tuple[LargeResult, str]:
-    out = laid_out(body, media_type, b"r1", weighty=weighty)
-    kept = LargeResult("r1", "ann", len(body), out.shown, out.root, 1.0)
-    return kept, b"".join(out.parts).decode()
+def read(body: bytes, media_type: str = JSON, **asked: Any) -> dict[str, Any]:
+    return asyncio.run(read_all(body, media_type, **asked))
 
 
-def read(
-    body: bytes,
-    media_type: str = JSON,
-    *,
-    weighty: int = WEIGHTY_CHARS,
-    fetched: list[int] | None = None,
-    **asked: Any,
+async def nobody(job: Callable[..., bytes], data: bytes, *arguments: str) -> None:
+    """Another process that can't do it."""
+
+
+async def read_all(
+    body: bytes, media_type: str = JSON, work: Any = nobody, **asked: Any
 ) -> dict[str, Any]:
-    """A part of an answer that was laid out; `fetched` is told how much text that took."""
-    kept, text = layout(body, media_type, weighty)
-
-    def fetch(start: int, end: int) -> str:
-        assert 0 <= start <= end <= len(text)
-        if fetched is not None:
-            fetched.append(end - start)
-        return text[start:end]
-
-    return read_slice(kept, fetch, **asked)
+    wanted = {"pointer": "", "offset": 0, "limit": None, **asked}
+    return await read_part(work, body, media_type, **wanted)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +50,7 @@ def read(
             {"total": 250, "offset": 248, "value": [{"id": 248}, {"id": 249}]},
         ),
         ({"pointer": "/items", "offset": 900}, {"total": 250, "offset": 900, "value": []}),
+        ({"pointer": "/items", "offset": 2**63}, {"total": 250, "offset": 2**63, "value": []}),
         ({"pointer": "/items/7"}, {"total": 8, "offset": 0, "value": '{"id":7}'}),
         ({"pointer": "items/7/id"}, {"total": 1, "offset": 0, "value": "7"}),
         (
@@ -73,11 +65,10 @@ def read(
         ),
     ],
 )
-@pytest.mark.parametrize("weighty", [2, 40, WEIGHTY_CHARS])
 def test_slice_counts_items_in_arrays_and_characters_elsewhere(
-    asked: dict[str, Any], part: dict[str, Any], weighty: int
+    asked: dict[str, Any], part: dict[str, Any]
 ) -> None:
-    assert read(BODY, weighty=weighty, **asked) == {"bytes": len(BODY), **part}
+    assert read(BODY, **asked) == {"bytes": len(BODY), **part}
 
 
 def test_array_is_read_a_hundred_items_at_a_time() -> None:
@@ -107,6 +98,8 @@ def test_text_and_binary_are_read_by_characters() -> None:
         (BODY, {"pointer": "/items/" + "9" * 5000}, "/pointer"),
         (BODY, {"pointer": "/\ud800"}, "/pointer"),
         (b"text", {"pointer": "/a"}, "/pointer"),
+        (BODY[:-9], {"pointer": "/items"}, "/pointer"),  # it was cut
+        (LARGE, {"pointer": "/items"}, "/pointer"),  # no worker process could read it
     ],
 )
 def test_slice_that_does_not_exist_is_refused_by_name(
@@ -119,120 +112,14 @@ def test_slice_that_does_not_exist_is_refused_by_name(
 
 def test_slice_is_bounded_whatever_the_limit() -> None:
     big = orjson.dumps(["x" * 600] * 1000)
-    part = read(big, limit=1000, max_bytes=1000)
+    part = part_of(big, JSON, "", 0, 1000, max_bytes=1000)
     assert (len(part["value"]), part["next_offset"]) == (1, 1)
-    text = read("é".encode() * 5000, "text/plain", limit=5000, max_bytes=1000)
+    text = part_of("é".encode() * 5000, "text/plain", "", 0, 5000, max_bytes=1000)
     assert (len(text["value"]), text["next_offset"]) == (500, 500)
+    assert len(read(b"x" * 200_000, "text/plain", limit=200_000)["value"]) == MAX_PART_BYTES
     with pytest.raises(Fixable) as refusal:
-        read(big, max_bytes=100)
+        part_of(big, JSON, "", 0, None, max_bytes=100)
     assert refusal.value.hint == "Read it with the pointer /0."
-
-
-NAMES = st.text('ab~/é"\\\n', max_size=4)
-VALUES = st.recursive(
-    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=40),
-    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(NAMES, inner, max_size=8),
-    max_leaves=40,
-)
-
-
-@given(
-    value=VALUES,
-    written=st.sampled_from(
-        [
-            lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(),
-            lambda value: b"\xef\xbb\xbf" + json.dumps(value, indent=2).encode(),
-            lambda value: b'{"a": 1, "b": 2, "a": %s}' % json.dumps(value).encode(),
-        ]
-    ),
-    media_type=st.sampled_from([JSON, "text/plain", "image/png"]),
-    weighty=st.integers(2, 60),
-    data=st.data(),
-)
-def test_part_is_that_of_the_whole_answer(
-    value: Any,
-    written: Callable[[Any], bytes],
-    media_type: str,
-    weighty: int,
-    data: st.DataObject,
-) -> None:
-    body = written(value)
-    try:
-        parsed = orjson.loads(body.decode("utf-8-sig"))
-    except orjson.JSONDecodeError:  # a number too large for it, or half a character
-        parsed = None
-    asked = {
-        "pointer": data.draw(st.sampled_from(["#", "/nowhere", *pointers(parsed)])),
-        "offset": data.draw(st.integers(0, 9)),
-        "limit": data.draw(st.none() | st.integers(1, 9)),
-        "max_bytes": data.draw(st.integers(1, 90)),
-    }
-
-    assert outcome(partial(read, weighty=weighty), body, media_type, asked) == outcome(
-        whole.read_slice, body, media_type, asked
-    )
-
-
-def pointers(value: Any, so_far: str = "") -> list[str]:
-    """Where in a value one can go, and a step further."""
-    inner = list(enumerate(value)) if isinstance(value, list) else []
-    if isinstance(value, dict):
-        inner = [(name.replace("~", "~0").replace("/", "~1"), v) for name, v in value.items()]
-    deeper = [found for name, v in inner for found in pointers(v, f"{so_far}/{name}")]
-    return [so_far, f"{so_far}/a", f"{so_far}/3", *deeper]
-
-
-def outcome(
-    reading: Callable[..., Any], body: bytes, media_type: str, asked: dict[str, Any]
-) -> bytes:
-    """What comes of it, to the byte."""
-    try:
-        return orjson.dumps(reading(body, media_type, **asked))
-    except Fixable as error:
-        return orjson.dumps([error.code, error.message, error.hint, error.details])
-
-
-NUMBERS = [{"id": n, "name": f"Number {n}", "tags": ["é", "\n"] * 5} for n in range(5_000)]
-HUGE: dict[str, Any] = {
-    "items": NUMBERS,
-    "by name": {f"{n}/~": item for n, item in enumerate(NUMBERS)},
-    "text": "line\n" * 100_000,
-    "deep": orjson.loads(b'[{"in":' * 40 + b'{"x":"%s"}' % (b"y" * 100_000) + b"}]" * 40),
-    "uneven": ["z" * 100_000, *range(100_000), "z" * 100_000],
-}
-
-
-HUGE_BODY = orjson.dumps(HUGE)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
-        {"offset": 700_000},
-        {"pointer": "#", "offset": 900_000},
-        {"pointer": "/items"},
-        {"pointer": "/items", "offset": 2_500},
-        {"pointer": "/items", "offset": 2_500, "limit": 100_000},
-        {"pointer": "/items/4999/tags"},
-        {"pointer": "/by name", "offset": 300_000},
-        {"pointer": "/by name/1234~1~0/name"},
-        {"pointer": "/by name/nobody"},
-        {"pointer": "/text", "offset": 499_990},
-        {"pointer": "/deep" + "/0/in" * 40 + "/x", "offset": 99_000},
-        {"pointer": "/uneven", "offset": 50_000, "limit": 2**63},
-        {"pointer": "/uneven", "offset": 2**63},
-        {"pointer": "/text", "offset": 2**63, "limit": 2**63},
-        {"pointer": "/uneven", "offset": 100_001},
-    ],
-)
-def test_little_more_is_fetched_than_is_read(asked: dict[str, Any]) -> None:
-    fetched: list[int] = []
-
-    part = outcome(partial(read, fetched=fetched), HUGE_BODY, JSON, asked)
-
-    assert part == outcome(whole.read_slice, HUGE_BODY, JSON, asked)
-    assert sum(fetched) < MAX_SLICE_BYTES + 4 * WEIGHTY_CHARS
 
 
 @given(
@@ -242,10 +129,32 @@ def test_little_more_is_fetched_than_is_read(asked: dict[str, Any]) -> None:
 def test_parts_put_together_are_the_whole(text: str, limit: int) -> None:
     parts, offset = [], 0
     for _ in range(100):
-        part = read(text.encode(), "text/plain; charset=utf-8", offset=offset, limit=limit)
-        parts.append(part["value"] if isinstance(part["value"], str) else "")
+        part = part_of(text.encode(), "text/x; charset=utf-8", "", offset, limit)
+        parts.append(part["value"])
         if "next_offset" not in part:
             break
         offset = part["next_offset"]
-    if isinstance(part["value"], str):
-        assert "".join(parts) == text
+    assert "".join(parts) == text
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    async with Workers() as running:
+        yield running
+
+
+async def test_large_json_is_read_in_another_process(workers: Workers) -> None:
+    work = workers.work
+    last = await read_all(LARGE, work=work, pointer="/items", offset=19_998)
+    assert last["value"] == ITEMS[19_998:]
+    assert (await read_all(LARGE, work=work, pointer="/items/777/name"))["value"] == "Nämé 777"
+    assert (await read_all(LARGE, work=work, offset=2, limit=5))["value"] == "items"
+    with pytest.raises(Fixable) as refusal:
+        await read_all(LARGE, work=work, pointer="/nobody")
+    assert "there are the keys 'items'" in str(refusal.value.details["problems"])
+
+
+async def test_json_that_takes_too_much_is_read_as_text() -> None:
+    text = LARGE.decode()
+    assert (await read_all(LARGE, limit=9))["value"] == text[:9]
+    assert (await read_all(LARGE, offset=len(text) - 9))["value"] == text[-9:]

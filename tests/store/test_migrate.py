@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
 from gateway.store.database import Database
-from gateway.store.results import LargeResult, read_kept, save_result
+from gateway.store.results import LargeResult, read_result, save_result
 from gateway.store.sqlite import Sqlite
 from gateway.store.statements import HEAD, SCRIPTS
 from gateway.store.tables import metadata
@@ -72,7 +72,7 @@ async def test_processes_that_start_together_migrate_once(empty_url: str) -> Non
     assert [tuple(row) for row in revisions] == [(1, 0)]
 
 
-async def test_answers_kept_in_one_piece_are_dropped(empty_url: str) -> None:
+async def test_answers_kept_by_an_older_gateway_are_dropped(empty_url: str) -> None:
     def first_version(tx: Connection) -> None:
         config = Config()
         config.set_main_option("script_location", str(SCRIPTS))
@@ -88,8 +88,9 @@ async def test_answers_kept_in_one_piece_are_dropped(empty_url: str) -> None:
     await old.engine.close()
 
     async with Database(empty_url) as db:
-        await save_result(db, LargeResult("r1", "ann", 1, None, None, 9e9), [b"y"])
-        assert await read_kept(db, "r1", "ann", 0.0, lambda result, fetch: fetch(0, 1)) == "y"
+        kept = LargeResult("r1", "ann", 1, "text/plain", b"y", 9e9)
+        await save_result(db, kept)
+        assert await read_result(db, "r1", "ann", 0.0) == kept
 
 
 async def test_store_of_a_newer_gateway_is_refused(db: Database, store_url: str) -> None:

@@ -65,7 +65,7 @@ async def test_more_than_one_part_is_swept(db: Database) -> None:
 
 async def test_few_large_answers_are_a_part(db: Database) -> None:
     for id in ("r1", "r2", "r3", "r4"):
-        await save_result(db, LargeResult(id, "ann", PART_BYTES // 2, None, None, 1.0), [b"x"])
+        await save_result(db, LargeResult(id, "ann", PART_BYTES // 2, "a/b", b"x", 1.0))
     before = db.figures().units
 
     assert (await sweep(db, now=NOW, keep_days=30))["results"] == 4
@@ -85,7 +85,7 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
         await decide_approval(db, id, "denied", by="eve", now=at, usable_until=at)
         found = [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
         await db.write(partial(record_in, connection=id, changes=found))
-        await save_result(db, LargeResult(id, "ann", 0, None, None, at), [b""])
+        await save_result(db, LargeResult(id, "ann", 0, "a/b", b"", at))
         await end_session(db, id, at)
         await save_validation(db, id, (), at - 60 * DAY)
         await add(db, "buckets", {"key": id, "tokens": 0.0, "at": at, "allowed": 1})

@@ -1,0 +1,151 @@
+"""What the bytes of an answer are: text, JSON, or neither.
+
+The Content-Type is believed as far as it goes; one that says little is checked against the bytes.
+A charset comes from a byte order mark or from the Content-Type. Parsing a large JSON text takes up
+to forty times its memory and holds up every thread of its process, so that it is done in a worker
+process: this module imports next to nothing, since such a process may have to be started first.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from email.message import Message
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from gateway.outbound.limits import (
+    MAX_JSON_DEPTH,
+    MAX_REMEMBERED,
+    STEP_BYTES,
+    WORKER_BYTES,
+)
+
+# What a function of ours makes of the data in a worker process; None where that takes too much.
+Work = Callable[..., Awaitable[bytes | bytearray | None]]
+
+NOT_JSON = object()
+_TEXT_TYPES = ("json", "xml", "javascript", "yaml", "x-www-form-urlencoded") + (
+    "graphql", "csv", "sql"
+)  # fmt: skip
+_FILES = ("image/", "audio/", "video/", "font/")
+_VAGUE = frozenset(("", "text/plain", "application/octet-stream", "text/html", "text/json"))
+_JSON_BEGINS = re.compile(rb"\s*[\[{]")
+_ORJSON_DEPTH = 254  # deeper values it reads but does not write
+# Codecs that are no charset of any document: slow ones, and spellings of text in text.
+_NO_CHARSETS = {"idna", "punycode", "undefined", "utf-7", "unicode_escape", "raw_unicode_escape"}
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def essence(media_type: str) -> str:
+    """`application/json` of `Application/JSON; charset=utf-8`."""
+    return media_type.partition(";")[0].strip().lower()
+
+
+def is_text(body: bytes, media_type: str) -> bool:
+    """Whether the body, which is in UTF-8 if it is text at all, is text."""
+    kind = essence(media_type)
+    if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
+        return True
+    return not kind.startswith(_FILES) and b"\0" not in body[:STEP_BYTES] and _is_utf8(body)
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def as_text(body: bytes, media_type: str) -> str | None:
+    """The body as text; None if it is none."""
+    if not is_text(body, media_type):
+        return None
+    return body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
+
+
+def text_or_base64(body: bytes, media_type: str) -> str:
+    """The body as text, or else in base64."""
+    text = as_text(body, media_type)
+    return b64encode(body).decode() if text is None else text
+
+
+def may_be_json(body: bytes, media_type: str) -> bool:
+    """Whether it is worth a try: a type that says little is tried for what it is."""
+    kind = essence(media_type)
+    return kind.endswith("json") or (kind in _VAGUE and bool(_JSON_BEGINS.match(body)))
+
+
+def is_heavy_json(body: bytes, media_type: str) -> bool:
+    """Whether parsing the body is work for a worker process."""
+    return len(body) > WORKER_BYTES and may_be_json(body, media_type)
+
+
+def as_json(body: bytes, media_type: str) -> Any:
+    """The body as a JSON value, or NOT_JSON."""
+    if not may_be_json(body, media_type):
+        return NOT_JSON
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        try:
+            value = orjson.loads(body.decode("utf-8-sig", "replace"))
+        except orjson.JSONDecodeError:
+            return NOT_JSON
+    brackets = body.count(b"[") + body.count(b"{")
+    return NOT_JSON if brackets > MAX_JSON_DEPTH and _is_too_deep(value) else value
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether orjson can't write the value inside a result; walking it here would take seconds."""
+    for _ in range(_ORJSON_DEPTH - MAX_JSON_DEPTH):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return True
+    return False
+
+
+def in_utf8(body: bytes, charset: str) -> bytes:
+    """The text in UTF-8, decoded in steps: the event loop gets its turn between two of them."""
+    decoder = codecs.getincrementaldecoder(charset)("replace")
+    starts = range(0, len(body), STEP_BYTES)
+    pieces = [decoder.decode(body[at : at + STEP_BYTES]) for at in starts]
+    pieces.append(decoder.decode(b"", final=True))
+    return "".join(pieces).encode("utf-8", "replace")
+
+
+def charset_of(body: bytes, media_type: str) -> str | None:
+    """What a text has to be decoded with; None: it is UTF-8, or no text."""
+    if essence(media_type).startswith(_FILES):
+        return None
+    for mark, charset in _MARKS:
+        if body.startswith(mark):
+            return charset
+    return _declared_charset(media_type[:200])
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _declared_charset(media_type: str) -> str | None:
+    """The charset that a Content-Type names, if it is one to decode with and not UTF-8."""
+    message = Message()
+    message["content-type"] = media_type
+    try:
+        codec = codecs.lookup(message.get_content_charset() or "utf-8").name
+        b"x".decode(codec, "replace")  # raises LookupError for what is no encoding of text
+    except (LookupError, ValueError):
+        return None
+    if codec in _NO_CHARSETS or codec.startswith("utf-8"):
+        return None
+    return f"{codec}-le" if codec in ("utf-16", "utf-32") else codec  # as most write it unmarked
