@@ -35,11 +35,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.azure.directory import AzureDirectory
-from gateway.azure.watch import AzureWatch, ask_azure, azure_identity
 from gateway.calls.admission import Admission, SharedRates
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker, Senders
-from gateway.calls.credentials import Credentials, PreparedConnections, auth_of, prove
+from gateway.calls.credentials import (
+    Credentials,
+    PreparedConnections,
+    ask_azure,
+    auth_of,
+    azure_identity,
+    prove,
+)
 from gateway.calls.record import Signals
 from gateway.calls.running import CANCEL, ApprovedRuns, Housekeeping, Resume, this_replica
 from gateway.calls.send import HttpSender, UpstreamSender
@@ -47,7 +53,7 @@ from gateway.catalog.catalog import Catalog, refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
-from gateway.catalog.schedule import Schedule
+from gateway.catalog.schedule import AzureWatch, Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, OpenApiConnection
 from gateway.config.settings import Settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -28,7 +28,7 @@ MAX_FILES = 158
 MAX_FILE_LINES = 790
 MAX_FUNCTION_LINES = 83
 MAX_CHAIN = 23
-MAX_WRONG_IMPORTS = 58
+MAX_WRONG_IMPORTS = 34
 MAX_PUT_OFF = 3
 MAX_NUMBERS = 581
 MAX_DOUBLE_NAMES = 27
@@ -159,15 +159,21 @@ def _quoted(row: str) -> Iterator[str]:
 async def test_a_warm_call_crosses_few_files(make_gateway: GatewayMaker) -> None:
     gateway = await make_gateway(f"{OPEN}[demo]\nenabled = true\n")
     async with Client(gateway.mcp) as client:
-        await client.call_tool("demo_list_books", {})
-        with traced() as call:
-            await client.call_tool("demo_list_books", {})
-        await client.list_tools()
-        with traced() as listing:
-            await client.list_tools()
+        call = await least(lambda: client.call_tool("demo_list_books", {}))
+        listing = await least(client.list_tools)
     assert len(call.files) <= MAX_CALL_FILES, sorted(call.files)
     assert call.awaits <= MAX_CALL_AWAITS
     assert len(listing.files) <= MAX_LIST_FILES, sorted(listing.files)
+
+
+async def least(request: Callable[[], Awaitable[Any]]) -> Trace:
+    """The trace of a warm request that no background work of the gateway fell into."""
+    traces = []
+    for _ in range(6):
+        with traced() as trace:
+            await request()
+        traces.append(trace)
+    return min(traces, key=lambda trace: (len(trace.files), trace.awaits))
 
 
 @dataclass

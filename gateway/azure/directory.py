@@ -22,7 +22,6 @@ from cachetools import TTLCache
 
 from gateway.azure.arm import ArmClient, Send, is_missing
 from gateway.azure.connector import Facts, Resource, is_id, packed, read_resource
-from gateway.catalog.definitions import Definition
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
@@ -62,8 +61,8 @@ class AzureDirectory:
         self._consents: TTLCache[str, str] = TTLCache(MAX_CONNECTIONS, CONSENT_SECONDS)
         self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, CATALOGUE_SECONDS)
 
-    async def listing(self) -> Definition:
-        """The connections of the group, as one definition."""
+    async def listing(self) -> bytes:
+        """The connections of the group, as `read_listing` reads them."""
         azure, asked_at = self._configured(), time.monotonic()
         found: dict[str, Resource] = {}
         async for entry in self._client.pages(azure, connections_path(azure)):
@@ -72,8 +71,7 @@ class AzureDirectory:
             if len(found) > MAX_CONNECTIONS:
                 raise DefinitionUnreadable(f"the group has over {MAX_CONNECTIONS} connections")
         self._listed.update({key: (asked_at, resource) for key, resource in found.items()})
-        raw = orjson.dumps([_kept(found[key]) for key in sorted(found)])
-        return Definition.of(listing_location(azure), raw)
+        return orjson.dumps([_kept(found[key]) for key in sorted(found)])
 
     async def definition(
         self,
@@ -83,11 +81,10 @@ class AzureDirectory:
         max_bytes: int,
         planned: bool = False,
         since: float | None = None,
-    ) -> Definition:
+    ) -> bytes:
         """The facts and the API of a connection; `planned`: also of one that is still to be made.
 
         What was fetched for others counts where that was `since` then; without it, nothing does.
-        Its location is its resource, whatever else changes.
         """
         azure, since = self._configured(), time.monotonic() if since is None else since
         id_ = resource_id(azure, name, settings)
@@ -118,8 +115,7 @@ class AzureDirectory:
             resource.runtime_url if settings.invoke == "runtime" else "",
             settings.invoke,
         )
-        raw = packed(facts, export)
-        return Definition.of(settings.resource_id or "", raw)
+        return packed(facts, export)
 
     async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
         """Makes the connection in Azure unless it is there; its settings, and whether it was made.

@@ -30,9 +30,8 @@ from urllib.parse import parse_qsl, urljoin, urlsplit
 import orjson
 
 from gateway.blocklist import decodings
-from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable
-from gateway.model import HttpOperation, Parameter, Tool, digest
+from gateway.model import Build, HttpOperation, Parameter, Tool, digest
 
 MISSING = object()
 _VALUES = "x-ms-dynamic-values"
@@ -513,9 +512,9 @@ MAX_LINK = 4096
 _PORTS = {"https": 443, "http": 80}
 
 
-def following(tool: Tool, link: str, state: ConnectionState) -> Call | None:
+def following(tool: Tool, link: str, build: Build | None) -> Call | None:
     """The call that reads the next page; None where the link leads somewhere else."""
-    http, build = tool.http, state.build
+    http = tool.http
     if http is None or build is None or tool.method != "GET" or len(link) > MAX_LINK:
         return None
     base = build.links_base or http.base_url

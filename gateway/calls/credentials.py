@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+import jwt
 import msgspec
 import orjson
 from pydantic import SecretStr
@@ -510,3 +511,35 @@ def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:
 
 def _plain(value: Any) -> Any:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+# --- Azure ----------------------------------------------------------------------------------------
+
+AZURE_SECONDS = 20.0
+
+
+async def ask_azure(
+    egress: Egress, credentials: Credentials, azure: Azure, request: Request, max_bytes: int
+) -> Answer:
+    """What Azure answers; a token it no longer accepts is replaced once."""
+
+    async def send(granted: Request) -> Answer:
+        return await egress.send(granted, deadline=AZURE_SECONDS, max_bytes=max_bytes)
+
+    auth = auth_of(azure.auth)
+    answer, _ = await send_granted(credentials, AZURE, auth, request, azure.endpoint, send)
+    return answer
+
+
+async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, str]:
+    """Who we are to Azure, read off our own token; nothing where it does not say.
+
+    It is not checked: Azure checks what it is told.
+    """
+    grant = await credentials.grant(AZURE, auth_of(azure.auth))
+    try:
+        claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
+    except (IndexError, jwt.InvalidTokenError):
+        return {}
+    found = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}
+    return {name: value for name, value in found.items() if isinstance(value, str)}

@@ -30,7 +30,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import structlog
 
-from gateway.azure.group import present_in_azure, remove_from_azure, to_be_served
+from gateway.catalog.azure_group import present_in_azure, remove_from_azure, to_be_served
 from gateway.catalog.changes import asks_other_credential, served, with_credentials_of
 from gateway.catalog.definitions import is_active, is_lazy, is_local, kind_of, location_of, resting
 from gateway.catalog.discover import (

@@ -241,9 +241,10 @@ class Discoverer:
         if isinstance(settings, ManifestConnection):
             return await self._read_manifest(settings, limits, held)
         assert isinstance(settings, ArmConnection)
-        definition = await self.azure.definition(
+        raw = await self.azure.definition(
             name, settings, max_bytes=limits.max_spec_bytes, planned=planned, since=since
         )
+        definition = Definition.of(settings.resource_id or "", raw)
         return held if held and same_bytes(held, definition) else definition
 
     async def _read_manifest(

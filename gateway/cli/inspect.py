@@ -76,8 +76,7 @@ async def _preview(
     what: str, kind: KindOption | None, settings: Settings, folder: Path
 ) -> dict[str, Any]:
     from gateway.azure.directory import AzureDirectory
-    from gateway.azure.watch import ask_azure
-    from gateway.calls.credentials import Credentials, prove
+    from gateway.calls.credentials import Credentials, ask_azure, prove
     from gateway.catalog.definitions import Fetcher, kind_of
     from gateway.catalog.discover import Discoverer, previewed
     from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in

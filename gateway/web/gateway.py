@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from gateway.azure.lookups import LookUps
-from gateway.azure.watch import AzureWatch
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.asking import Ticket
 from gateway.calls.call import Invoker
+from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
+from gateway.catalog.schedule import AzureWatch
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused

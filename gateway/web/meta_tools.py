@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.azure.directory import LISTING
-from gateway.azure.lookups import Question
 from gateway.calls.large_results import read_part
+from gateway.calls.lookups import Question
 from gateway.calls.record import Caller
 from gateway.catalog.discover import Report, problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot

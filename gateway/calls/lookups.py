@@ -117,7 +117,7 @@ class LookUps:
             found = (entry_of(item, step, rule) for item in items_of(answer, step.items))
             values += [entry for entry in found if entry is not None]
             link = next_link(answer)
-            onward = following(call.tool, link, asked.state) if link else None
+            onward = following(call.tool, link, asked.state.build) if link else None
             if onward is None or len(values) >= MAX_VALUES:
                 break
             call = onward

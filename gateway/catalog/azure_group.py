@@ -1,4 +1,4 @@
-"""What the connections of Azure's resource group mean here: names, settings, who owns what.
+"""What the connections of Azure's resource group mean in the catalog: names, settings, owners.
 
 A connection that config.toml or a put already speaks for is not there twice. One that a put made in
 Azure is removed there again when the put fails, or when it is deleted; one that was there before is
