@@ -62,8 +62,9 @@ def decodings(text: str) -> Iterator[str]:
 
 _FOLDED = re.compile(r"[^a-z0-9]+")
 _OTHER_METHOD = re.compile(
-    r"(?:-|x-)(?:(?:http|request|original|forwarded|rewrite|tunnel(?:l?ed)?)-?)*(?:method|verb)"
-    r"|[-x]*(?:(?:http|request)-?)*(?:method|verb)-?override"
+    r"(?:-|x-)(?:(?:http|rest|request(?:ed)?|original|forwarded|rewrite|override|tunnel(?:l?ed)?)-?)*"
+    r"(?:method|verb)|[-x]*(?:(?:http|rest|request)-?)*(?:method|verb)-?override"
+    r"|override-?(?:http-?)?(?:method|verb)|x-http-override"
 )
 _OTHER_ADDRESS = re.compile(  # headers: some proxy on the way acts on them
     r"(?:x-)?(?:http-)?host(?:-override)?|(?:x-)?forwarded(?:-.+)?|x-envoy-.+|proxy-.+"

@@ -110,7 +110,8 @@ def test_blocked_path_stays_blocked_however_it_is_dressed_up(
 
 
 ELSEWHERE = """X-HTTP-Method-Override x-http-method X_METHOD_OVERRIDE X-HTTP-Verb _method
-_HttpMethod %5Fmethod _method[] .method $httpMethod methodOverride""".split()
+_HttpMethod %5Fmethod _method[] .method $httpMethod methodOverride X-REST-HTTP-Method
+X-Override-Method override_method X-HTTP-Override""".split()
 HEADERS = """Host X-Host X-Forwarded-Host X-Forwarded-For Forwarded X-Original-URL X-Rewrite-Url
 X-Original-Host X_Override_URL Connection Transfer-Encoding X-Envoy-Original-Path""".split()
 HARMLESS = """method http_method payment_method method_id shipping-method verbs hostname host_id

@@ -158,8 +158,8 @@ def _escaped(others: re.Match[str]) -> str:
     return "".join([f"%{byte:02X}" for byte in others[0].encode()])
 
 
-# `&` would begin another parameter and `#` would end the query: these two are never let through.
-_RESERVED = ":/?[]@!$'()*+,;="
+# `&` would begin another parameter, to some servers `;` would too, and `#` would end the query.
+_RESERVED = ":/?[]@!$'()*+,="
 
 
 def percent_but_reserved(text: str) -> str:
@@ -181,10 +181,11 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
     value = _body_content(body, arguments)
     if value is _ABSENT:
         return None
-    _check_names(body, value)
     media_type = body.media_type.partition(";")[0].strip().lower()
-    if media_type == "application/x-www-form-urlencoded":
-        written = isinstance(value, str)  # by the caller
+    is_form = media_type == "application/x-www-form-urlencoded"
+    written = is_form and isinstance(value, str)  # by the caller
+    _check_names(body, _form_names(value) if written else value)
+    if is_form:
         return body.media_type, value.encode() if written else _form(body, value)
     if media_type.startswith("multipart/"):
         return _multipart(body, value, arguments)
@@ -222,6 +223,11 @@ def _check_names(body: Body, value: Any) -> None:
         if may_reroute(str(name), "body") and all(name != field.name for field in body.fields):
             words = f"can't hold the key {name!r}: it could mean another method"
             raise problem(body.whole or "body", words)
+
+
+def _form_names(text: str) -> dict[str, None]:
+    """The names in a form that the caller wrote out; some servers part fields at `;` as well."""
+    return dict.fromkeys(pair.partition("=")[0] for pair in re.split("[&;]", text))
 
 
 def _others(body: Body, arguments: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:

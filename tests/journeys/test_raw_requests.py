@@ -176,15 +176,18 @@ async def test_a_tool_says_its_method_once(make_gateway: GatewayMaker, peer: Pro
     override = {"name": "X-HTTP-Method-Override", "in": "header", "schema": {"type": "string"}}
     filters = {"name": "filters", "in": "query", "schema": anything}
     form = {"content": {"application/x-www-form-urlencoded": {"schema": anything}}}
+    text = {"content": {"application/x-www-form-urlencoded": {"schema": {"type": "string"}}}}
     peer.document["paths"]["/notes"] = {
         "get": {"operationId": "list", "parameters": [override, filters], "responses": {}},
         "post": {"operationId": "add", "requestBody": form, "responses": {}},
+        "put": {"operationId": "write", "requestBody": text, "responses": {}},
     }
     shop: Running = await make_gateway(config(peer, FREELY))
     calls: list[tuple[str, dict[str, Any]]] = [
         ("list", {"X-HTTP-Method-Override": "DELETE"}),
         ("list", {"filters": {"_method": "DELETE"}}),
         ("add", {"body": {"_method": "DELETE"}}),
+        ("write", {"body": "a=1&%5Fmethod=DELETE"}),
         ("list", {"filters": {"colour": "red"}}),
     ]
     async with api(shop.url, "ann") as ann:
@@ -192,7 +195,7 @@ async def test_a_tool_says_its_method_once(make_gateway: GatewayMaker, peer: Pro
             await ann("POST", f"/tools/shop_{name}/call", {"arguments": arguments})
             for name, arguments in calls
         ]
-    assert [status for status, _ in answers] == [422, 422, 422, 200]
+    assert [status for status, _ in answers] == [422, 422, 422, 422, 200]
     assert peer.requests == [("GET", "/base/notes?colour=red", b"")]
 
 
