@@ -30,6 +30,15 @@ from __future__ import annotations
 
 # --- web ------------------------------------------------------------------------------------------
 
+MAX_BODY_BYTES = 4 * 1024 * 1024  # of a request; larger things are not said in one call
+REQUEST_SECONDS = 30.0  # for a body to arrive, where no configuration says otherwise
+SEND_SECONDS = 10.0  # a reader of a stream that takes nothing for so long is let go
+PING_SECONDS = 15.0  # proxies end streams that are silent for longer
+STREAM_CHECK_SECONDS = 2.0  # streams look again by themselves: a wake-up may be lost
+FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or names by trying
+ALL_FAILURES_A_MINUTE = 60
+MAX_REMEMBERED = 4096  # sources of failures, verified tokens, views: each is found out again
+
 # --- console --------------------------------------------------------------------------------------
 
 # --- server ---------------------------------------------------------------------------------------

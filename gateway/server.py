@@ -5,13 +5,6 @@ is printed once requests are accepted. The first SIGTERM or Ctrl-C makes /readyz
 listening shortly after, lets calls in flight finish and closes the streams; a second one ends at
 once.
 
-A request that is there whole, and an answer that is: taken and sent in one step each.
-
-uvicorn speaks ASGI, which hands both over in messages; for small ones, as nearly all are here, the
-messages cost more than what is in them. Its `receive` and `send` belong to an `AtOnce`, and who
-holds one of them finds the shorter way there (see `http_guard`). Where a step can't be taken now,
-it says so, and the messages are used.
-
 What uvicorn leaves out: patience that ends, and one packet where it would send two.
 
 uvicorn waits for ever for the head of a request, and for a client that does not read. Here a
@@ -45,7 +38,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -58,7 +51,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
@@ -68,42 +60,6 @@ from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 
 JOINED_BYTES = 65_536
-
-
-class AtOnce(RequestResponseCycle):
-    """One request and its answer, as uvicorn has them."""
-
-    def take_body(self) -> bytes | None:
-        """All of the body, as `receive` would give it; None: it is not there yet."""
-        if self.more_body or self.disconnected or self.response_complete:
-            return None
-        self.flow.resume_reading()
-        self.message_event.clear()  # the next word, for those who wait, is that the client left
-        body, self.body = bytes(self.body), bytearray()
-        return body
-
-    def answer(self, status: int, lines: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Send all of an answer, of a known length; False: it can't be sent in this way now."""
-        if self.response_started or self.disconnected or self.flow.write_paused:
-            return False
-        if self.scope["method"] == "HEAD" or not self.keep_alive:
-            return False
-        fields = [b"%b: %b\r\n" % line for line in (*self.default_headers, *lines)]
-        head = b"%b%b\r\n" % (STATUS_LINE[status], b"".join(fields))
-        if head.count(b"\n") != len(fields) + 2 or b"\0" in head or b"connection: " in head:
-            return False  # uvicorn knows what to do about it
-        self.response_started = self.response_complete = True
-        self.waiting_for_100_continue = False
-        if len(body) <= JOINED_BYTES:
-            self.transport.write(head + body)
-        else:  # joining would copy it
-            self.transport.write(head)
-            self.transport.write(body)
-        self.message_event.set()
-        self.on_response()
-        return True
-
-
 CLOSING_SECONDS = 2.0  # for who reads slowly while the gateway ends
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 
@@ -203,7 +159,6 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_request_timer()
         super().on_headers_complete()
-        self.cycle.__class__ = AtOnce
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

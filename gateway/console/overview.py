@@ -38,7 +38,6 @@ from gateway.console.visit import (
     surroundings,
 )
 from gateway.errors import GatewayError
-from gateway.mcp.streams import EventStream, Say
 from gateway.model import Problem, Tool
 from gateway.policy.access import may_know
 from gateway.store.catalog import list_changes
@@ -46,6 +45,7 @@ from gateway.store.cluster import last_event_id
 from gateway.store.ledger import Filter, list_executions
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway
+from gateway.web.guard import EventStream, Say, event_frame
 from gateway.web.shown import execution_event
 
 WIDTH = 1040
@@ -400,7 +400,7 @@ async def _held(visit: Visit) -> list[Worry]:
 
 RETRY_MS = 1000
 MIN_SECONDS = 0.25  # between two looks: a burst is one step
-SIGNED_OUT = b"event: signed-out\ndata:\n\n"
+SIGNED_OUT = event_frame(b"", "signed-out")
 # The words of a time change by themselves; that alone is no news.
 _TIME_WORDS = re.compile(r"(<time[^>]*>)[^<]*(?=</time>)|data-left=\"\d+\"")
 
@@ -461,9 +461,9 @@ class _Page:
         revision = visit.asked.snapshot.revision
         frames = b""
         if self._ledger not in (-1, ledger):
-            frames += b"event: ledger\ndata:\n\n"
+            frames += event_frame(b"", "ledger")
         if self._revision not in (-1, revision):
-            frames += b"event: catalog\ndata:\n\n"
+            frames += event_frame(b"", "catalog")
         self._ledger, self._revision = ledger, revision
         return frames
 
@@ -485,5 +485,4 @@ def partials(shown: dict[str, str]) -> bytes:
         f'<hx-partial hx-target="#{id}" hx-swap="innerMorph">{part}</hx-partial>'
         for id, part in shown.items()
     )
-    lines = b"\n".join(b"data: " + line for line in html.encode().splitlines())
-    return lines + b"\n\n"
+    return event_frame(html.encode())

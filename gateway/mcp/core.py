@@ -29,17 +29,18 @@ from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Send
 
 from gateway.calls.record import AskClient, Caller, Era, Notice, Progress
+from gateway.limits import MAX_BODY_BYTES, REQUEST_SECONDS
 from gateway.mcp.in_flight import Calls, Relay
 from gateway.mcp.messages import Message, dump, notification, progress_token
 from gateway.mcp.sessions import MAX_CLIENT_CHARS, Sessions
-from gateway.mcp.streams import Reply, event
+from gateway.mcp.streams import Reply
 from gateway.mcp.subscriptions import MAX_STREAMS_PER_PRINCIPAL, Streams
 from gateway.mcp.surface import Hello, Offers, Surface
 from gateway.mcp.wishes import reaches
 from gateway.model import Principal
 from gateway.policy.view import Scope
 from gateway.upstream.protocol import LOGGED
-from gateway.web.guard import MAX_BODY_BYTES, REQUEST_SECONDS, Fields, HostRules, host_rules
+from gateway.web.guard import Fields, HostRules, event_frame, host_rules
 from gateway.web.identity import Identity
 
 
@@ -181,7 +182,7 @@ def _notice(request: Request, meta: Mapping[str, Any]) -> Notice | None:
     def notice(method: str, params: Mapping[str, Any]) -> None:
         known = method == LOGGED or request.era == "2025"
         if known and reaches(params.get("level"), wanted):
-            reply.say(event(notification(method, params)))
+            reply.say(event_frame(notification(method, params)))
 
     return notice
 
@@ -205,7 +206,7 @@ def _progress(request: Request, meta: Mapping[str, Any]) -> Progress | None:
             params["total"] = total
         if message is not None:
             params["message"] = message
-        reply.say(event(notification("notifications/progress", params)))
+        reply.say(event_frame(notification("notifications/progress", params)))
 
     return progress
 

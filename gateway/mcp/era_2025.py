@@ -31,10 +31,10 @@ from gateway.mcp.messages import (
 )
 from gateway.mcp.methods import answer
 from gateway.mcp.sessions import Session
-from gateway.mcp.streams import Reply, event
+from gateway.mcp.streams import Reply
 from gateway.mcp.subscriptions import Frames, Stream, Wants
 from gateway.mcp.surface import Hello
-from gateway.web.guard import Refusal, respond
+from gateway.web.guard import Refusal, event_frame, respond
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
 ELICITATION_VERSION = "2025-06-18"  # the first one that has it
@@ -202,8 +202,8 @@ async def serve_get(core: Core, exchange: Exchange) -> None:
         exchange.fields,
         Frames(
             _first_frame(session, known),
-            lambda new: event(_CHANGED, _event_id(new)),
-            notice=lambda method, params: event(notification(method, params or None)),
+            lambda new: event_frame(_CHANGED, id=_event_id(new)),
+            notice=lambda method, params: event_frame(notification(method, params or None)),
         ),
         known,
         session.id,

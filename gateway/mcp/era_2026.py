@@ -33,9 +33,9 @@ from gateway.mcp.messages import (
     subscriptions,
 )
 from gateway.mcp.methods import answer
-from gateway.mcp.streams import Reply, event
+from gateway.mcp.streams import Reply
 from gateway.mcp.subscriptions import Frames, Stream, Wants
-from gateway.web.guard import Refusal, respond
+from gateway.web.guard import Refusal, event_frame, respond
 
 _ROUTING = tuple(
     (name, name.encode())
@@ -186,14 +186,14 @@ def _frames(core: Core, request_id: RequestId, heard: Mapping[str, Any]) -> Fram
     acknowledged = notification(
         "notifications/subscriptions/acknowledged", {"notifications": heard, "_meta": meta}
     )
-    changed = event(notification("notifications/tools/list_changed", {"_meta": meta}))
+    changed = event_frame(notification("notifications/tools/list_changed", {"_meta": meta}))
     result = {
         "resultType": "complete",
         "_meta": {**meta, SERVER_INFO_META_KEY: core.server_info},
     }
     return Frames(
-        event(acknowledged),
+        event_frame(acknowledged),
         (lambda _: changed) if "toolsListChanged" in heard else (lambda _: b""),
-        event(result_body(request_id, dump(result))),
-        lambda method, params: event(notification(method, {**params, "_meta": meta})),
+        event_frame(result_body(request_id, dump(result))),
+        lambda method, params: event_frame(notification(method, {**params, "_meta": meta})),
     )

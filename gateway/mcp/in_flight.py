@@ -15,7 +15,8 @@ from typing import Any, Literal, Protocol, TypeVar
 from gateway.calls.held import unanswered
 from gateway.calls.running import CANCEL
 from gateway.mcp.messages import RequestId, dump
-from gateway.mcp.streams import Reply, event
+from gateway.mcp.streams import Reply
+from gateway.web.guard import event_frame
 
 MAX_ANSWER_SECONDS = 3600.0  # callers have shorter deadlines of their own
 
@@ -128,7 +129,7 @@ class Calls:
         reply.on_gone = lambda: _settle(future, {})
         question = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         try:
-            reply.say(event(dump(question)), droppable=False)
+            reply.say(event_frame(dump(question)), droppable=False)
             async with asyncio.timeout(MAX_ANSWER_SECONDS):
                 return await future
         except TimeoutError:

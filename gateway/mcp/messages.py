@@ -1,10 +1,7 @@
 """JSON-RPC as bytes: reading it strictly, checking it as the SDK does, writing it cheaply.
 
-Reading is stricter than any one parser. A key given twice is refused, because the next reader may
-take the other value; an integer beyond 64 bits stays exact. Both show when the fast parser's output
-is written again, and only the rare suspect is read a second time by the slow one. Parameters are
-checked by the SDK's own models, so that what we accept and what it accepts is one thing; only the
-plainest form of the hottest request is waved through by a look at it.
+Parameters are checked by the SDK's own models, so that what we accept and what it accepts is one
+thing; only the plainest form of the hottest request is waved through by a look at it.
 
 The SDK's own checks, without the clients and servers that come with them.
 
@@ -16,8 +13,6 @@ that they are pure (they import `mcp_types` at most), so they are loaded from th
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +20,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeGuard
 
 import msgspec
-import orjson
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types import methods as sdk_methods
 from mcp_types.jsonrpc import (
@@ -36,6 +30,8 @@ from mcp_types.jsonrpc import (
     PARSE_ERROR,
 )
 from pydantic import ValidationError
+
+from gateway.web import guard
 
 if TYPE_CHECKING:
     from mcp.shared import inbound as inbound
@@ -57,9 +53,8 @@ else:
 
 
 RequestId = str | int
+dump = guard.write_json
 REQUEST_CANCELLED = -32800  # what the SDK answers a cancelled request of the 2025 era with
-
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 class RpcError(Exception):
@@ -85,38 +80,9 @@ class Message(msgspec.Struct, frozen=True):
 def read_json(body: bytes) -> object:
     """The value of a JSON text. Raises RpcError for text that is not exactly one value."""
     try:
-        value: object = orjson.loads(body)
-        written = orjson.dumps(value)
-        if written == body or _kept_all(body, written):
-            return value
-        return json.loads(body, object_pairs_hook=_unique)
-    except _DuplicateKey as error:
-        raise RpcError(PARSE_ERROR, f"Parse error: the key {error} is given twice") from None
-    except (ValueError, RecursionError, TypeError):
-        raise RpcError(PARSE_ERROR, "Parse error") from None
-
-
-def _kept_all(body: bytes, written: bytes) -> bool:
-    # `:` occurs once for each key and within strings: written out again, only the colons of dropped
-    # keys are missing. Escaped ones would upset the count.
-    return (
-        body.count(b":") == written.count(b":")
-        and b"\\u003" not in body
-        and _LONG_NUMBER.search(body) is None
-    )
-
-
-class _DuplicateKey(Exception):
-    pass
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _DuplicateKey(repr(twice[:64]))
-    return value
+        return guard.read_json(body)
+    except guard.NotJson as error:
+        raise RpcError(PARSE_ERROR, f"Parse error: {error}") from None
 
 
 def read_message(value: object) -> Message:
@@ -223,15 +189,6 @@ def error_body(request_id: RequestId | None, error: RpcError) -> bytes:
 def result_body(request_id: RequestId, result: bytes) -> bytes:
     """A JSON-RPC response around a result that is JSON already."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (dump(request_id), result)
-
-
-def dump(value: object) -> bytes:
-    """A value as JSON; the slow writer takes what the fast one refuses (long integers, half a
-    surrogate pair in an upstream's text)."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, separators=(",", ":"), default=str).encode()
 
 
 def error_status(error: RpcError) -> int:

@@ -44,11 +44,11 @@ from gateway.catalog.definitions import prefix_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
 from gateway.mcp.messages import RpcError, uri_template
-from gateway.mcp.surface import askable_of
 from gateway.mcp.wishes import Wishes
 from gateway.policy.view import Offering
 from gateway.upstream.protocol import INTERACTIVE, Hooks
 from gateway.upstream.registry import Upstreams
+from gateway.web.gateway import askable_of
 
 Kind = Literal["prompts", "resources", "resourceTemplates"]
 Item = dict[str, Any]

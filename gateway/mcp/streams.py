@@ -7,43 +7,21 @@ queue that one task empties, and progress that finds it full is dropped, as prog
 
 While a call runs for longer than a moment an attendant watches its connection: it keeps it alive
 through proxies and notices when the client is gone.
-
-Server-sent events to one reader: a step, then sleep until woken, as long as both sides want.
-
-Nothing is queued here. A step looks at what there is and says what is new, at the reader's own
-pace; one that does not read for a while is let go, and comes back by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from gateway.calls.record import heard_within
-from gateway.web.guard import respond
+from gateway.limits import PING_SECONDS, SEND_SECONDS
+from gateway.web.guard import EVENT_STREAM_HEADERS, PING, event_frame, respond
 
-PING_SECONDS = 15.0
-SEND_SECONDS = 10.0
 ATTEND_AFTER_SECONDS = 0.5
 MAX_QUEUED = 64
-
-PING = b": ping\r\n\r\n"
-EVENT_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
-
-
-def event(message: bytes, event_id: str | None = None) -> bytes:
-    """A message as one server-sent event."""
-    head = b"" if event_id is None else b"id: %b\r\n" % event_id.encode()
-    return head + b"event: message\r\ndata: " + message + b"\r\n\r\n"
 
 
 class Reply:
@@ -111,7 +89,7 @@ class Reply:
             await self._sender
         self._closed = True
         if self._started:
-            final = {"type": "http.response.body", "body": event(body), "more_body": False}
+            final = {"type": "http.response.body", "body": event_frame(body), "more_body": False}
             await self._send(final)
         else:
             await respond(self._send, status, body)
@@ -154,67 +132,3 @@ class Attendant:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-
-
-CHECK_SECONDS = 2.0
-
-Say = Callable[[bytes], Awaitable[None]]
-Step = Callable[[Say], Awaitable[bool]]  # says what is new; False: there will be no more
-
-
-class EventStream(Response):
-    """The stream of one reader; `leave` is called when it is over, whoever ended it."""
-
-    def __init__(
-        self,
-        step: Step,
-        woken: asyncio.Event,
-        leave: Callable[[], None],
-        *,
-        retry_ms: int,
-        rest: float = 0.0,  # between two steps: a burst of news is one step
-    ) -> None:
-        super().__init__()
-        self._step = step
-        self._woken = woken
-        self._leave = leave
-        self._retry_ms = retry_ms
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._leave()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _write(self, send: Send) -> None:
-        said = time.monotonic()
-
-        async def say(body: bytes) -> None:
-            nonlocal said
-            if body:
-                async with asyncio.timeout(SEND_SECONDS):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                said = time.monotonic()
-
-        headers = [*EVENT_STREAM_HEADERS, (b"x-content-type-options", b"nosniff")]
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await say(b"retry: %d\n\n" % self._retry_ms)
-            while await self._step(say):
-                if time.monotonic() - said > PING_SECONDS:
-                    await say(PING)
-                await asyncio.sleep(self._rest)
-                await heard_within(self._woken, CHECK_SECONDS)
-            await send({"type": "http.response.body", "body": b""})
-        except (TimeoutError, OSError):
-            return  # it does not read, or has gone
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -24,11 +24,11 @@ import structlog
 from starlette.types import Receive, Send
 
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.mcp.streams import EVENT_STREAM_HEADERS, PING, PING_SECONDS, SEND_SECONDS
+from gateway.limits import PING_SECONDS, SEND_SECONDS
 from gateway.mcp.surface import Offers, Surface, Told
 from gateway.model import Principal
 from gateway.policy.view import Scope
-from gateway.web.guard import Fields, Refusal
+from gateway.web.guard import EVENT_STREAM_HEADERS, PING, Fields, Refusal
 from gateway.web.identity import Identity
 
 BURST_SECONDS = 0.2

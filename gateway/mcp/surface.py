@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.calls.record import Caller
-from gateway.catalog.snapshot import ConnectionState
 from gateway.model import Principal
-from gateway.policy.view import Scope, askable
-
-
-def askable_of(context: Caller, server: ConnectionState) -> Mapping[str, Any]:
-    """What this server may ask of this client, if there is a way to ask it anything."""
-    if context.era == "2025" and context.ask is None:
-        return {}
-    return askable(context.capabilities, server)
+from gateway.policy.view import Scope
 
 
 class ListedView(Protocol):

@@ -23,7 +23,6 @@ from starlette.responses import Response
 
 from gateway.calls.record import Signals
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
-from gateway.mcp.streams import EventStream, Say
 from gateway.model import Principal
 from gateway.policy.access import level, may_know, oversees
 from gateway.policy.view import Scope as ViewScope
@@ -33,7 +32,7 @@ from gateway.store.database import Database
 from gateway.store.ledger import Execution
 from gateway.store.statements import json_bytes
 from gateway.web.gateway import Gateway
-from gateway.web.guard import Fields, fold
+from gateway.web.guard import EventStream, Fields, Say, event_frame, fold
 from gateway.web.identity import Identity
 from gateway.web.meta_tools import Asked
 from gateway.web.shown import decided_row, execution_event
@@ -216,5 +215,4 @@ class Reader:
 
 def frame(kind: str, data: Any, id: int | None = None) -> bytes:
     """One server-sent event."""
-    head = b"" if id is None else b"id: %d\n" % id
-    return b"%bevent: %b\ndata: %b\n\n" % (head, kind.encode(), json_bytes(data).strip())
+    return event_frame(json_bytes(data).strip(), kind, id)

@@ -13,7 +13,7 @@ connection. Its ticket is the same as plain data, so that another process can op
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -27,13 +27,12 @@ from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.schedule import AzureWatch
 from gateway.catalog.search import ToolIndex
-from gateway.catalog.snapshot import Snapshot
+from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
-from gateway.mcp.surface import askable_of
 from gateway.model import Principal, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import principal_now
-from gateway.policy.view import Scope, View, offering, standing, view
+from gateway.policy.view import Scope, View, askable, offering, standing, view
 from gateway.store.approvals import Approval
 from gateway.store.database import Database
 from gateway.web.guard import Throttle
@@ -104,8 +103,6 @@ def _opened(
 log = structlog.get_logger("gateway.edge")
 
 MAX_VIEWS = 2048
-MAX_UNKNOWN_BY_ONE = 20  # calls a minute of tools that are not there: recorded; all are counted
-MAX_UNKNOWN = 200
 MAX_WHOLE = 2**53  # beyond it, a float is no longer exact
 
 
@@ -130,7 +127,7 @@ class Gateway:
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None
         self.unknown_calls = 0
-        self._unknown = Throttle(from_one=MAX_UNKNOWN_BY_ONE, overall=MAX_UNKNOWN)
+        self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded
         self._views: dict[tuple[Any, ...], View] = {}
         catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
         self._index: tuple[int, ToolIndex] | None = None
@@ -271,6 +268,13 @@ class Gateway:
                 self._index = (snapshot.revision, index)
             index = self._index[1]
             return await asyncio.to_thread(index.search, query, allowed=names, limit=limit)
+
+
+def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
+    """What this server may ask of this client, if there is a way to ask it anything."""
+    if caller.era == "2025" and caller.ask is None:
+        return {}
+    return askable(caller.capabilities, server)
 
 
 def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:

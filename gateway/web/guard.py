@@ -1,35 +1,46 @@
-"""What every HTTP request has to pass before anything reads its meaning.
+"""HTTP at the rim: what every request has to pass, and how answers and streams are written.
 
 Host and Origin are checked on every path: a web page that rebinds its own name to our address, or
 simply posts to us, is refused before a token is looked at. Bodies have a size and a deadline,
-because the server underneath has neither. A refusal here is an HTTP matter; each edge words it in
-its own shape (JSON-RPC for MCP, `{"error": …}` for REST).
-
-A bound on what went wrong: so many a minute from one source, and so many from all together.
+because the server underneath has neither, and JSON is read so strictly that the next reader can't
+read something else in it. A refusal here is an HTTP matter; each edge words it in its own shape
+(JSON-RPC for MCP, `{"error": …}` for REST).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
 from cachetools import LRUCache
+from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as HttpScope
+
+from gateway.limits import (
+    ALL_FAILURES_A_MINUTE,
+    FAILURES_A_MINUTE,
+    MAX_BODY_BYTES,
+    MAX_REMEMBERED,
+    PING_SECONDS,
+    REQUEST_SECONDS,
+    SEND_SECONDS,
+    STREAM_CHECK_SECONDS,
+)
 
 Fields = Mapping[bytes, bytes]
 HeaderLines = Iterable[tuple[bytes, bytes]]
 
-MAX_BODY_BYTES = 4 * 1024 * 1024
-SMALL_BODY_BYTES = 64 * 1024
-MAX_BODIES_BYTES = 64 * 1024 * 1024  # of those that are not small, while they are on their way
-REQUEST_SECONDS = 30.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 JSON_TYPE = b"application/json"
 
@@ -49,6 +60,9 @@ class Refusal(Exception):
         self.status = status
         self.message = message
         self.headers = headers
+
+
+# --- Host and Origin ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,39 @@ def host_rules(
     return HostRules(frozenset(hosts), frozenset(origins))
 
 
+def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
+    """Refuses a Host or Origin that is not ours."""
+    server = scope.get("server")
+    loopback = _loopback_hosts(server[1] if server else None)
+    if not _is_allowed(fields.get(b"host", b"").lower(), rules.hosts, loopback):
+        raise Refusal(421, "Invalid Host header")
+    origin = fields.get(b"origin")
+    if origin is None:
+        return
+    scheme, _, host = origin.lower().partition(b"://")
+    own_pages = loopback if scheme == b"http" else frozenset[bytes]()
+    if host not in own_pages and not _is_allowed(origin.lower(), rules.origins):
+        raise Refusal(403, "Invalid Origin header")
+
+
+@lru_cache(maxsize=64)
+def _loopback_hosts(port: int | None) -> frozenset[bytes]:
+    names = {f"{name}:{port}" for name in LOOPBACK_NAMES}
+    if port == 80:
+        names.update(LOOPBACK_NAMES)
+    return frozenset(name.encode() for name in names)
+
+
+def _is_allowed(value: bytes, *allowed: frozenset[bytes]) -> bool:
+    """Whether the value is listed, or an entry `name:*` covers it."""
+    name, _, port = value.rpartition(b":")
+    any_port = name + b":*" if port.isdigit() else value
+    return any(value in values or any_port in values for values in allowed)
+
+
+# --- headers and bodies ---------------------------------------------------------------------------
+
+
 def fold(lines: HeaderLines) -> dict[bytes, bytes]:
     """Header lines as a mapping; a copy too many of a header that must be single is refused.
 
@@ -95,44 +142,6 @@ def fold(lines: HeaderLines) -> dict[bytes, bytes]:
     return seen
 
 
-def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
-    """Refuse a Host or Origin that is not ours."""
-    server = scope.get("server")
-    port = server[1] if server else None
-    host = fields.get(b"host", b"").lower()
-    if host not in rules.hosts and host not in _loopback(port) and not _any_port(host, rules.hosts):
-        raise Refusal(421, "Invalid Host header")
-    origin = fields.get(b"origin")
-    if origin is None:
-        return
-    origin = origin.lower()
-    if (
-        origin not in rules.origins
-        and origin not in _loopback_origins(port)
-        and not _any_port(origin, rules.origins)
-    ):
-        raise Refusal(403, "Invalid Origin header")
-
-
-@lru_cache(maxsize=64)
-def _loopback(port: int | None) -> frozenset[bytes]:
-    names = {f"{name}:{port}" for name in LOOPBACK_NAMES}
-    if port == 80:
-        names.update(LOOPBACK_NAMES)
-    return frozenset(name.encode() for name in names)
-
-
-@lru_cache(maxsize=64)
-def _loopback_origins(port: int | None) -> frozenset[bytes]:
-    return frozenset(b"http://" + host for host in _loopback(port))
-
-
-def _any_port(value: bytes, allowed: frozenset[bytes]) -> bool:
-    """Whether an entry `name:*` covers the value."""
-    name, _, port = value.rpartition(b":")
-    return port.isdigit() and name + b":*" in allowed
-
-
 @lru_cache(maxsize=256)
 def accepted_types(accept: bytes) -> tuple[bool, bool]:
     """Whether an Accept header takes JSON, and whether it takes an event stream."""
@@ -144,39 +153,14 @@ def accepted_types(accept: bytes) -> tuple[bool, bool]:
     )
 
 
-@lru_cache(maxsize=256)
-def is_json(content_type: bytes) -> bool:
-    """Whether a Content-Type header says JSON."""
-    return content_type.split(b";")[0].strip().lower() == JSON_TYPE
-
-
 def require_json(fields: Fields) -> None:
-    """Refuse a body that does not say it is JSON."""
-    if not is_json(fields.get(b"content-type", b"")):
+    """Refuses a body that does not say it is JSON."""
+    content_type = fields.get(b"content-type", b"")
+    if content_type != JSON_TYPE and content_type.split(b";")[0].strip().lower() != JSON_TYPE:
         raise Refusal(415, "Unsupported Media Type: Content-Type must be application/json")
 
 
-class BodyRoom:
-    """What all bodies that are on their way to this process may take together.
-
-    Without it, a crowd that sends most of a large body each, and no more, holds it all.
-    """
-
-    def __init__(self, bytes: int = MAX_BODIES_BYTES) -> None:
-        self._left = bytes
-
-    def take(self, size: int) -> None:
-        """Counts so much more, or refuses it."""
-        if size > self._left:
-            again = (b"retry-after", b"1")
-            raise Refusal(503, "Too many large requests are on their way", (*_CLOSE, again))
-        self._left -= size
-
-    def give_back(self, size: int) -> None:
-        self._left += size
-
-
-_room = BodyRoom()
+_CLOSE = ((b"connection", b"close"),)  # the rest of a body that was not read is still on its way
 
 
 async def read_body(
@@ -184,59 +168,105 @@ async def read_body(
     receive: Receive,
     limit: int = MAX_BODY_BYTES,
     seconds: float = REQUEST_SECONDS,
-    room: BodyRoom = _room,
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
+    too_large = Refusal(413, f"Request body too large: at most {limit} bytes", _CLOSE)
     declared = fields.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    if (take := _shorter(receive, "take_body")) and (body := take()) is not None:
-        if len(body) > limit:
-            raise _too_large(limit)
-        return cast(bytes, body)
-    task = asyncio.current_task()
-    assert task is not None
-    expired: list[bool] = []
-
-    def expire() -> None:
-        expired.append(True)
-        task.cancel()
-
-    # A bare timer costs a seventh of `asyncio.timeout`, and this runs for every request.
-    timer = asyncio.get_running_loop().call_later(seconds, expire)
-    try:
-        return await _read(receive, limit, room)
-    except asyncio.CancelledError:
-        if not expired or task.uncancel() > 0:
-            raise
-        raise Refusal(408, "The request was not complete in time", _CLOSE) from None
-    finally:
-        timer.cancel()
-
-
-async def _read(receive: Receive, limit: int, room: BodyRoom) -> bytes:
+        raise too_large
     chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
-    size = held = 0
+    size = 0
     try:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ConnectionError("the client left before its request was complete")
-            chunk: bytes = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            if not message.get("more_body", False):
-                return b"".join((*chunks, chunk)) if chunks else chunk
-            if size > SMALL_BODY_BYTES:
-                room.take(size - held)
-                held = size
-            chunks.append(chunk)
-    finally:
-        room.give_back(held)
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionError("the client left before its request was complete")
+                chunks.append(message.get("body", b""))
+                size += len(chunks[-1])
+                if size > limit:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise Refusal(408, "The request was not complete in time", _CLOSE) from None
 
 
-_CLOSE = ((b"connection", b"close"),)
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+class NotJson(ValueError):
+    """Text that is not exactly one JSON value, or that two readers would read differently."""
+
+
+def read_json(body: bytes) -> Any:
+    """The value of a JSON text, stricter than any one parser. Raises NotJson.
+
+    A key given twice is refused, because the next reader may take the other value; an integer
+    beyond 64 bits stays exact. Both show when the fast parser's output is written again, and only
+    the rare suspect is read a second time by the slow one.
+    """
+    try:
+        value = orjson.loads(body)
+        written = orjson.dumps(value)
+        if written == body or _is_kept_whole(body, written):
+            return value
+        return json.loads(body, object_pairs_hook=_unique)
+    except NotJson:
+        raise
+    except (ValueError, RecursionError, TypeError):
+        raise NotJson("it is not JSON") from None
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+
+
+def _is_kept_whole(body: bytes, written: bytes) -> bool:
+    # `:` occurs once for each key and within strings: written out again, only the colons of dropped
+    # keys are missing. Escaped ones would upset the count.
+    return (
+        body.count(b":") == written.count(b":")
+        and b"\\u003" not in body
+        and _LONG_NUMBER.search(body) is None
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, part in pairs:
+        if key in value:
+            raise NotJson(f"the key {key[:64]!r} is given twice")
+        value[key] = part
+    return value
+
+
+def write_json(value: object) -> bytes:
+    """A value as JSON; the slow writer takes what the fast one refuses (long integers, half a
+    surrogate pair in an upstream's text)."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":"), default=str).encode()
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+async def respond(
+    send: Send,
+    status: int,
+    body: bytes = b"",
+    headers: HeaderLines = (),
+    content_type: bytes = JSON_TYPE,
+) -> None:
+    """Sends one whole answer."""
+    lines = [(b"content-length", b"%d" % len(body)), *headers]
+    if body:
+        lines.append((b"content-type", content_type))
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
 _PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST, DELETE"),
     (b"access-control-allow-headers", b"*, authorization"),
@@ -248,6 +278,11 @@ _EXPOSED = b"mcp-session-id, www-authenticate, retry-after"
 def is_preflight(scope: HttpScope, fields: Fields) -> bool:
     """Whether a browser asks what a page of another origin may do."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in fields
+
+
+async def answer_preflight(send: Send) -> None:
+    """Says what is allowed; the request itself is checked when it comes."""
+    await respond(send, 204, headers=_PREFLIGHT)
 
 
 def for_browser(send: Send, origin: bytes) -> Send:
@@ -266,76 +301,119 @@ def for_browser(send: Send, origin: bytes) -> Send:
     return send_readable
 
 
-async def answer_preflight(send: Send) -> None:
-    """Say what is allowed; the request itself is checked when it comes."""
-    await respond(send, 204, headers=_PREFLIGHT)
+# --- server-sent events ---------------------------------------------------------------------------
+
+PING = b": ping\r\n\r\n"
+EVENT_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Say = Callable[[bytes], Awaitable[None]]
+Step = Callable[[Say], Awaitable[bool]]  # says what is new; False: there will be no more
 
 
-def _too_large(limit: int) -> Refusal:
-    # The rest of the body is still on its way: the connection can't be used again.
-    return Refusal(413, f"Request body too large: at most {limit} bytes", _CLOSE)
+def event_frame(data: bytes, kind: str = "message", id: str | int | None = None) -> bytes:
+    """One server-sent event."""
+    head = "" if id is None else f"id: {id}\r\n"
+    lines = b"".join(b"data: %b\r\n" % line for line in data.splitlines() or (b"",))
+    return b"%bevent: %b\r\n%b\r\n" % (head.encode(), kind.encode(), lines)
 
 
-async def respond(
-    send: Send,
-    status: int,
-    body: bytes = b"",
-    headers: HeaderLines = (),
-    content_type: bytes = JSON_TYPE,
-) -> None:
-    """Send one whole answer."""
-    lines = [(b"content-length", b"%d" % len(body)), *headers]
-    if body:
-        lines.append((b"content-type", content_type))
-    if (answer := _shorter(send, "answer")) and answer(status, lines, body):
-        return
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})
+class EventStream(Response):
+    """Server-sent events to one reader: a step, then sleep until woken, while both sides want.
 
-
-def _shorter(way: Receive | Send, name: str) -> Callable[..., Any] | None:
-    """What our own server has beside ASGI's messages: see `at_once`."""
-    found: Callable[..., Any] | None = getattr(getattr(way, "__self__", None), name, None)
-    return found
-
-
-WINDOW_SECONDS = 60.0
-MAX_FROM_ONE = 8
-MAX_OVERALL = 60
-MAX_SOURCES = 4096
-
-
-class Throttle:
-    """Remembers failures for a minute, by where they came from: an address, a principal."""
+    Nothing is queued here. A step looks at what there is and says what is new, at the reader's own
+    pace; a reader that takes nothing for a while is let go, and comes back by itself. `leave` is
+    called when the stream is over, whoever ended it.
+    """
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
-        from_one: int = MAX_FROM_ONE,
-        overall: int = MAX_OVERALL,
+        step: Step,
+        woken: asyncio.Event,
+        leave: Callable[[], None],
+        *,
+        retry_ms: int,
+        rest: float = 0.0,  # between two steps: a burst of news is one step
     ) -> None:
+        super().__init__()
+        self._step = step
+        self._woken = woken
+        self._leave = leave
+        self._retry_ms = retry_ms
+        self._rest = rest
+
+    async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
+        tasks = [asyncio.create_task(self._write(send)), asyncio.create_task(_gone(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._leave()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, send: Send) -> None:
+        said = time.monotonic()
+
+        async def say(body: bytes) -> None:
+            nonlocal said
+            if body:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                said = time.monotonic()
+
+        headers = [*EVENT_STREAM_HEADERS, (b"x-content-type-options", b"nosniff")]
+        with suppress(TimeoutError, OSError):  # the reader takes nothing, or has gone
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await say(b"retry: %d\n\n" % self._retry_ms)
+            while await self._step(say):
+                if time.monotonic() - said > PING_SECONDS:
+                    await say(PING)
+                await asyncio.sleep(self._rest)
+                await self._sleep()
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _sleep(self) -> None:
+        """Until there may be something new; at most so long, since a wake-up may be lost."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STREAM_CHECK_SECONDS):
+                await self._woken.wait()
+        self._woken.clear()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+class Throttle:
+    """Bounds what went wrong within a minute: from one source (an address, a principal), and all.
+
+    The first attempts are looked at; those beyond wait until the oldest is a minute ago.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._from_one = from_one
-        self._all: deque[float] = deque(maxlen=overall)
-        self._by_source: LRUCache[str, deque[float]] = LRUCache(MAX_SOURCES)
+        self._all: deque[float] = deque(maxlen=ALL_FAILURES_A_MINUTE)
+        self._by_source: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
 
     def wait(self, source: str) -> float:
         """Seconds until the next attempt is looked at; 0: now."""
-        now = self._clock()
-        failures = (self._all, self._by_source.get(source))
-        return max(_wait(each, now) for each in failures if each is not None)
+        return max(self._wait(self._all), self._wait(self._by_source.get(source, deque())))
+
+    def _wait(self, failures: deque[float]) -> float:
+        if len(failures) != failures.maxlen:
+            return 0.0
+        return max(0.0, failures[0] + 60.0 - self._clock())
 
     def failed(self, source: str) -> None:
         """Counts a wrong attempt."""
         now = self._clock()
         self._all.append(now)
-        mine = self._by_source.get(source)
-        if mine is None:
-            mine = self._by_source[source] = deque(maxlen=self._from_one)
-        mine.append(now)
-
-
-def _wait(failures: deque[float], now: float) -> float:
-    if len(failures) < (failures.maxlen or 0):
-        return 0.0
-    return max(0.0, failures[0] + WINDOW_SECONDS - now)
+        self._by_source.setdefault(source, deque(maxlen=FAILURES_A_MINUTE)).append(now)

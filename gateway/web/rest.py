@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,10 +27,18 @@ from gateway.errors import (
     Unauthenticated,
     UnknownTool,
 )
-from gateway.mcp.messages import RpcError, dump, read_json
+from gateway.limits import MAX_BODY_BYTES
 from gateway.policy.view import Scope as ViewScope
 from gateway.web.gateway import Gateway
-from gateway.web.guard import MAX_BODY_BYTES, Refusal, fold, read_body, require_json
+from gateway.web.guard import (
+    NotJson,
+    Refusal,
+    fold,
+    read_body,
+    read_json,
+    require_json,
+    write_json,
+)
 from gateway.web.identity import Identity
 from gateway.web.meta_tools import Asked
 
@@ -211,7 +218,7 @@ def _response(value: Any) -> Response:
 
 
 def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    body = b"" if value is None else dump(value)
+    body = b"" if value is None else write_json(value)
     media_type = None if value is None else "application/json"
     return Response(body, status, headers, media_type)
 
@@ -219,10 +226,5 @@ def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> 
 def _parsed(raw: bytes) -> Any:
     try:
         return read_json(raw)  # as strict as MCP is: a call means the same through both doors
-    except RpcError as refused:
-        words = f"the body is JSON that is not taken: {refused}"
-    try:
-        orjson.loads(raw)  # once more, for the place where it is none
-    except orjson.JSONDecodeError as error:
-        words = f"the body is not JSON: {error}"
-    raise Fixable("invalid_arguments", words)
+    except NotJson as refused:
+        raise Fixable("invalid_arguments", f"the body can't be read: {refused}") from None

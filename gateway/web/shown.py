@@ -29,7 +29,6 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import Connection
 from gateway.config.settings import Permissions
 from gateway.errors import Fixable, GatewayError, NotFound
-from gateway.mcp.messages import dump
 from gateway.model import Principal, Tool
 from gateway.policy.access import admin_level, decide, level, oversees, user_level, visible_tools
 from gateway.store import approvals, ledger
@@ -37,6 +36,7 @@ from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change
 from gateway.store.ledger import Execution, ExecutionStatus, Filter, find_by_token
 from gateway.store.ledger import list_executions as read_page
+from gateway.web.guard import write_json
 
 MASK = "**********"
 MAX_PROBLEMS = 50
@@ -278,7 +278,7 @@ def _result(execution: Execution) -> dict[str, Any] | None:
 
 def value_result(value: dict[str, Any]) -> dict[str, Any]:
     """A result with this object as text and as structured content."""
-    text = dump(value).decode()
+    text = write_json(value).decode()
     return {
         "content": [{"type": "text", "text": text}],
         "structuredContent": value,

@@ -49,7 +49,7 @@ async def test_only_the_parts_that_changed_are_sent(shop: Running, signed_in: Si
         second = await following()
         assert "#side-" not in second and 'id="side-items"' in second
         assert 'hx-target="#cards"' not in second and 'hx-target="#feed"' not in second
-        assert await following() == "event: catalog\ndata:"
+        assert await following() == "event: catalog\ndata: "
 
 
 async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: SignedIn) -> None:
@@ -58,7 +58,7 @@ async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: Si
         await following()
         await someone.post("/console/sign-out")
         shop.app.feed.wake()
-        assert await following() == "event: signed-out\ndata:"
+        assert await following() == "event: signed-out\ndata: "
         assert await following() == ""
 
 
@@ -93,6 +93,6 @@ async def test_a_page_that_is_none_has_only_what_all_pages_have(
 
 def test_a_message_is_one_event_however_many_lines_it_has() -> None:
     sent = partials({"a": "one\r\ntwo\n\nthree"})
-    assert sent.endswith(b"\n\n") and sent.count(b"\n\n") == 1
-    assert all(line.startswith(b"data: ") for line in sent.strip().split(b"\n"))
+    assert sent.endswith(b"\r\n\r\n") and sent.count(b"\r\n\r\n") == 1
+    assert all(line.startswith(b"data: ") for line in sent.strip().split(b"\r\n")[1:])
     assert partials({}) == b""

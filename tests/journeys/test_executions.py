@@ -14,7 +14,7 @@ from mcp_types import RequestParamsMeta
 from structlog.testing import capture_logs
 
 from gateway.calls.record import MAX_NAME_CHARS
-from gateway.web.gateway import MAX_UNKNOWN_BY_ONE
+from gateway.limits import FAILURES_A_MINUTE
 from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import (
     Api,
@@ -345,7 +345,7 @@ async def test_a_call_of_a_tool_that_is_hidden_or_not_there_leaves_the_same_trac
 async def test_the_trace_of_unknown_tools_is_bounded_and_all_are_counted(
     shop: Running, ann: Api
 ) -> None:
-    for number in range(MAX_UNKNOWN_BY_ONE + 5):
+    for number in range(FAILURES_A_MINUTE + 5):
         status, _ = await ann("POST", f"/tools/{'x' * 3000}{number}/call", {"arguments": ORDER})
         assert status == 404
     async with api(shop.url, "bob") as bob, api(shop.url, "root") as root:
@@ -354,9 +354,9 @@ async def test_the_trace_of_unknown_tools_is_bounded_and_all_are_counted(
         async with root.http.get(f"{shop.url}/metrics") as answer:
             metrics = await answer.text()
     records = listed["executions"]
-    assert len(records) == MAX_UNKNOWN_BY_ONE + 1
+    assert len(records) == FAILURES_A_MINUTE + 1
     assert max(len(record["tool"]) for record in records) == MAX_NAME_CHARS
-    assert f"gateway_unknown_tool_calls_total {MAX_UNKNOWN_BY_ONE + 6}.0" in metrics
+    assert f"gateway_unknown_tool_calls_total {FAILURES_A_MINUTE + 6}.0" in metrics
 
 
 async def test_raw_requests_that_are_refused_leave_a_trace(

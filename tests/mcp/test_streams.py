@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.mcp.streams import MAX_QUEUED, PING, Reply, event
+from gateway.mcp.streams import MAX_QUEUED, Reply
 from gateway.mcp.subscriptions import Frames, Stream
 from gateway.model import Principal
 from gateway.policy.view import Scope
+from gateway.web.guard import PING, event_frame
 
 
 class Wire:
@@ -104,7 +105,7 @@ async def test_words_before_the_answer_make_it_a_stream_in_their_order() -> None
     for word in (b"a", b"b"):
         reply.say(word)
     await reply.finish(404, b"{}")
-    assert (wire.status, wire.sent) == (200, [b"a", b"b", event(b"{}")])
+    assert (wire.status, wire.sent) == (200, [b"a", b"b", event_frame(b"{}")])
 
 
 async def test_progress_nobody_reads_is_dropped_but_not_the_answer() -> None:
@@ -116,7 +117,7 @@ async def test_progress_nobody_reads_is_dropped_but_not_the_answer() -> None:
     reply.say(b"question", droppable=False)
     wire.gate.set()
     await reply.finish(200, b"{}")
-    assert wire.sent == [*(b"%d" % n for n in range(MAX_QUEUED)), b"question", event(b"{}")]
+    assert wire.sent == [*(b"%d" % n for n in range(MAX_QUEUED)), b"question", event_frame(b"{}")]
 
 
 async def test_client_that_takes_no_stream_gets_no_words() -> None:
