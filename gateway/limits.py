@@ -8,6 +8,15 @@ from __future__ import annotations
 
 # --- outbound -------------------------------------------------------------------------------------
 
+MAX_EXCHANGES = 1024  # at a time: calls are bounded far below, the streams of upstreams are not
+IDLE_SECONDS = 4.0  # of a kept connection: Node and uvicorn close theirs after five
+LOOKUP_SECONDS = 3.0  # for a name to be resolved where nothing is dialled yet
+REMEMBER_SECONDS = 10.0  # what a name means, and whether TLS files are as they were
+MAX_REMEMBERED = 1024  # names, addresses, media types: more than any gateway meets in an hour
+STEP_BYTES = 65_536  # of a body at a time: a millisecond's work
+WORKER_BYTES = 262_144  # of JSON: below, parsing takes no longer than asking a worker process
+MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again inside a result
+
 # --- openapi --------------------------------------------------------------------------------------
 
 # --- connectors -----------------------------------------------------------------------------------

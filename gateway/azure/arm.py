@@ -113,7 +113,7 @@ def _url(azure: Azure, path: str) -> str:
 
 
 def _on_same_host(azure: Azure, link: str) -> str:
-    if locate(azure.endpoint).origin != locate(link).origin:
+    if locate(azure.endpoint).origin() != locate(link).origin():
         raise Refused(
             "access_denied",
             "Azure's list goes on at another host, which is not followed.",

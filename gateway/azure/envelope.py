@@ -27,9 +27,9 @@ import msgspec
 import orjson
 from msgspec.structs import replace
 
+from gateway.limits import WORKER_BYTES
 from gateway.outbound.client import Answer, Request
 from gateway.outbound.content import NOT_JSON, Work, as_json, essence
-from gateway.outbound.limits import WORKER_BYTES
 
 UNKNOWN_STATUS = 502  # of an answer whose status says nothing to us
 JSON = "application/json"

@@ -217,7 +217,7 @@ class LargeRoom:
         return size <= self.bytes or await self.take(None)
 
     async def take(self, until: float | None) -> bool:
-        """See `bodies.Room`."""
+        """See `Room` of the way out."""
         try:
             async with asyncio.timeout_at(until):
                 for slots in self._slots[len(self._taken) :]:

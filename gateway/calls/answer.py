@@ -22,9 +22,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.limits import HEAVY_BYTES
-from gateway.outbound.client import Answer
+from gateway.outbound.client import Answer, Pairs
 from gateway.outbound.content import NOT_JSON, as_json, as_text, charset_of, essence, in_utf8
-from gateway.outbound.headers import Pairs
 
 PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500

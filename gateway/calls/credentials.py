@@ -85,7 +85,10 @@ class Grant:
 
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
     """The request with its credentials, if it goes to the connection's own host."""
-    if not _below(request.url, base_url) and locate(request.url).origin != locate(base_url).origin:
+    if (
+        not _below(request.url, base_url)
+        and locate(request.url).origin() != locate(base_url).origin()
+    ):
         raise Refused("access_denied", "Credentials are only sent to the connection's own host.")
     if grant.query:
         request = msgspec.structs.replace(request, url=_with_query(request.url, grant))

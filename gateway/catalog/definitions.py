@@ -48,8 +48,7 @@ from gateway.model import (
     pack,
     unpack,
 )
-from gateway.outbound.bodies import Room
-from gateway.outbound.client import Answer, Request
+from gateway.outbound.client import Answer, Request, Room
 
 FETCH_SECONDS = 4.5
 MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a definition that is given as text; it is held unpacked
@@ -123,7 +122,7 @@ class _LargeRoom:
         self._taken = self.denied = False
 
     async def take(self, until: float | None) -> bool:
-        """See `bodies.Room`."""
+        """See `Room` of the way out."""
         try:
             async with asyncio.timeout_at(until):
                 self._taken = self._taken or await self._places.acquire()

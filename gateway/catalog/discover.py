@@ -259,7 +259,7 @@ class Discoverer:
 def _at_home(settings: OpenApiConnection) -> bool:
     """Whether the definition lies on the API's own host, which may see what calls prove."""
     base_url, spec = settings.base_url, settings.spec
-    return is_url(spec) and (not base_url or locate(base_url).origin == locate(spec).origin)
+    return is_url(spec) and (not base_url or locate(base_url).origin() == locate(spec).origin())
 
 
 def _noted(found: Found, *, led_on: bool) -> Found:

@@ -77,7 +77,7 @@ def _check_files(settings: Settings, config: Path) -> None:
 
 
 def _tls_problems(settings: Settings, config: Path) -> list[str]:
-    from gateway.outbound.tls import tls_problem
+    from gateway.outbound.dialling import tls_problem
 
     folder, network = config.parent, TlsFiles(ca_file=settings.network.ca_file)
     tables = {"network": network} | {

@@ -10,13 +10,16 @@ one of our own errors, which says whether anything may have reached the other si
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urljoin
 
 import aiohttp
@@ -25,32 +28,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from gateway.errors import Broken, Fixable, Overloaded, Refused
-from gateway.model import NO_TLS_FILES, TlsFiles
-from gateway.outbound.addresses import Allowance, Target, forbidden, locate
-from gateway.outbound.bodies import PLAIN, Bound, Room, collected, unpacked
-from gateway.outbound.dialling import Judge, JudgingConnector, Lookup, Progress, Proxy, progress
-from gateway.outbound.failures import (
-    PROXY_WANTS_LOGIN,
-    SLOW,
-    BrokenOff,
-    NoAnswer,
-    NotHttp,
-    no_answer,
+from gateway.errors import Broken, Fixable, Overloaded, Refused, UpstreamFailed
+from gateway.limits import MAX_EXCHANGES, STEP_BYTES, WORKER_BYTES
+from gateway.model import NO_TLS_FILES, OWN_HEADERS, TlsFiles
+from gateway.outbound.addresses import forbidden, is_address, locate
+from gateway.outbound.dialling import (
+    Contexts,
+    Judge,
+    JudgingConnector,
+    Lookup,
+    Progress,
+    Proxy,
+    progress,
 )
-from gateway.outbound.headers import OWN_AGENT, Pairs, encoding_of, received_headers, sent_headers
-from gateway.outbound.tls import Contexts
 
-__all__ = ["Answer", "Egress", "NoAnswer", "Request", "Stream"]
+Pairs = tuple[tuple[str, str], ...]
 
-CHECK_SECONDS = 5.0
-CLOSE_SECONDS = 2.0
-MAX_EXCHANGES = 1024  # calls are bounded far below, by their own limits; upstreams' streams are not
-MAX_FIELD_BYTES = 16_384  # of one header of an answer
-MAX_HEADERS = 256
-READ_BYTES = 131_072  # of an answer wait to be taken, or twice as many; then no more is read
-JOINED_BYTES = 1_048_576  # a larger body goes out in steps
-ROOM_PART = 0.95  # of the deadline: then an answer that still waits for room is cut
+OWN_AGENT = {"User-Agent": "dynamic-mcp-gateway"}
 
 
 class Request(Struct, frozen=True):
@@ -73,19 +67,33 @@ class Answer(Struct, frozen=True):
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return next((value for key, value in self.headers if key == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer whose body is still on its way. Header names are in lower case."""
+    """An answer whose body is still on its way, unpacked. Header names are in lower case."""
 
     status: int
     headers: Pairs
     chunks: AsyncIterator[bytes]
+
+
+class Room(Protocol):
+    """Where an answer of more than `bytes` has to ask for room."""
+
+    bytes: int
+
+    async def take(self, until: float | None) -> bool:
+        """Whether it may be held; waits for that, at most until then."""
+
+
+class NoAnswer(UpstreamFailed):
+    """The exchange failed. `sent` is False only if the other side can't have seen the request."""
+
+    def __init__(self, code: str, message: str, hint: str = "", *, sent: bool) -> None:
+        super().__init__(code, message, hint)
+        self.sent = sent
 
 
 class Egress:
@@ -108,52 +116,40 @@ class Egress:
         self.follow(allow, proxy, ca_file)
 
     async def __aenter__(self) -> Egress:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def start(self) -> None:
-        """Open for use, on the running event loop."""
         self._session = aiohttp.ClientSession(
             connector=JudgingConnector(self._judge),
             cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
+            skip_auto_headers=("Accept", "Content-Type"),
             timeout=aiohttp.ClientTimeout(),  # none of its own: `send` and `open` have theirs
-            auto_decompress=False,
-            read_bufsize=READ_BYTES,
-            max_line_size=MAX_FIELD_BYTES,
-            max_field_size=MAX_FIELD_BYTES,
-            max_headers=MAX_HEADERS,
+            read_bufsize=STEP_BYTES,
+            max_line_size=STEP_BYTES,
+            max_field_size=STEP_BYTES,
             middlewares=(_send_once,),
         )
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close every connection, at once."""
         session, self._session = self._session, None
         if session is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await session.close()
+            await session.close()
         await self._judge.close()
 
     def follow(self, allow: Sequence[str], proxy: str | None, ca_file: str | None) -> None:
         """Go by these settings from now on. Exchanges under way finish."""
-        self._judge.follow(Allowance(allow), Proxy.at(proxy) if proxy else None)
+        self._judge.follow(allow, Proxy.at(proxy) if proxy else None)
         if ca_file != self._contexts.ca_file:  # new contexts need new handshakes
             self._contexts = Contexts(self._folder, ca_file)
 
     async def check(self, url: str) -> None:
         """Refuse a URL whose host resolves to no address that may be dialled."""
-        origin = self._located(url).origin
-        if origin.literal:
-            return
-        judge = self._judge
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                await (judge.check_behind_proxy if judge.proxy else judge.check)(origin.host)
-        except OSError as error:
-            raise no_answer(socket.gaierror(), sent=False) from error
+        host = self._locate(url).raw_host or ""
+        if not is_address(host):
+            try:
+                await self._judge.check(host)
+            except OSError as error:
+                raise _NOT_RESOLVED.error(sent=False) from error
 
     async def send(
         self,
@@ -166,81 +162,76 @@ class Egress:
         tls: TlsFiles = NO_TLS_FILES,
     ) -> Answer:
         """The answer, whole or up to `max_bytes`, within `deadline` seconds for everything."""
-        now, exchange = asyncio.get_running_loop().time(), self._begin()
-        bound = Bound(max_bytes, now + deadline * ROOM_PART, room)
-        try:
-            async with asyncio.timeout_at(now + deadline):
-                for _ in range(same_host_redirects):
-                    answer = await self._exchange(request, tls, bound)
-                    onward = _redirected(request, answer)
-                    if onward is None:
-                        return answer
-                    request = onward
-                return await self._exchange(request, tls, bound)
-        except TimeoutError as error:
-            raise SLOW.error(sent=exchange.sent, seconds=deadline) from error
-        finally:
-            self._under_way -= 1
+        # Shortly before the end an answer that still waits for room is cut: better than none.
+        until = asyncio.get_running_loop().time() + 0.95 * deadline
+        async with self._exchange(deadline):
+            while True:
+                response = await self._ask(request, tls)
+                try:
+                    body, truncated = await collect(_chunks(response), max_bytes, room, until)
+                finally:
+                    response.close()  # which does nothing where its body was read to the end
+                headers = _received(response)
+                answer = Answer(response.status, headers, body, truncated, request.url)
+                onward = _redirected(request, answer) if same_host_redirects else None
+                if onward is None:
+                    return answer
+                request, same_host_redirects = onward, same_host_redirects - 1
 
     @asynccontextmanager
     async def open(
         self, request: Request, *, deadline: float, tls: TlsFiles = NO_TLS_FILES
     ) -> AsyncIterator[Stream]:
         """An answer to be read as it comes: `deadline` is for its head, its body has none."""
-        exchange, response = self._begin(), None
-        try:
+        async with self._exchange(deadline) as limit:
+            response = await self._ask(request, tls)
+            limit.reschedule(None)
             try:
-                async with asyncio.timeout(deadline):
-                    response = await self._ask(request, tls)
-            except TimeoutError as error:
-                raise SLOW.error(sent=exchange.sent, seconds=deadline) from error
-            headers = received_headers(response.raw_headers)
-            yield Stream(response.status, headers, _Chunks(response, headers))
-        finally:
-            self._under_way -= 1
-            if response is not None and not response.closed:
+                yield Stream(response.status, _received(response), _chunks(response))
+            finally:
                 response.close()
 
-    def _begin(self) -> Progress:
-        """Count one more exchange, which its caller counts off when it ends."""
+    @asynccontextmanager
+    async def _exchange(self, deadline: float) -> AsyncIterator[asyncio.Timeout]:
+        """One of a bounded number of exchanges, which has so many seconds."""
         if self._under_way >= MAX_EXCHANGES:
             raise Overloaded("busy", "Too many connections are open.", "Try again in a moment.")
         self._under_way += 1
         exchange = Progress()
         progress.set(exchange)
-        return exchange
-
-    async def _exchange(self, request: Request, tls: TlsFiles, bound: Bound) -> Answer:
-        response = await self._ask(request, tls)
         try:
-            headers = received_headers(response.raw_headers)
-            body, truncated = await _body(response, headers, bound)
-            return Answer(response.status, headers, body, truncated, request.url)
+            async with asyncio.timeout(deadline) as limit:
+                yield limit
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise _SLOW.error(sent=exchange.sent, seconds=deadline) from error
         finally:
-            if not response.closed:  # its body was not read to the end
-                response.close()
+            self._under_way -= 1
 
     async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:
         """The answer's head; asked for again where an idle connection had just been closed."""
-        target, proxy = self._located(request.url), self._judge.proxy
-        options = _options(request)
-        secure = target.origin.scheme == "https"
-        if secure:
+        url, proxy, options = self._locate(request.url), self._judge.proxy, _options(request)
+        if url.scheme == "https":
             options |= {"ssl": await self._contexts.get(tls), "server_hostname": tls.server_name}
         if proxy is not None:
-            if not target.origin.literal:
-                await self._judge.check_behind_proxy(target.origin.host)
-            _lead_through(proxy, options, secure)
+            if not is_address(url.raw_host or ""):
+                await self._judge.check_behind_proxy(url.raw_host or "")
+            login = {"Proxy-Authorization": proxy.login} if proxy.login else {}
+            options |= {"proxy": proxy.url, "proxy_headers": OWN_AGENT | login}
+            if url.scheme == "http":  # no tunnel: the proxy reads the request itself
+                options["headers"] += login.items()
         try:
-            response = await self._head(request.method, target.url, options)
+            response = await self._head(request.method, url, options)
         except NoAnswer as error:
             crossed = isinstance(error.__cause__, _CROSSED) and not progress.get().dialled
             if not crossed or request.method not in ("GET", "HEAD") or request.body:
                 raise
-            response = await self._head(request.method, target.url, options)
-        if response.status < 200 or (response.status == 407 and proxy and not secure):
+            response = await self._head(request.method, url, options)
+        if response.status < 200 or (response.status == 407 and proxy and url.scheme == "http"):
             response.close()
-            raise _no_upgrade() if response.status < 200 else PROXY_WANTS_LOGIN.error(sent=False)
+            failure = _NOT_HTTP if response.status < 200 else _PROXY_WANTS_LOGIN
+            raise failure.error(sent=response.status < 200)
         return response
 
     async def _head(self, method: str, url: URL, options: dict[str, Any]) -> ClientResponse:
@@ -249,12 +240,12 @@ class Egress:
         progress.get().sent = True  # until the connector says that it still dials
         return await self._session.request(method, url, **options)
 
-    def _located(self, url: str) -> Target:
-        target = locate(url)
-        origin = target.origin
-        if origin.literal and not self._judge.allowance.permits(origin.host):
-            raise forbidden(origin.host)
-        return target
+    def _locate(self, url: str) -> URL:
+        located = locate(url)
+        host = located.raw_host or ""
+        if is_address(host) and not self._judge.permits(host):
+            raise forbidden(host)
+        return located
 
 
 _CROSSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -271,96 +262,160 @@ async def _send_once(
     try:
         return await send(request)
     except (aiohttp.ClientError, OSError) as error:
-        raise no_answer(error, sent=progress.get().sent) from error
+        raise no_answer(
+            error, sent=progress.get().sent, proxied=request.proxy is not None
+        ) from error
 
 
-def _lead_through(proxy: Proxy, options: dict[str, Any], secure: bool) -> None:
-    """Have the request go through the proxy: in a tunnel where it is secure, else as it is."""
-    login = [("Proxy-Authorization", proxy.login)] if proxy.login else []
-    options["proxy"] = proxy.url
-    options["proxy_headers"] = [OWN_AGENT, *login]
-    if not secure:
-        options["headers"] += login
-
-
-def _no_upgrade() -> NoAnswer:
-    return no_answer(NotHttp("another protocol than was asked for"), sent=True)
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
 def _options(request: Request) -> dict[str, Any]:
     """The request in aiohttp's terms."""
     if request.method not in _METHODS:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
-    headers, named = sent_headers(request.headers)
-    options: dict[str, Any] = {"headers": headers, "allow_redirects": False}
-    if request.body is not None:  # a large one is written in steps
-        body = request.body
-        options["data"] = body if len(body) <= JOINED_BYTES else BytesIO(body)
-    if "accept" not in named or ("content-type" not in named and request.method not in _BODILESS):
-        options["skip_auto_headers"] = _NOT_ADDED
-    return options
+    body = request.body
+    if body is not None and len(body) > WORKER_BYTES:
+        return {
+            "headers": _sendable(request.headers),
+            "allow_redirects": False,
+            "data": BytesIO(body),
+        }
+    return {"headers": _sendable(request.headers), "allow_redirects": False, "data": body}
 
 
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-_BODILESS = ("GET", "HEAD", "OPTIONS")
-_NOT_ADDED = ("Accept", "Content-Type")  # by aiohttp, to a request that has none
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
-async def _body(response: ClientResponse, headers: Pairs, bound: Bound) -> tuple[bytes, bool]:
-    """The body up to a bound, and whether there was more."""
-    content, encoding = response.content, encoding_of(headers)
+def _sendable(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """A caller's headers, each checked, but for those that are ours."""
+    for name, value in pairs:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise Fixable(
+                "invalid_arguments",
+                f"The header {name[:64]!r} holds a character that can't be sent.",
+                "Header values are plain ASCII text on one line.",
+            )
+    return [pair for pair in pairs if pair[0].lower() not in OWN_HEADERS]
+
+
+def _received(response: ClientResponse) -> Pairs:
+    """A server's headers, their names in lower case."""
+    return tuple(
+        (name.decode("latin-1").lower(), value.strip(b" \t").decode("utf-8", "replace"))
+        for name, value in response.raw_headers
+    )
+
+
+async def _chunks(response: ClientResponse) -> AsyncIterator[bytes]:
+    """A body as it comes. aiohttp unpacks it step by step: a bomb is cut by whoever reads it."""
     try:
-        if encoding not in PLAIN:
-            return await collected(unpacked(encoding, content.readany), bound)
-        first = await content.readany()
-        if content.at_eof() and len(first) <= bound.at_once:
-            return first, False
-        return await collected(content.readany, bound, first)
-    except _LOST as error:
-        raise no_answer(BrokenOff(), sent=True) from error
+        async for chunk in response.content.iter_any():
+            yield chunk
+    except (aiohttp.ClientError, OSError) as error:
+        raise _BROKEN_OFF.error(sent=True) from error
 
 
-class _Chunks:
-    """A body as it comes, unpacked."""
-
-    def __init__(self, response: ClientResponse, headers: Pairs) -> None:
-        self._following = unpacked(encoding_of(headers), response.content.readany)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            chunk = await self._following()
-        except _LOST as error:
-            raise no_answer(BrokenOff(), sent=True) from error
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
-
-
-_LOST = (aiohttp.ClientError, OSError, BrokenOff)
-
-
-_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+async def collect(
+    chunks: AsyncIterator[bytes], max_bytes: int, room: Room | None, until: float
+) -> tuple[bytes, bool]:
+    """The chunks put together up to a bound, and whether there was more."""
+    body, size, most = BytesIO(), 0, max_bytes
+    async for chunk in chunks:
+        size += len(chunk)
+        if room is not None and size > room.bytes:
+            most = max_bytes if await room.take(until) else room.bytes
+            room = None
+        body.write(chunk)  # which grows where it is: parts that are joined would be there twice
+        if size > most:
+            body.truncate(most)
+            break
+    return body.getvalue(), size > most
 
 
 def _redirected(request: Request, answer: Answer) -> Request | None:
     """The request that a redirect on the same host asks for, or None if it is no redirect."""
     place = answer.header("location")
-    if answer.status not in _REDIRECTS or not place or request.method not in ("GET", "HEAD"):
+    redirects = answer.status in (301, 302, 303, 307, 308) and request.method in ("GET", "HEAD")
+    if not redirects or not place:
         return None
-    there = locate(urljoin(request.url, place))
-    here, new = locate(request.url).origin, there.origin
-    upgraded = (here.scheme, here.port, new.scheme, new.port) == _UPGRADE
-    same_port = (here.scheme, here.port) == (new.scheme, new.port)
-    if here.host != new.host or not (upgraded or same_port):
+    here, there = locate(request.url), locate(urljoin(request.url, place))
+    upgraded = here.port == 80 and there.scheme == "https" and there.port == 443
+    if here.host != there.host or not (upgraded or here.origin() == there.origin()):
         raise Refused(
             "access_denied",
             f"{here.host} redirects to another host, which is not followed.",
             "Give the address where the document really is.",
         )
-    return replace(request, url=str(there.url))
+    return replace(request, url=str(there))
 
 
-_UPGRADE = ("http", 80, "https", 443)
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """One way in which an exchange fails, in words: none of the foreign text, which names hosts."""
+
+    words: str
+    hint: str = "Try again later; if it stays so, check the connection's address."
+    code: str = "upstream_unreachable"
+
+    def error(self, *, sent: bool, seconds: float = 0) -> NoAnswer:
+        message = self.words.format(seconds=f"{seconds:g}")
+        return NoAnswer(self.code, message, self.hint, sent=sent)
+
+
+_SLOW = _Failure(
+    "There was no complete answer within {seconds} s.",
+    "Ask for less at once, or raise timeout_seconds of the connection.",
+    "upstream_timeout",
+)
+_PROXY_HINT = "Try again later; if it stays so, an operator must check network.proxy."
+_PROXY_UNREACHABLE = _Failure("The proxy could not be reached.", _PROXY_HINT)
+_PROXY_WANTS_LOGIN = _Failure("The proxy does not accept the gateway's credentials.", _PROXY_HINT)
+_PROXY_REFUSED = _Failure("The proxy did not connect to the server.", _PROXY_HINT)
+_NOT_RESOLVED = _Failure("The host's name could not be resolved.")
+_TLS_ALERT = _Failure(
+    "The server refused the TLS connection; it may ask for a client certificate.",
+    "An operator must check `tls` of the connection.",
+)
+_BROKEN_OFF = _Failure("The answer broke off, or can't be unpacked.")
+_NOT_HTTP = _Failure("The answer is not valid HTTP.")
+
+# The first that fits, from the particular to the general.
+_FAILURES: tuple[tuple[type[Exception], _Failure], ...] = (
+    (
+        aiohttp.ClientHttpProxyError,
+        _Failure("The proxy did not connect to the server.", _PROXY_HINT),
+    ),
+    (aiohttp.ClientProxyConnectionError, _PROXY_UNREACHABLE),
+    (aiohttp.ClientConnectorDNSError, _NOT_RESOLVED),
+    (socket.gaierror, _NOT_RESOLVED),
+    (
+        aiohttp.ClientConnectorCertificateError,
+        _Failure("The server's TLS certificate is not valid."),
+    ),
+    (aiohttp.ClientConnectorSSLError, _Failure("No TLS connection could be made.")),
+    (aiohttp.ClientConnectorError, _Failure("No connection could be made.")),
+    (aiohttp.ClientPayloadError, _BROKEN_OFF),
+    (aiohttp.ClientResponseError, _NOT_HTTP),
+    (Exception, _Failure("The connection was closed before it was answered.")),
+)
+
+
+def no_answer(error: Exception, *, sent: bool, proxied: bool = False) -> NoAnswer:
+    """Our word for an exchange that failed with this error."""
+    return _failure(error, proxied).error(sent=sent)
+
+
+def _failure(error: Exception, proxied: bool) -> _Failure:
+    if isinstance(error, aiohttp.ClientHttpProxyError) and error.status == 407:
+        return _PROXY_WANTS_LOGIN
+    if proxied and isinstance(error, aiohttp.ClientConnectorDNSError):
+        return _PROXY_UNREACHABLE  # whose name is the only one that we resolve then
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno == errno.ECONNREFUSED:
+        return _PROXY_UNREACHABLE if proxied else _Failure("The connection was refused.")
+    # TLS 1.3 refuses a client's certificate after the handshake, where the answer is awaited.
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
+        return _TLS_ALERT
+    return next(failure for kind, failure in _FAILURES if isinstance(error, kind))

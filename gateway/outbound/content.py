@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.outbound.limits import (
+from gateway.limits import (
     MAX_JSON_DEPTH,
     MAX_REMEMBERED,
     STEP_BYTES,

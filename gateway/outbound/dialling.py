@@ -1,10 +1,11 @@
-"""Connections whose address is judged where it is dialled.
+"""Connections whose address is judged where it is dialled, and what TLS is made with.
 
 A name is looked up by us, addresses that may not be dialled are left out, and a socket is only made
 for an address that may: between the look-up and the dialling there is no gap in which a name could
 come to mean something else. A connection that was kept is judged again before it is used again, so
 new rules hold at once. Behind a proxy only the proxy is dialled; where a request would lead is
-judged as far as its host's name resolves here.
+judged as far as its host's name resolves here. TLS files are looked at again from time to time, so
+that a renewed certificate needs no restart.
 """
 
 from __future__ import annotations
@@ -12,46 +13,34 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from base64 import b64encode
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
-from weakref import WeakKeyDictionary
+from pathlib import Path
+from typing import Any
 
-from aiohttp import TCPConnector
+from aiohttp import TCPConnector, encode_basic_auth
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import Connection
 from cachetools import TTLCache
 from yarl import URL
 
-from gateway.outbound.addresses import Allowance, forbidden, locate
-from gateway.outbound.failures import PROXY_UNREACHABLE
-
-if TYPE_CHECKING:
-    from aiohttp.connector import Connection
-
-# Below the five seconds after which Node and uvicorn close an idle connection: fewer of our
-# requests cross such a closing on the wire.
-IDLE_SECONDS = 4.0
-NAME_SECONDS = 10
-MAX_NAMES = 1024
-DNS_THREADS = 8
-PROXY_NAME_SECONDS = 2.0  # a name that takes longer is left to the proxy
-UNRESOLVED_SECONDS = 60  # so long it is not asked for again
+from gateway.errors import Fixable
+from gateway.limits import IDLE_SECONDS, LOOKUP_SECONDS, MAX_REMEMBERED, REMEMBER_SECONDS
+from gateway.model import TlsFiles
+from gateway.outbound.addresses import forbidden, permits_by
 
 Lookup = Callable[..., list[Any]]
 
 
+@dataclass(slots=True)
 class Progress:
     """How far one exchange has come."""
 
-    __slots__ = ("dialled", "sent")
-
-    def __init__(self) -> None:
-        self.sent = False  # from when on the other side may have seen something of it
-        self.dialled = False  # its connection is a new one
+    sent: bool = False  # from when on the other side may have seen something of it
+    dialled: bool = False  # its connection is a new one
 
 
 progress: ContextVar[Progress] = ContextVar("progress")
@@ -67,9 +56,10 @@ class Proxy:
     @classmethod
     def at(cls, address: str) -> Proxy:
         """The proxy at `http://user:password@host:port`."""
-        user, at, host = address.removeprefix("http://").rpartition("@")
-        login = b64encode(unquote(user).encode()).decode()
-        return cls(locate(f"http://{host}").url, f"Basic {login}" if at else None)
+        url = URL(address)
+        user, password = url.user, url.password or ""
+        login = None if user is None else encode_basic_auth(user, password, encoding="utf-8")
+        return cls(url.with_user(None), login)
 
 
 class Judge(AbstractResolver):
@@ -78,35 +68,38 @@ class Judge(AbstractResolver):
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         # Threads of our own: a slow name server must not hold up other threaded work.
-        self._threads = ThreadPoolExecutor(DNS_THREADS, thread_name_prefix="dns")
-        self._known: TTLCache[str, asyncio.Future[list[str]]] = TTLCache(MAX_NAMES, NAME_SECONDS)
-        # By which rules a kept connection was last judged: asking who its peer is takes a while.
-        self._judged: WeakKeyDictionary[object, Allowance] = WeakKeyDictionary()
-        self._unresolved: TTLCache[str, bool] = TTLCache(MAX_NAMES, UNRESOLVED_SECONDS)
+        self._threads = ThreadPoolExecutor(thread_name_prefix="dns")
+        self._known: TTLCache[str, asyncio.Future[list[str]]]
+        self._known = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
+        self._left_to_proxy: TTLCache[str, bool] = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
 
-    def follow(self, allowance: Allowance, proxy: Proxy | None) -> None:
+    def follow(self, allow: Sequence[str], proxy: Proxy | None) -> None:
         """Judge by these rules from now on."""
-        self.allowance = allowance
+        self.permits = permits_by(allow)
         self.proxy = proxy
         self._proxy_addresses = {proxy.url.raw_host} if proxy else set()
-        self._unresolved.clear()
+        self._left_to_proxy.clear()
 
     async def check(self, host: str) -> None:
         """Refuse a name that may not be asked for. Raises OSError for one that is unknown."""
-        self._permitted(host, await self._look_up(host))
+        if self.proxy is not None:
+            await self.check_behind_proxy(host)
+        else:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                self._permitted(host, await self._look_up(host))
 
     async def check_behind_proxy(self, host: str) -> None:
         """Refuse a name with an address that may not be dialled: the proxy picks, not we.
 
-        A name that does not resolve here is left to the proxy.
+        A name that does not resolve here, or not soon, is left to the proxy.
         """
-        if host in self._unresolved:
+        if host in self._left_to_proxy:
             return
         try:
-            async with asyncio.timeout(PROXY_NAME_SECONDS):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 found = await self._addresses(host)
         except OSError:
-            self._unresolved[host] = True
+            self._left_to_proxy[host] = True
             return
         if len(self._permitted(host, found)) < len(found):
             raise forbidden(host)
@@ -115,10 +108,11 @@ class Judge(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """The addresses of a name that may be dialled; aiohttp asks for them."""
+        addresses = await self._addresses(host)
         if self.proxy is not None and host == self.proxy.url.raw_host:
-            addresses = await self._of_proxy(host)
+            self._proxy_addresses = {host, *addresses}
         else:
-            addresses = self._permitted(host, await self._addresses(host))
+            addresses = self._permitted(host, addresses)
         return [
             ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
             for address in addresses
@@ -139,32 +133,20 @@ class Judge(AbstractResolver):
         protocol, transport = connection.protocol, connection.transport
         if protocol is None or transport is None or protocol.should_close:
             return False
-        if self._judged.get(protocol) is not self.allowance:
-            peer = transport.get_extra_info("peername")
-            if not peer or not self._may_be_used(peer[0]):
-                return False
-            self._judged[protocol] = self.allowance
-        return True
+        peer = transport.get_extra_info("peername")
+        return bool(peer) and self._may_be_used(peer[0])
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _may_be_used(self, address: str) -> bool:
-        return self.allowance.permits(address) or address in self._proxy_addresses
+        return self.permits(address) or address in self._proxy_addresses
 
     def _permitted(self, host: str, found: list[str]) -> list[str]:
-        permitted = [address for address in found if self.allowance.permits(address)]
+        permitted = [address for address in found if self.permits(address)]
         if not permitted:
             raise forbidden(host)
         return permitted
-
-    async def _of_proxy(self, host: str) -> list[str]:
-        try:
-            found = await self._addresses(host)
-        except OSError as error:
-            raise PROXY_UNREACHABLE.error(sent=False) from error
-        self._proxy_addresses = {host, *found}
-        return found
 
     async def _addresses(self, host: str) -> list[str]:
         """All addresses of a name: looked up once for all who wait, remembered for a while."""
@@ -175,9 +157,8 @@ class Judge(AbstractResolver):
         return await asyncio.shield(asked)
 
     async def _look_up(self, host: str) -> list[str]:
-        loop, tcp = asyncio.get_running_loop(), socket.SOCK_STREAM
-        found = await loop.run_in_executor(
-            self._threads, self._lookup, host, 0, socket.AF_UNSPEC, tcp
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._lookup, host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM
         )
         if not found:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
@@ -207,3 +188,77 @@ class JudgingConnector(TCPConnector):
             connection = await super().connect(*args, **kwargs)
         exchange.sent = True
         return connection
+
+
+Stamps = tuple[tuple[int, int], ...]
+
+
+class Contexts:
+    """The TLS contexts in use. Relative paths count from `folder`."""
+
+    def __init__(
+        self, folder: Path, ca_file: str | None, *, look_again_seconds: float = REMEMBER_SECONDS
+    ) -> None:
+        self.ca_file = ca_file
+        self._folder = folder
+        self._look_again_seconds = look_again_seconds
+        self._known: dict[TlsFiles, tuple[ssl.SSLContext, Stamps, float]] = {}
+
+    async def get(self, tls: TlsFiles) -> ssl.SSLContext:
+        """The context for these files, which are read on a thread: that takes its time."""
+        now, known = asyncio.get_running_loop().time(), self._known.get(tls)
+        if known is None or now >= known[2]:
+            stamps = await asyncio.to_thread(self._stamps, tls)
+            if known is None or known[1] != stamps:
+                context = await asyncio.to_thread(self._read, tls)
+            else:
+                context = known[0]  # the same one: its connections can be used again
+            known = self._known[tls] = context, stamps, now + self._look_again_seconds
+        return known[0]
+
+    def _stamps(self, tls: TlsFiles) -> Stamps:
+        files = (self.ca_file, tls.ca_file, tls.cert_file, tls.key_file)
+        return tuple(_stamp(self._folder / file) for file in files if file)
+
+    def _read(self, tls: TlsFiles) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        general = _load(context, self._folder, TlsFiles(ca_file=self.ca_file))
+        problem = f"network.{general}" if general else _load(context, self._folder, tls)
+        if problem:
+            hint = "An operator must give the path of a PEM file; it counts from config.toml."
+            raise Fixable("connection_invalid", f"TLS can't be used: {problem}", hint)
+        return context
+
+
+def tls_problem(folder: Path, tls: TlsFiles) -> str | None:
+    """What is wrong with these files, after the key that names one of them."""
+    return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), folder, tls)
+
+
+def _load(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
+    """Have the context use these files; or what is wrong with them."""
+    key = "ca_file"
+    try:
+        if tls.ca_file:
+            context.load_verify_locations(folder / tls.ca_file)
+        key = "cert_file"
+        if tls.cert_file:
+            key_file = folder / (tls.key_file or tls.cert_file)
+            key = key if key_file.exists() else "key_file"
+            # With a password, though an empty one, OpenSSL does not ask for one at the terminal.
+            context.load_cert_chain(folder / tls.cert_file, key_file, password="")
+    except ssl.SSLError:
+        what = "certificates" if key == "ca_file" else "a certificate with its key, unencrypted"
+        return f"{key}: the file does not hold {what}, in PEM format"
+    except OSError as error:
+        return f"{key}: the file can't be read: {error.strerror}"
+    return None
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0  # the error comes where it is read
+    return found.st_mtime_ns, found.st_size

@@ -15,9 +15,9 @@ from gateway.azure.envelope import enveloped, opened, status_number
 from gateway.blocklist import decodings
 from gateway.calls.request import build_request
 from gateway.errors import Fixable
+from gateway.limits import WORKER_BYTES
 from gateway.model import HttpOperation, Parameter
 from gateway.outbound.client import Answer, Request
-from gateway.outbound.limits import WORKER_BYTES
 
 ID = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Web/connections/mail"
 BASE = f"https://azure.example{ID}"

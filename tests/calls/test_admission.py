@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
 
@@ -17,8 +18,7 @@ from gateway.calls.admission import (
 )
 from gateway.errors import Overloaded
 from gateway.model import RateLimit
-from gateway.outbound.bodies import Bound, collected
-from gateway.outbound.client import NoAnswer
+from gateway.outbound.client import NoAnswer, collect
 
 
 class Clock:
@@ -301,12 +301,13 @@ async def held(limits: Admission, connection: str, size: int, seconds: float = 0
     """How much is held of an answer of this size that comes in pieces."""
     pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
 
-    async def following() -> bytes:
-        return pieces.pop(0) if pieces else b""
+    async def chunks() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
 
     until = asyncio.get_running_loop().time() + seconds
     with limits.large(connection) as room:
-        body, cut = await collected(following, Bound(8 * LARGE_BYTES, until, room))
+        body, cut = await collect(chunks(), 8 * LARGE_BYTES, room, until)
     assert cut == (len(body) < size)
     return len(body)
 

@@ -18,7 +18,7 @@ from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.record import Attempt, Caller, execution_of
 from gateway.calls.tokens import recorded_values, take_token, with_token
 from gateway.errors import Fixable, UpstreamFailed
-from gateway.outbound.failures import NoAnswer
+from gateway.outbound.client import NoAnswer
 from gateway.store.cluster import Replica, beat, leave
 from gateway.store.database import Database
 from gateway.store.ledger import Filter, begin, list_executions, mark_unknown

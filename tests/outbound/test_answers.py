@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.outbound.client import READ_BYTES, Answer, Egress, NoAnswer, Request
+from gateway.limits import STEP_BYTES
+from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from tests.raw_server import Connection, Conversation, always, answer, raw_server
 
 LOOPBACK = ["127.0.0.1/32"]
@@ -188,7 +189,7 @@ def test_what_is_not_read_is_not_fetched_without_end(loop: Loop) -> None:
 
     total, most = run(loop, read())
     assert total == pieces * len(piece)
-    assert most <= 4 * READ_BYTES  # twice that much is kept, and one read of the socket's
+    assert most <= 4 * STEP_BYTES  # twice that much is kept, and one read of the socket's
 
 
 def test_caller_that_leaves_takes_its_connection_along(loop: Loop) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from gateway.limits import MAX_JSON_DEPTH, STEP_BYTES
 from gateway.outbound.content import NOT_JSON, as_json, charset_of, in_utf8, text_or_base64
-from gateway.outbound.limits import MAX_JSON_DEPTH, STEP_BYTES
 
 
 @pytest.mark.parametrize(
