@@ -37,7 +37,7 @@ MAX_TRICKS = 4
 MAX_CALL_FILES, MAX_CALL_AWAITS = 42, 27
 MAX_LIST_FILES = 14
 
-PLAIN = {"errors", "model", "blocklist", "limits"}
+PLAIN = {"errors", "model", "blocklist", "limits", "text"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": set(),
     "limits": set(),
+    "text": set(),
     "model": {"errors"},
     "blocklist": {"errors", "model"},
     "telemetry": {"store"},

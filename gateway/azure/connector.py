@@ -26,7 +26,7 @@ import orjson
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source, digest
 from gateway.openapi.build import build_openapi
-from gateway.openapi.naming import cut, visible
+from gateway.text import cut, visible
 
 MAX_WORDS = 200  # characters of what Azure says is wrong
 MAX_DISPLAY_NAME = 128

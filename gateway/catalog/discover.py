@@ -62,9 +62,9 @@ from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import Wrap, build_upstream
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
 from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
-from gateway.openapi.naming import visible
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
+from gateway.text import visible
 from gateway.upstream.link import Sharing
 from gateway.upstream.registry import Listed
 

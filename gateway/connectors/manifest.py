@@ -60,9 +60,9 @@ from gateway.openapi.naming import (
     override_for,
     tool_names,
     unmatched,
-    visible,
 )
 from gateway.openapi.wording import description_of, http_tool, renamed
+from gateway.text import visible
 
 WHOLE_BODY = "body"
 Schema = dict[str, Any]

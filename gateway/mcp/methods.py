@@ -28,7 +28,7 @@ from gateway.mcp.in_flight import Flight, Stopped
 from gateway.mcp.messages import RpcError, check_params, dump, internal_error, method_not_found
 from gateway.mcp.streams import Attendant
 from gateway.mcp.surface import Hello
-from gateway.openapi.naming import cut, visible
+from gateway.text import cut, visible
 from gateway.web.shown import error_result
 
 MAX_NAME_ECHO = 256

@@ -28,8 +28,8 @@ from gateway.mcp.pass_through import CAPABILITY_OF, HANDLERS, Asked, Owners, Ups
 from gateway.mcp.surface import Hello, Told
 from gateway.mcp.wishes import Wishes, reaches
 from gateway.model import Principal
-from gateway.openapi.naming import cut, visible
 from gateway.policy.view import Offering, Scope, View, instructing, offering
+from gateway.text import cut, visible
 from gateway.upstream.link import CHANGED, UPDATED
 from gateway.upstream.protocol import LOGGED, Peer
 from gateway.upstream.registry import LiveUpstreams

@@ -18,7 +18,6 @@ import orjson
 
 from gateway.model import CONSTANTS
 from gateway.openapi.document import Unusable, mapping
-from gateway.openapi.naming import cut
 from gateway.openapi.schema import (
     MANY_SCHEMAS,
     NAMED_SCHEMAS,
@@ -29,6 +28,7 @@ from gateway.openapi.schema import (
     stub_of,
     written,
 )
+from gateway.text import cut
 
 INPUT_BUDGET = 16 * 1024
 _SMALLEST_BUDGET = 1024

@@ -24,8 +24,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from gateway.errors import DefinitionUnreadable
 from gateway.model import DEFAULT_KEY_HEADER, Source
-from gateway.openapi.naming import cut
 from gateway.openapi.reading import MAX_OPERATIONS, METHODS, Parts, objects_in, whole
+from gateway.text import cut
 
 MAX_HOPS = 50  # references that lead to references
 MAX_WORK = 120_000  # parameters, properties and the like; one like Stripe's comes to half

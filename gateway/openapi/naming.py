@@ -7,11 +7,6 @@ are added or reordered around them.
 The other way round, configuration names operations, one by one or by a glob (`read_*`). Where
 several globs match, the most exact one counts: the name itself before any glob, then the one with
 more literal characters. A name that matches nothing is a problem: its rule holds nowhere.
-
-Words of others, made safe to show: what a person can't see must not reach a model either.
-
-Zero-width and bidirectional controls, tag characters, variation selectors, invisible fillers,
-private-use and control characters can carry instructions that no reviewer sees.
 """
 
 from __future__ import annotations
@@ -183,27 +178,3 @@ def _exactness(pattern: str, names: Sequence[str]) -> tuple[int, int, int, str]:
     """Grows with how exactly a pattern means an operation, whose own name comes first."""
     own = -names.index(pattern) if pattern in names else -len(names)
     return own, len(_WILDCARDS.sub("", pattern)), -pattern.count("*"), pattern
-
-
-_HIDDEN = re.compile(
-    "["
-    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad"
-    "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
-    "\ud800-\udfff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
-    "]"
-)
-_LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
-
-
-def visible(text: str) -> str:
-    """The text without characters that a person would not see; line ends as `\\n`."""
-    return _HIDDEN.sub("", _LINE_ENDS.sub("\n", text))
-
-
-def cut(text: str, limit: int) -> str:
-    """At most `limit` characters, ending in `…` where something is missing."""
-    if len(text) <= limit:
-        return text
-    return text[: limit - 1].rstrip() + "…" if limit > 0 else ""

@@ -29,7 +29,7 @@ import structlog
 
 from gateway import __version__
 from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefused
-from gateway.openapi.naming import cut, visible
+from gateway.text import cut, visible
 
 Message = dict[str, Any]
 Era = Literal["handshake", "modern"]

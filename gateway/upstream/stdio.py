@@ -30,7 +30,7 @@ import structlog
 import uvloop
 
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.openapi.naming import visible
+from gateway.text import visible
 from gateway.upstream.http import MAX_CONTAINERS, is_intricate, too_large
 from gateway.upstream.protocol import (
     ACKNOWLEDGED,

@@ -27,10 +27,10 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection
 from gateway.errors import Fixable, NotFound, Refused
 from gateway.model import Tool, whole_schema, without_constants
-from gateway.openapi.naming import cut, visible
 from gateway.policy.access import may_know
 from gateway.policy.view import View
 from gateway.store import results
+from gateway.text import cut, visible
 from gateway.web.shown import (
     connection_detail,
     connection_row,
