@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,10 @@ def parse_permissions(base: Permissions, values: Mapping[str, Any]) -> Permissio
         ) from error
 
 
-def describe(error: ValidationError) -> Iterator[str]:
+def describe(error: ValidationError, keys: Callable[[], set[str]] | None = None) -> Iterator[str]:
     """One line a problem: key path, what is wrong, what is allowed. Secrets never show."""
     for detail in error.errors(include_url=False):
-        yield f"{_where(detail)}: {_what(detail)}"
+        yield f"{_where(detail)}: {_what(detail, keys or _known_keys)}"
 
 
 _TAGS = {"openapi", "manifest", "mcp", "arm"}
@@ -119,13 +119,13 @@ def _where(detail: ErrorDetails) -> str:
     return ".".join(path) or "the table"
 
 
-def _what(detail: ErrorDetails) -> str:
+def _what(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     given = detail.get("input")
     shown = f"{given!r}" if isinstance(given, str | int | float | bool) else type(given).__name__
     match kind:
         case "extra_forbidden":
-            return f"unknown key{_did_you_mean(str(detail['loc'][-1]))}"
+            return f"unknown key{_did_you_mean(str(detail['loc'][-1]), keys())}"
         case "missing":
             return "is required"
         case "literal_error":
@@ -162,15 +162,19 @@ def _kind_of(value: object) -> str:
     return names.get(type(value), "a table" if isinstance(value, dict) else "a list")
 
 
-def _did_you_mean(key: str) -> str:
-    close = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.75)
+def _did_you_mean(key: str, keys: set[str]) -> str:
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _known_keys() -> set[str]:
-    """Every key of every table, for suggestions."""
+    return keys_of(Settings.model_json_schema(), _connection.json_schema())
+
+
+def keys_of(*schemas: Any) -> set[str]:
+    """Every key of every table in these schemas, for suggestions."""
     keys: set[str] = set()
-    waiting: list[Any] = [Settings.model_json_schema(), _connection.json_schema()]
+    waiting: list[Any] = [*schemas]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):

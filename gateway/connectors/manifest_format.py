@@ -37,13 +37,6 @@ OPERATION_ID = r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$"
 CAPABILITY = r"^[a-z][a-z0-9_]{0,39}$"
 PATH = r"^/[^?#\s]*$"
 SCHEME = r"^[A-Za-z][A-Za-z0-9-]*$"
-RULES: Mapping[str, str] = {
-    PROVIDER: "a lower-case letter, then letters, digits or -, at most 32 in all",
-    OPERATION_ID: "a letter, then letters, digits, _ . or -, at most 128 in all",
-    CAPABILITY: "a lower-case letter, then letters, digits or _, at most 40 in all",
-    PATH: "a path that begins with / and has no ?, # or space",
-    SCHEME: "one word of letters, digits or -",
-}
 
 
 class Table(BaseModel):

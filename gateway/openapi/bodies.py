@@ -116,7 +116,7 @@ def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) ->
     if kind == "multipart" and _is_file(around.document, content.schema):
         content = replace(content, schema=Made(properties={"file": content.schema}))
     shape = shape_of(around.document, content.schema)
-    if shape is None:
+    if shape is None or body.raw.get("x-gateway-whole") is True:
         return _whole(around, content, body, names, kind)
     return _taken_apart(around, content, body, names, shape)
 

@@ -369,7 +369,7 @@ def parameter_slots(
         if internal and not given.required:
             sent.append(_parameter(given, None, None))  # nobody is asked; a look-up may give it
             continue
-        argument = names.take(given.name, given.place)
+        argument = names.take(given.raw.get("x-gateway-argument") or given.name, given.place)
         injected = injected_as(source, given.place, given.name, argument)
         sent.append(_parameter(given, injected or argument, None))
         if injected is None:

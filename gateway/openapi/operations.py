@@ -145,7 +145,7 @@ def _configured(operation: Operation, source: Source, base_url: str) -> Refusal 
         if pattern := blocked_by(source.blocklist, base_url, path):
             return Refusal(f"its path is on the blocklist ({pattern})")
     if override_of(nameable, source).access == "dangerous":
-        return Refusal("marked dangerous in the configuration")
+        return Refusal("dangerous: never exposed")
     if not matching(name, source.include):
         return Refusal("not among the included operations", callable=True)
     return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.model import Access, HttpOperation, Risk, Source, Tool, digest
+from gateway.model import Access, HttpOperation, Source, Tool, digest
 from gateway.openapi.document import sequence
 from gateway.text import cut, visible
 
@@ -26,55 +26,6 @@ NOT_AUTHENTICATED = (
     "⚠ This connection is not authenticated yet: calls fail until it has been signed in."
 )
 REPEATABLE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
-
-
-def http_tool(
-    source: Source,
-    http: HttpOperation,
-    *,
-    name: str,
-    operation: str | None,
-    access: Access,
-    risk: Risk,
-    title: str,
-    description: str,
-    input_schema: Mapping[str, Any],
-    capability: str | None = None,
-    keywords: str = "",
-    security: str = "",
-) -> Tool:
-    """A tool that makes one HTTP request; `name` has the connection's prefix."""
-    schema = orjson.dumps(input_schema)
-    entry = orjson.dumps(
-        {
-            "name": name,
-            "title": title,
-            "description": description,
-            "inputSchema": input_schema,
-            "annotations": tool_annotations(title, access, http.method),
-        }
-    )
-    return Tool(
-        name=name,
-        local_name=name.removeprefix(source.prefix),
-        connection=source.connection,
-        operation=operation,
-        method=http.method,
-        path=http.path,
-        access=access,
-        risk=risk,
-        trust=source.trust,
-        title=title,
-        description=description,
-        input_schema=schema,
-        entry=entry,
-        tokens=token_cost(entry),
-        fingerprint=fingerprint(source, http, access, description, schema),
-        http=http,
-        capability=capability,
-        keywords=keywords,
-        security=security,
-    )
 
 
 def description_of(source: Source, display_name: str, text: str) -> str:

@@ -20,7 +20,7 @@ from gateway.model import (
     Source,
     Tool,
 )
-from gateway.openapi.wording import http_tool
+from tests.tools import http_tool
 
 ANN = Principal("ann")
 SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": True}

@@ -21,7 +21,7 @@ from gateway.model import (
     UpstreamOperation,
     pack,
 )
-from gateway.openapi.wording import http_tool
+from tests.tools import http_tool
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

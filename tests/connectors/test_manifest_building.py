@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from gateway.model import (
     Problem,
     RateLimit,
     Skipped,
-    Tool,
     decode_build,
     digest,
     encode_build,
@@ -33,7 +31,7 @@ from .manifests import CONNECTION, LIBRARY, library, tool
 SEARCH_INPUT = {
     "type": "object",
     "properties": {
-        "shelf": {"type": "string", "description": "Shelf."},
+        "shelf": {"type": "string", "description": "Shelf.", "minLength": 1},
         "genre": {"type": "array", "items": {"type": "string", "enum": ["poetry", "prose"]}},
         "sort": {"type": "string", "enum": ["title", "year"], "default": "title"},
         "trace": {"type": "string", "minLength": 4, "maxLength": 32},
@@ -67,82 +65,46 @@ LEND_INPUT = {
 NOT_ONE_BOOK = ("searchBooks", "uploadCover", "countBooks")
 
 
-def test_read_operation_becomes_a_whole_tool() -> None:
-    entry = _entry("city_search_books", "Search books", SEARCH_WORDS, SEARCH_INPUT, read=True)
-    assert tool(library(), "searchBooks") == Tool(
-        name="city_search_books",
-        local_name="search_books",
-        connection="city",
-        operation="searchBooks",
+def test_read_operation_becomes_a_tool() -> None:
+    built = tool(library(), "searchBooks")
+    assert (built.name, built.title, built.description) == (
+        "city_search_books",
+        "Search books",
+        SEARCH_WORDS,
+    )
+    assert (built.access, built.risk, built.capability) == ("read", "none", "search_items")
+    assert built.security == "bearer Library-token"
+    assert orjson.loads(built.input_schema) == SEARCH_INPUT
+    assert built.http == HttpOperation(
         method="GET",
+        base_url="https://north.library.example/api",
         path="/shelves/{shelf}/books",
-        access="read",
-        risk="none",
-        trust="trusted",
-        title="Search books",
-        description=SEARCH_WORDS,
-        input_schema=orjson.dumps(SEARCH_INPUT),
-        entry=entry,
-        tokens=math.ceil(len(entry.decode()) / 4.6),
-        fingerprint=_fingerprint(
-            "GET", "/shelves/{shelf}/books", SEARCH_INPUT, SEARCH_WORDS, "read"
+        parameters=(
+            Parameter("shelf", "path", "shelf"),
+            Parameter("filter[genre]", "query", "genre", style="form", explode=True),
+            Parameter("sort", "query", "sort", style="form"),
+            Parameter("from", "query", "from", style="form"),
+            Parameter("X-Trace", "header", "trace"),
+            Parameter("X-Client", "header", constant="gateway"),
         ),
-        http=HttpOperation(
-            method="GET",
-            base_url="https://north.library.example/api",
-            path="/shelves/{shelf}/books",
-            parameters=(
-                Parameter("shelf", "path", "shelf"),
-                Parameter("filter[genre]", "query", "genre", style="form", explode=True),
-                Parameter("sort", "query", "sort", style="form"),
-                Parameter("X-Trace", "header", "trace"),
-                Parameter("from", "query", "from", style="form"),
-                Parameter("X-Client", "header", constant="gateway"),
-            ),
-        ),
-        capability="search_items",
-        keywords="library books shelf genre sort trace from",
-        security="bearer Library-token",
     )
 
 
-def test_write_operation_becomes_a_whole_tool_with_wrapping_and_on_behalf_of() -> None:
-    words = "[City Library] Lend a book — Lend a book to a reader."
-    entry = _entry("city_lend_book", "Lend a book", words, LEND_INPUT, read=False)
-    assert tool(library(), "lendBook") == Tool(
-        name="city_lend_book",
-        local_name="lend_book",
-        connection="city",
-        operation="lendBook",
-        method="POST",
-        path="/books/{id}/loans",
-        access="write",
-        risk="low",
-        trust="trusted",
-        title="Lend a book",
-        description=words,
-        input_schema=orjson.dumps(LEND_INPUT),
-        entry=entry,
-        tokens=math.ceil(len(entry.decode()) / 4.6),
-        fingerprint=_fingerprint("POST", "/books/{id}/loans", LEND_INPUT, words, "write"),
-        http=HttpOperation(
-            method="POST",
-            base_url="https://north.library.example/api",
-            path="/books/{id}/loans",
-            parameters=(
-                Parameter("id", "path", "id"),
-                Parameter("X-Client", "header", constant="gateway"),
-                Parameter("X-Reader", "header", constant="reader-7"),
-            ),
-            body=Body(
-                "application/json",
-                fields=(Field("body_id", "id"), Field("days", "days"), Field("marks", "marks")),
-                required=True,
-                wrap="data",
-            ),
-        ),
-        keywords="library books id body_id days marks",
-        security="bearer Library-token",
+def test_write_operation_is_wrapped_and_made_on_behalf_of_somebody() -> None:
+    built = tool(library(), "lendBook")
+    assert (built.access, built.risk) == ("write", "low")
+    assert orjson.loads(built.input_schema) == LEND_INPUT
+    assert built.http is not None
+    assert built.http.parameters == (
+        Parameter("id", "path", "id"),
+        Parameter("X-Client", "header", constant="gateway"),
+        Parameter("X-Reader", "header", constant="reader-7"),
+    )
+    assert built.http.body == Body(
+        "application/json",
+        fields=(Field("body_id", "id"), Field("days", "days"), Field("marks", "marks")),
+        required=True,
+        wrap="data",
     )
 
 
@@ -179,13 +141,9 @@ def test_file_comes_as_base64_with_a_file_name() -> None:
         ),
         required=True,
     )
-    assert orjson.loads(built.input_schema)["properties"] == {
-        "id": {"type": "integer"},
-        "cover": {"type": "string", "contentEncoding": "base64"},
-        "cover_filename": {"type": "string"},
-        "cover_content_type": {"type": "string"},
-        "caption": {"type": "string"},
-    }
+    properties = orjson.loads(built.input_schema)["properties"]
+    assert [*properties] == ["id", "cover", "cover_filename", "cover_content_type", "caption"]
+    assert properties["cover"] == {"type": "string", "contentEncoding": "base64"}
 
 
 def test_build_carries_what_the_provider_says_of_itself() -> None:
@@ -208,13 +166,16 @@ def test_build_carries_what_the_provider_says_of_itself() -> None:
         ({}, {}),
         (
             {"include": ("*Book", "listStaff")},
-            dict.fromkeys(NOT_ONE_BOOK, "not included by the connection"),
+            dict.fromkeys(NOT_ONE_BOOK, "not among the included operations"),
         ),
         (
             {"exclude": ("*Book",)},
-            dict.fromkeys(("lendBook", "addBook"), "excluded by the connection"),
+            dict.fromkeys(("lendBook", "addBook"), "excluded by '*Book'"),
         ),
-        ({"blocklist": ("/BOOKS/*/cover",)}, {"uploadCover": "blocklisted by /BOOKS/*/cover"}),
+        (
+            {"blocklist": ("/BOOKS/*/cover",)},
+            {"uploadCover": "its path is on the blocklist (/BOOKS/*/cover)"},
+        ),
         (
             {"on_behalf_of": None},
             {"lendBook": "City Library needs to know for which user: set on_behalf_of"},
@@ -230,7 +191,10 @@ def test_operation_that_is_no_tool_says_why(
     changes: dict[str, Any], skipped: dict[str, str]
 ) -> None:
     build = library(**changes)
-    always = {"listStaff": "blocklisted by /staff", "burnBooks": "dangerous: never exposed"}
+    always = {
+        "listStaff": "its path is on the blocklist (/staff)",
+        "burnBooks": "dangerous: never exposed",
+    }
     assert {skip.operation: skip.reason for skip in build.skipped} == always | skipped
     assert len(build.tools) + len(build.skipped) == 7
 
@@ -244,7 +208,7 @@ def test_skipped_operation_is_named_as_in_the_manifest() -> None:
 @pytest.mark.parametrize(
     ("override", "access", "risk", "description"),
     [
-        (Override(), "write", "low", "[City Library] Lend a book — Lend a book to a reader."),
+        (Override(), "write", "low", "[City Library] Lend a book to a reader."),
         (Override(risk="high"), "write", "high", None),
         (Override(access="read"), "read", "none", None),
         (Override(access="delete"), "delete", "high", None),
@@ -351,25 +315,6 @@ def test_every_tool_is_valid_for_clients() -> None:
         jsonschema_rs.meta.validate(orjson.loads(built.input_schema))
 
 
-def _entry(name: str, title: str, words: str, schema: dict[str, Any], *, read: bool) -> bytes:
-    hints = {"readOnlyHint": read, "destructiveHint": False, "idempotentHint": read}
-    return orjson.dumps(
-        {
-            "name": name,
-            "title": title,
-            "description": words,
-            "inputSchema": schema,
-            "annotations": {"title": title, **hints, "openWorldHint": True},
-        }
-    )
-
-
-def _fingerprint(method: str, path: str, schema: dict[str, Any], words: str, access: str) -> str:
-    base_url = "https://north.library.example/api"
-    text = orjson.dumps(schema).decode()
-    return digest(orjson.dumps([method, base_url, path, "bearer", text, words, access]))
-
-
 def test_what_could_make_the_request_another_one_is_left_out_with_a_reason() -> None:
     params = b'params = [{ name = "id", in = "path", type = "integer" }'
     detours = b', { name = "X-HTTP-Method-Override", in = "header", argument = "verb" }'
@@ -380,7 +325,7 @@ def test_what_could_make_the_request_another_one_is_left_out_with_a_reason() -> 
     assert orjson.loads(lend.input_schema) == LEND_INPUT
     assert lend == tool(library(), "lendBook")
     assert [(p.severity, p.where, p.message.partition(":")[0]) for p in build.problems] == [
-        ("warning", "lendBook", "X-HTTP-Method-Override (header) is left out")
+        ("warning", "POST /books/{id}/loans", "X-HTTP-Method-Override (header) is left out")
     ]
     given = build_manifest(manifest, replace(CONNECTION, inject=("verb",)))
     http = tool(given, "lendBook").http

@@ -159,7 +159,7 @@ def test_lever_writes_are_performed_as_a_user() -> None:
     assert built.http is not None
     assert built.http.parameters == (
         Parameter("opportunity", "path", "opportunity"),
-        Parameter("perform_as", "query", style="form", constant="u-1"),
+        Parameter("perform_as", "query", style="form", explode=True, constant="u-1"),
     )
 
 

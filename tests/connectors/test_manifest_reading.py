@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from gateway.connectors.manifest import (
     BUILTIN,
-    MAX_MANIFEST_BYTES,
     build_manifest,
     load_builtin,
     parse_manifest,
@@ -33,20 +32,10 @@ def test_invalid_manifest_is_refused_with_every_problem_in_its_place(path: Path)
     assert f"{refused.value}\n" == path.with_suffix(".txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("raw", "problem"),
-    [
-        (b"a = '\xff'", "m.toml: not valid TOML: line 1 is not UTF-8"),
-        (b"\n\na = ", "m.toml: not valid TOML: Invalid value (at end of document)"),
-        (b"a = " + b"[" * 100_000, "m.toml: not valid TOML: nested too deeply"),
-        (b"#" * (MAX_MANIFEST_BYTES + 1), f"m.toml: larger than {MAX_MANIFEST_BYTES} bytes"),
-    ],
-    ids=["not UTF-8", "not TOML", "nested", "large"],
-)
-def test_text_that_is_no_toml_is_refused(raw: bytes, problem: str) -> None:
-    with pytest.raises(ConfigInvalid) as refused:
+@pytest.mark.parametrize("raw", [b"a = '\xff'", b"\n\na = ", b"a = " + b"[" * 100_000])
+def test_text_that_is_no_toml_is_refused(raw: bytes) -> None:
+    with pytest.raises(ConfigInvalid, match="m.toml: not valid TOML: "):
         parse_manifest(raw, "m.toml")
-    assert refused.value.problems == (problem,)
 
 
 @pytest.mark.parametrize("depth", [9, 100])
