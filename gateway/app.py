@@ -9,10 +9,6 @@ The parts that carry a call out, put together: asking, sending, recording, telli
 They belong to one process and one store. `started` is the order in which they begin and end: the
 heartbeat before anything can be executing here, what still runs recorded before the store closes.
 
-How far the first look at connections has come: a bar on a terminal, plain lines elsewhere.
-
-One connection needs no progress, so nothing is said of it.
-
 What happens to connections when the gateway starts, before it says that it is ready.
 """
 
@@ -31,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from rich.console import Console as Terminal
+from rich.progress import Progress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
@@ -61,6 +59,7 @@ from gateway.connectors.manifest import portable_tools
 from gateway.console.app import Console, console_of
 from gateway.demo.bookshop import bookshop, definition
 from gateway.errors import GatewayError, UpstreamFailed
+from gateway.limits import FIRST_LOOK_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import EdgeSettings, McpEndpoint, resource_metadata
 from gateway.mcp.offers import UpstreamOffers
 from gateway.mcp.sessions import (
@@ -88,7 +87,14 @@ from gateway.web.consent import PATH as CONSENT
 from gateway.web.consent import ConsentReturn, return_address
 from gateway.web.events import Feed, events_handler
 from gateway.web.gateway import Gateway, resume
-from gateway.web.guard import HostRules, Refusal, check_host, fold, host_rules, respond
+from gateway.web.guard import (
+    HostRules,
+    Refusal,
+    check_host,
+    fold,
+    host_rules,
+    respond,
+)
 from gateway.web.health import Health, Metrics
 from gateway.web.identity import Identity, auth_settings
 from gateway.web.rest import RestApi, refusal_response
@@ -150,41 +156,34 @@ class Line:
 
 Loading = Callable[[int], Callable[[str], None]]
 
-WORTH_TELLING = 2
-BAR_CHARS = 24
 
+def show_progress(total: int) -> Callable[[str], None]:
+    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
 
-def loading(total: int) -> Callable[[str], None]:
-    """What to call with the name of each connection, of so many, that has been looked at."""
-    counted = itertools.count(1)
+    One connection needs no progress, so nothing is said of it.
+    """
+    counted, terminal = itertools.count(1), Terminal(stderr=True)
+    bar = Progress(console=terminal, transient=True)
+    task = bar.add_task("Loading", total=total)
 
-    def told(name: str) -> None:
+    def tell(name: str) -> None:
         done = next(counted)
-        if total >= WORTH_TELLING:
-            text = bar(done, total, name) if sys.stderr.isatty() else line(done, total, name)
-            print(text, end="", file=sys.stderr, flush=True)
+        if total == 1:
+            return
+        if not terminal.is_terminal:
+            print(f"loaded {name} ({done} of {total})", file=sys.stderr, flush=True)
+            return
+        bar.start()
+        bar.update(task, completed=done, description=f"Loading {name}")
+        if done == total:
+            bar.stop()
 
-    return told
+    return tell
 
 
-def silent(total: int) -> Callable[[str], None]:
-    """For who has no one to tell."""
+def no_progress(total: int) -> Callable[[str], None]:
+    """For a gateway that runs without a terminal, inside another process."""
     return lambda name: None
-
-
-def line(done: int, total: int, name: str) -> str:
-    """One line a connection."""
-    return f"loaded {name} ({done} of {total})\n"
-
-
-def bar(done: int, total: int, name: str) -> str:
-    """The same line over and over, wiped at the end."""
-    filled = "█" * (done * BAR_CHARS // total)
-    shown = f"Loading {filled:░<{BAR_CHARS}} {done}/{total} {name}"
-    return f"\r\x1b[K{shown}" if done < total else "\r\x1b[K"
-
-
-FIRST_LOOK_SECONDS = 2.0
 
 
 async def first_look(
@@ -214,8 +213,6 @@ async def first_look(
 
 log = structlog.get_logger("gateway")
 
-JWKS_SECONDS = 5.0
-JWKS_BYTES = 1024 * 1024
 PROBES = frozenset(("/healthz", "/readyz"))  # by address, without a name: no Host to check
 INSTRUCTIONS = (
     "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
@@ -317,7 +314,7 @@ class App:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, place: Place, loading: Loading = silent
+    settings: Settings, place: Place, loading: Loading = no_progress
 ) -> AsyncIterator[App]:
     """The gateway, started; it is ready as soon as what is cached has been read."""
     folder = place.config.parent
@@ -440,7 +437,9 @@ def _assembled(
     server = settings.server
 
     async def fetch_keys(url: str) -> bytes:
-        answer = await egress.send(Request("GET", url), deadline=JWKS_SECONDS, max_bytes=JWKS_BYTES)
+        answer = await egress.send(
+            Request("GET", url), deadline=SIGNING_KEYS_SECONDS, max_bytes=MAX_BODY_BYTES
+        )
         if answer.status != 200 or answer.truncated:
             raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")
         return answer.body

@@ -52,4 +52,16 @@ MAX_REMEMBERED = 4096  # sources of failures, verified tokens, views: each is fo
 
 # --- server ---------------------------------------------------------------------------------------
 
+# What was never read before is waited for this long at start, so that a first client finds tools.
+FIRST_LOOK_SECONDS = 2.0
+# For the issuer's signing keys; a caller waits meanwhile.
+SIGNING_KEYS_SECONDS = 5.0
+KEEP_ALIVE_SECONDS = 75  # longer than balancers keep an idle connection, which is 60
+# New requests are still taken after /readyz went 503, so that balancers can turn away.
+TURN_AWAY_SECONDS = 0.5
+CLOSING_SECONDS = 2.0  # for a client that reads slowly while the gateway ends
+LONGEST_RESTART_SECONDS = 30.0  # between two starts of a worker that keeps dying
+COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth of a call
+CONFIG_POLL_SECONDS = 2.0  # some file systems tell nothing of an edit
+
 # --- cli ------------------------------------------------------------------------------------------

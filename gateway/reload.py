@@ -17,11 +17,9 @@ from watchfiles import awatch
 from gateway.config.reading import parse_settings
 from gateway.config.settings import RESTART_TABLES, Settings
 from gateway.errors import ConfigInvalid, GatewayError
+from gateway.limits import CONFIG_POLL_SECONDS
 
 log = structlog.get_logger("gateway.reload")
-
-SETTLE_MS = 100
-POLL_SECONDS = 2.0
 
 Apply = Callable[[Settings], Awaitable[None]]
 Report = Callable[[str | None], None]
@@ -35,9 +33,8 @@ async def watch(config: Path, first: Settings, apply: Apply, report: Report) -> 
     async for _ in awatch(
         config.parent,
         watch_filter=lambda _, path: Path(path).name == config.name,
-        step=SETTLE_MS,
         recursive=False,
-        rust_timeout=round(POLL_SECONDS * 1000),
+        rust_timeout=round(CONFIG_POLL_SECONDS * 1000),
         yield_on_timeout=True,  # some file systems tell nothing: look from time to time
         stop_event=stop,
     ):

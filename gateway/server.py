@@ -3,35 +3,14 @@
 The socket is bound first, so that the parts know their own address even for port 0. The ready line
 is printed once requests are accepted. The first SIGTERM or Ctrl-C makes /readyz say 503, stops
 listening shortly after, lets calls in flight finish and closes the streams; a second one ends at
-once.
-
-What uvicorn leaves out: patience that ends, and one packet where it would send two.
-
-uvicorn waits for ever for the head of a request, and for a client that does not read. Here a
-connection that was opened or has begun a request has so many seconds to complete its head, and one
-that stopped reading has so many to go on, also while it is being closed. Bodies have a deadline of
-their own where they are read; what is still to come of a request that was answered before it was
-complete has one here.
-
-Of requests that were sent one behind the other uvicorn tells only the last that the client left,
-and gives up all of them when one can't be read. Here the one that is being answered is told, and
-answered. An offer to change to another protocol is not taken up: the request counts as it stands.
-
-It also writes the head of an answer before its body is there. Here a head waits for what follows in
-the same turn of the event loop, since every write wakes the client up.
-
-Several processes on one port: one parent that only starts, watches and ends them.
-
-Each child binds the port for itself (SO_REUSEPORT), so that the kernel spreads connections; the
-parent holds the port without listening, which also settles what "port 0" means. A child that dies
-is started again, more and more slowly if it keeps dying. Signals go to all children; the parent's
-exit code says whether they all ended well.
+once. With several workers a parent only starts, watches and ends them: each binds the port for
+itself (SO_REUSEPORT), so that the kernel spreads connections, and the parent holds the port without
+listening, which also settles what "port 0" means.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import re
@@ -39,190 +18,33 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import structlog
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn._types import ASGI3Application
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
-from uvicorn.protocols.http.httptools_impl import (
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.app import App, Place, loading, running
+from gateway.app import App, Place, running, show_progress
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
-
-JOINED_BYTES = 65_536
-CLOSING_SECONDS = 2.0  # for who reads slowly while the gateway ends
-_UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
-
-
-class JoiningTransport:
-    """A transport that sends the head of an answer together with the beginning of its body."""
-
-    __slots__ = ("_head", "_loop", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        head = self._head
-        if not head and data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
-            self._head = data
-            self._loop.call_soon(self._flush)
-            return
-        if head:
-            self._head = b""
-            if len(data) <= JOINED_BYTES:
-                data = head + data
-            else:
-                self._transport.write(head)
-        self._transport.write(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head:
-            self._transport.write(head)
-
-
-class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which waits so long for a request's head, and for a slow reader."""
-
-    seconds: float
-    _request_timer: asyncio.TimerHandle | None = None
-    _read_timer: asyncio.TimerHandle | None = None
-    _answering: RequestResponseCycle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(JoiningTransport(transport, self.loop))  # type: ignore[arg-type]
-        self._start_request_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_request_timer()
-        self._stop_read_timer()
-        super().connection_lost(exc)
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
-
-    def data_received(self, data: bytes) -> None:
-        begins = self.cycle is None or not self.cycle.more_body
-        if begins and (b"pgrade:" in data or b"PGRADE:" in data):
-            # The parser would stop there. The name is as long as before: nothing moves.
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(b"\r\nignored", head) + end + rest
-        super().data_received(data)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        self.send_400_response("Changing to another protocol is not possible here.")
-
-    def send_400_response(self, msg: str) -> None:
-        answering = self._answering
-        if answering is None or answering.response_complete or answering.more_body:
-            super().send_400_response(msg)
-            return
-        answering.keep_alive = False  # what came behind it ends the connection, but not its answer
-        self.pipeline.clear()
-        self.flow.pause_reading()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        if self.transport.is_closing():
-            self.loop.call_later(CLOSING_SECONDS, self.transport.abort)
-
-    def on_message_begin(self) -> None:
-        self._unset_keepalive_if_required()
-        if self._request_timer is None:
-            self._start_request_timer()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._stop_request_timer()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._stop_request_timer()
-        if self.cycle.response_complete:
-            # What came of the body stopped the timer that ends idle connections.
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing() and self._read_timer is None:
-            self._read_timer = self.loop.call_later(self.seconds, self._give_up)
-        if self.cycle.more_body and self._request_timer is None:
-            self._start_request_timer()
-
-    def _start_request_timer(self) -> None:
-        self._request_timer = self.loop.call_later(self.seconds, self._give_up)
-
-    def _stop_request_timer(self) -> None:
-        if self._request_timer is not None:
-            self._request_timer.cancel()
-            self._request_timer = None
-
-    def pause_writing(self) -> None:
-        if self._read_timer is None:
-            self._read_timer = self.loop.call_later(self.seconds, self._give_up)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._stop_read_timer()
-        super().resume_writing()
-
-    def _stop_read_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
-
-    def _give_up(self) -> None:
-        self._request_timer = self._read_timer = None
-        self.transport.abort()
-
-
-def patient_protocol(seconds: float) -> type[PatientProtocol]:
-    """The protocol with its patience."""
-    return type("Patient", (PatientProtocol,), {"seconds": seconds})
-
+from gateway.limits import (
+    CLOSING_SECONDS,
+    COLLECT_AFTER,
+    KEEP_ALIVE_SECONDS,
+    LONGEST_RESTART_SECONDS,
+    TURN_AWAY_SECONDS,
+)
 
 log = structlog.get_logger("gateway")
 
-BACKLOG = 2048
-COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700
-COLLECT_OLDER_AFTER = 20
-OWN_MAPPING_BYTES = 262_144
-SPARE_HEAP_BYTES = 16 * 1024 * 1024
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # as malloc.h has them
-KEEP_ALIVE_SECONDS = 75
-# How long new requests are still taken after readiness went 503, so that balancers can turn away.
-TURN_AWAY_SECONDS = 0.5
-STANDARD_INPUT = 0
 AT_ONCE = signal.SIGQUIT  # what the parent of workers has them end by when it is signalled twice
 SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
+READY = b"Gateway ready: "
+ENDED_WELL = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal itself: it was only just starting
 
 
 def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
@@ -252,7 +74,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
-    async with running(settings, place, loading) as app:
+    async with running(settings, place, show_progress) as app:
         server = Server(app, place, settings.server.shutdown_seconds, worker=worker)
         if worker:
             _end_with_parent(server)
@@ -268,47 +90,11 @@ def _end_with_parent(server: Server) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        loop.remove_reader(STANDARD_INPUT)
+        loop.remove_reader(sys.stdin)
         log.warning("parent process gone")
         server.stop()
 
-    loop.add_reader(STANDARD_INPUT, end)
-
-
-def _fronted(app: App) -> ASGIApp:
-    """The application behind a reading of a trusted proxy's headers, which calls can do without."""
-    trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
-    behind = cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, app), trusted))
-
-    async def front(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        await (app if path == "/mcp" or path.startswith("/mcp/") else behind)(scope, receive, send)
-
-    return front
-
-
-def _collect_rarely() -> None:
-    """Leave what is there at start out of garbage collection, and look for garbage less often.
-
-    Nearly everything is freed at once, by counting; only rare cycles wait for the collector. Going
-    through all modules and tools again and again would be a sixth of a call, and a pause for many.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, COLLECT_OLDER_AFTER, COLLECT_OLDER_AFTER)
-    gc.enable()
-
-
-def _give_memory_back() -> None:
-    """Has the C library map what is large by itself, so that freeing it gives it back.
-
-    After the first large block is freed, glibc would take the next ones from its heap, where small
-    ones that live on keep them from ever being returned.
-    """
-    with suppress(AttributeError, OSError):  # another C library has no such thing to set
-        library = ctypes.CDLL(None)
-        library.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
-        library.mallopt(M_TRIM_THRESHOLD, SPARE_HEAP_BYTES)  # else every call may give some back
+    loop.add_reader(sys.stdin, end)
 
 
 class Server(uvicorn.Server):
@@ -319,16 +105,14 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                _fronted(app),
+                app,
                 loop="uvloop",
-                proxy_headers=False,
                 http=patient_protocol(app.gateway.snapshot.settings.limits.request_seconds),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=max(1, round(grace)),
             )
@@ -345,7 +129,6 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self._announce:
             _collect_rarely()
-            _give_memory_back()
             print(f"Gateway ready: {self._place.own_url}/mcp", flush=True)
             link = self._app.console.link(self._place.own_url)
             print(f"Console: {link}", file=sys.stderr, flush=True)
@@ -397,11 +180,122 @@ class Server(uvicorn.Server):
             await asyncio.wait((self._ending,))
 
 
-FIRST_DELAY = 0.5
-LONGEST_DELAY = 30.0
-STEADY_SECONDS = 60.0
-READY = b"Gateway ready: "
-ENDED_WELL = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal itself: it was only just starting
+def _collect_rarely() -> None:
+    """Leaves what is there at start out of garbage collection, and collects less often.
+
+    Nearly everything is freed at once, by counting; only rare cycles wait for the collector. Going
+    through all modules and tools again and again would be a sixth of a call, and a pause for many.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
+    gc.enable()
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with deadlines: for the head of a request, and for a slow reader.
+
+    uvicorn waits for ever for both. Here a connection that was opened, or has begun a request, has
+    `seconds` to complete its head, and a client that stopped reading has as many to go on. Bodies
+    have a deadline where they are read; what is still to come of a request that was answered before
+    it was complete has one here. An offer to change to another protocol is not taken up.
+    """
+
+    seconds: float
+    _request_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start_request_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_request_timer()
+        self._stop_read_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None or not self.cycle.more_body:  # a request begins here
+            data = without_upgrade(data)
+        super().data_received(data)
+        if self.parser is not None and self.parser.should_upgrade():
+            # The offer came in pieces, and the parser stopped at it: a body would be taken for a
+            # request.
+            self.send_400_response("Changing to another protocol is not possible here.")
+
+    def on_message_begin(self) -> None:
+        self._start_request_timer()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._stop_request_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._stop_request_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._start_read_timer()  # a client that does not read would keep it from closing
+        elif self.cycle.more_body:
+            self._start_request_timer()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(CLOSING_SECONDS, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        self._start_read_timer()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_read_timer()
+        super().resume_writing()
+
+    def _start_request_timer(self) -> None:
+        if self._request_timer is None:
+            self._request_timer = self.loop.call_later(self.seconds, self._give_up)
+
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _start_read_timer(self) -> None:
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(self.seconds, self._give_up)
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _give_up(self) -> None:
+        self._request_timer = self._read_timer = None
+        self.transport.abort()
+
+
+def patient_protocol(seconds: float) -> type[PatientProtocol]:
+    """The protocol with its patience."""
+    return type("Patient", (PatientProtocol,), {"seconds": seconds})
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The beginning of a request without an offer of another protocol, as Java's client makes it.
+
+    The parser would stop at it and lose the body. The header gets another name, just as long.
+    """
+    if b"pgrade:" not in data and b"PGRADE:" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nignored", head) + end + rest
 
 
 def supervise(settings: Settings, config: Path) -> int:
@@ -412,7 +306,11 @@ def supervise(settings: Settings, config: Path) -> int:
 
 
 class Supervisor:
-    """The parent of the worker processes."""
+    """The parent of the worker processes.
+
+    A worker that dies is started again, more and more slowly if it keeps dying. Signals go to all
+    workers; the parent's exit code says whether they all ended well.
+    """
 
     def __init__(self, settings: Settings, config: Path, port: int) -> None:
         self._server = settings.server
@@ -420,67 +318,60 @@ class Supervisor:
             *(sys.executable, "-m", "gateway", "serve", "--config", str(config)),
             *("--host", settings.server.host, "--port", str(port), "--worker"),
         )
-        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
         self._ready = 0
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._end, number)
+            loop.add_signal_handler(number, self._end)
         codes = await asyncio.gather(*(self._keep(i) for i in range(self._server.workers)))
         return max(codes)
 
-    def _end(self, number: int) -> None:
-        """Passes a signal on; the children end in order, at once if it is the second one."""
+    def _end(self) -> None:
+        """Has the workers end in order; at once when called a second time."""
         passed_on = AT_ONCE if self._ending.is_set() else signal.SIGTERM
         self._ending.set()
-        for child in self._children.values():
-            if child.returncode is None:
-                child.send_signal(passed_on)
+        for worker in self._workers.values():
+            if worker.returncode is None:
+                worker.send_signal(passed_on)
 
     async def _keep(self, index: int) -> int:
-        """Keeps one child running; its last exit code."""
-        delay = FIRST_DELAY
-        loop = asyncio.get_running_loop()
+        """Keeps one worker running; its last exit code."""
+        delay, loop = 0.5, asyncio.get_running_loop()
         while True:
             started = loop.time()
-            code = await self._run_child(index)
+            code = await self._run_worker(index)
             if self._ending.is_set():
                 return 0 if code in ENDED_WELL else 1
             if code == 2:
-                self._end(signal.SIGTERM)  # a configuration that can't start starts for no one
+                self._end()  # a configuration that can't start starts for no one
                 return 2
-            delay = FIRST_DELAY if loop.time() - started > STEADY_SECONDS else delay
+            if loop.time() - started > LONGEST_RESTART_SECONDS:
+                delay = 0.5  # it ran well for a while
             log.error("worker died", worker=index, code=code, again_in=delay)
             try:
                 async with asyncio.timeout(delay):
                     await self._ending.wait()
                 return 0
             except TimeoutError:
-                delay = min(delay * 2, LONGEST_DELAY)
+                delay = min(delay * 2, LONGEST_RESTART_SECONDS)
 
-    async def _run_child(self, index: int) -> int:
-        child = await asyncio.create_subprocess_exec(
+    async def _run_worker(self, index: int) -> int:
+        worker = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,  # it ends with us, and the worker with it
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ},
         )
-        self._children[index] = child
+        self._workers[index] = worker
         if self._ending.is_set():
-            child.send_signal(signal.SIGTERM)
-        assert child.stdout is not None
-        async for line in child.stdout:
-            if line.startswith(READY):
-                self._child_ready(line)
-            else:
+            worker.send_signal(signal.SIGTERM)
+        assert worker.stdout is not None
+        async for line in worker.stdout:
+            self._ready += line.startswith(READY)
+            if not line.startswith(READY) or self._ready == self._server.workers:
                 sys.stdout.buffer.write(line)
                 sys.stdout.flush()
-        return await child.wait()
-
-    def _child_ready(self, line: bytes) -> None:
-        self._ready += 1
-        if self._ready == self._server.workers:
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
+        return await worker.wait()

@@ -1,73 +1,38 @@
+"""Deadlines of a connection: for a request's head, for its rest, and for who does not read."""
+
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
 
 import pytest
-from starlette.types import Receive, Scope, Send
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.server import JOINED_BYTES, JoiningTransport, patient_protocol
-from gateway.web.guard import fold, read_body, respond
-from tests.test_at_once import request, served, told
+from gateway.server import patient_protocol
+from gateway.web.guard import Refusal, fold, read_body, respond
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
-
-
-class Written:
-    """The other end of a transport: what was written to it, and whether it was closed."""
-
-    def __init__(self) -> None:
-        self.writes: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
-
-    def close(self) -> None:
-        self.closed = True
+QUIET_SECONDS = 0.3
 
 
-def joining() -> tuple[JoiningTransport, Written]:
-    written = Written()
-    loop = asyncio.get_running_loop()
-    return JoiningTransport(cast(asyncio.Transport, written), loop), written
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says what it got."""
+    try:
+        body = await read_body(fold(scope["headers"]), receive, 1000, 5.0)
+    except Refusal as refusal:
+        await respond(send, refusal.status, refusal.message.encode(), refusal.headers)
+        return
+    await respond(send, 200, b"%b %d %b" % (scope["method"].encode(), len(body), body))
 
 
-LARGE = bytes(JOINED_BYTES + 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
-        ([HEAD, b"hi"], [HEAD + b"hi"]),
-        ([HEAD, b""], [HEAD]),
-        ([HEAD, LARGE], [HEAD, LARGE]),
-        ([HEAD, b"hi", HEAD, b"ho"], [HEAD + b"hi", HEAD + b"ho"]),
-        ([b"2\r\nhi\r\n", b"0\r\n\r\n"], [b"2\r\nhi\r\n", b"0\r\n\r\n"]),
-    ],
-)
-async def test_a_head_goes_out_with_what_follows_it(given: list[bytes], sent: list[bytes]) -> None:
-    transport, written = joining()
-    for data in given:
-        transport.write(data)
-    await asyncio.sleep(0)
-    assert written.writes == sent
-
-
-async def test_a_head_that_nothing_follows_goes_out_in_the_same_turn() -> None:
-    transport, written = joining()
-    transport.write(HEAD)
-    assert written.writes == []
-    await asyncio.sleep(0)
-    assert written.writes == [HEAD]
-
-
-async def test_closing_sends_a_head_that_still_waits() -> None:
-    transport, written = joining()
-    transport.write(HEAD)
-    transport.close()
-    await asyncio.sleep(0)
-    assert (written.writes, written.closed) == ([HEAD], True)
+def request(method: str = "POST", path: str = "/", body: bytes = b"hi", **fields: str) -> bytes:
+    lines = {"host": "h", "content-length": str(len(body)), **fields}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 def offering(body: bytes = b"hi") -> bytes:
@@ -100,33 +65,6 @@ async def test_a_body_is_never_taken_for_a_request() -> None:
     assert b"inner" not in said
 
 
-async def test_a_whole_request_is_answered_whatever_comes_behind_it() -> None:
-    async with served(patient_protocol(5.0)) as port:
-        said = await told(port, [request(path="/echo") + b"garbage\r\n\r\n"])
-
-    assert said.startswith(b"HTTP/1.1 200 ")
-    assert b"connection: close" in said
-    assert said.endswith(b"POST 2 hi")
-
-
-async def test_who_is_answered_hears_that_the_client_left_with_others_behind_it() -> None:
-    heard = asyncio.Event()
-
-    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
-        await read_body(fold(scope["headers"]), receive)
-        assert (await receive())["type"] == "http.disconnect"
-        heard.set()
-
-    async with served(patient_protocol(5.0), waiting) as port:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request() + request())
-        await writer.drain()
-        await asyncio.sleep(0.2)
-        writer.close()
-        async with asyncio.timeout(5.0):
-            await heard.wait()
-
-
 @pytest.mark.parametrize("closing", [True, False], ids=["to be closed", "to be kept"])
 async def test_a_client_that_does_not_read_is_let_go(closing: bool) -> None:
     async def large(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,3 +78,75 @@ async def test_a_client_that_does_not_read_is_let_go(closing: bool) -> None:
             async with asyncio.timeout(5.0):
                 await reader.readexactly(20_000_000)
         writer.close()
+
+
+async def test_a_head_that_is_not_complete_in_time_ends_the_connection() -> None:
+    async with served(patient_protocol(0.3)) as port:
+        assert await told(port, [b""]) == b""  # nothing at all
+        assert await told(port, [b"POST / HTTP/1.1\r\nhost: h\r\n"]) == b""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request())
+        assert (await reader.readuntil(b"hi")).startswith(b"HTTP/1.1 200")
+        writer.write(b"POST / HT")
+        async with asyncio.timeout(5.0):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_rest_of_a_request_that_was_refused_has_its_time_too() -> None:
+    async with served(patient_protocol(0.3)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(body=b"x" * 2000)[:-10])
+        async with asyncio.timeout(5.0):
+            assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def told(port: int, pieces: list[bytes]) -> bytes:
+    """What a server says to these pieces, with a pause between them, but for the time of day."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    said = b""
+    for piece in pieces:
+        writer.write(piece)
+        said += await _until_quiet(reader)
+    writer.close()
+    return re.sub(rb"date: [^\r]*\r\n", b"", said)
+
+
+async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    try:
+        async with asyncio.timeout(5.0):
+            while chunk := await asyncio.wait_for(reader.read(1_000_000), QUIET_SECONDS):
+                said += chunk
+    except TimeoutError:
+        pass
+    except ConnectionError:
+        said += b"[reset]"
+    return said
+
+
+@asynccontextmanager
+async def served(protocol: type[asyncio.Protocol], app: ASGIApp = echo) -> AsyncIterator[int]:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        quiet: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False}
+        server = _Server(
+            uvicorn.Config(cast(Any, app), http=protocol, server_header=False, **quiet)
+        )
+        task = asyncio.create_task(server.serve(sockets=[bound]))
+        async with asyncio.timeout(10.0):
+            while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.01)
+        try:
+            yield bound.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            await task
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """They are the tests' own."""
+        yield

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app import bar, loading
+from gateway.app import show_progress
 
 
 def test_each_connection_is_a_plain_line_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = loading(2)
+    told = show_progress(2)
     told("shop")
     told("desk")
     assert capsys.readouterr().err == "loaded shop (1 of 2)\nloaded desk (2 of 2)\n"
 
 
 def test_one_connection_is_not_worth_a_word(capsys: pytest.CaptureFixture[str]) -> None:
-    loading(1)("shop")
+    show_progress(1)("shop")
     assert capsys.readouterr().err == ""
 
 
-def test_the_bar_fills_up_and_leaves_no_trace() -> None:
-    assert bar(1, 2, "shop") == "\r\x1b[KLoading " + "█" * 12 + "░" * 12 + " 1/2 shop"
-    assert bar(2, 2, "desk") == "\r\x1b[K"
+def test_a_terminal_gets_a_bar_that_leaves_no_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    tell = show_progress(2)
+    tell("shop")
+    tell("desk")
+    said = capsys.readouterr().err
+    assert "Loading desk" in said and "100%" in said
+    assert said.endswith("\x1b[2K")
