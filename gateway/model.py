@@ -86,6 +86,10 @@ class Parameter:
     constant: Any = None  # sent when no argument gives a value
 
 
+# What a caller may say of a file: a media type, or nothing.
+MEDIA_TYPE_PATTERN = r"^([A-Za-z0-9_!#$&^.+-]+/[A-Za-z0-9_!#$&^.+-]+( *;[ -~]*)?)?$"
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One property of an object body that is an argument of its own."""

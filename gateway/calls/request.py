@@ -42,7 +42,7 @@ import orjson
 from gateway.blocklist import blocked_by, decodings, may_reroute
 from gateway.calls.arguments import problem
 from gateway.errors import Fixable, Refused
-from gateway.model import Body, Field, HttpOperation, Parameter, Style
+from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, HttpOperation, Parameter, Style
 from gateway.outbound.client import Request
 
 Encode = Callable[[str], str]
@@ -395,12 +395,12 @@ def _said(arguments: Mapping[str, Any], argument: str | None, number: int) -> st
 
 def _said_type(arguments: Mapping[str, Any], field: Field, number: int) -> str:
     said = _said(arguments, field.content_type_argument, number)
-    if said and not _MEDIA_TYPE.fullmatch(said):
+    if not _MEDIA_TYPE.fullmatch(said):
         raise problem(field.content_type_argument or "", "must be a media type such as image/png")
     return said
 
 
-_MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+( *;[\x20-\x7e]*)?", re.ASCII)
+_MEDIA_TYPE = re.compile(MEDIA_TYPE_PATTERN)
 
 
 def file_type(name: str, accepted: str) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.blocklist import may_reroute
-from gateway.model import Body, Field, Source, Style
+from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Source, Style
 from gateway.openapi.document import (
     Document,
     Made,
@@ -66,6 +66,10 @@ _ANYTHING: Mapping[str, Any] = {}
 _DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
 _READING = ("GET", "HEAD", "DELETE")
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
+_OF_ALL = frozenset(
+    "maxProperties patternProperties propertyNames dependentRequired dependentSchemas"
+    " if not".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Shape:
     alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # of each, one set must be there
     at_least: int = 0  # properties
     more: tuple[Any, ...] | None = ()  # what it says of other properties; None: there are none
+    of_all: bool = False  # it says of all properties together what can't be said of arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,8 @@ def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) ->
     if kind == "multipart" and _is_file(around.document, content.schema):
         content = replace(content, schema=Made(properties={"file": content.schema}))
     shape = shape_of(around.document, content.schema)
-    if shape is None or body.raw.get("x-gateway-whole") is True:
+    asked_whole = body.raw.get("x-gateway-whole") is True
+    if shape is None or asked_whole or (kind == "json" and not _is_sayable(around, shape)):
         return _whole(around, content, body, names, kind)
     return _taken_apart(around, content, body, names, shape)
 
@@ -188,7 +194,8 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
         return None
     spend_on(document, len(properties))
     at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
-    return Shape(properties, required, alternatives, at_least, more)
+    of_all = any(part.keys() & _OF_ALL for part in parts)
+    return Shape(properties, required, alternatives, at_least, more, of_all)
 
 
 def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -272,6 +279,15 @@ def _is_object(part: Mapping[str, Any]) -> bool:
     return all(isinstance(each, Mapping) and set(each) <= {"required"} for each in alternatives)
 
 
+def _is_sayable(around: Surroundings, shape: Shape) -> bool:
+    """Whether all that an object says can be said of arguments that others stand beside."""
+    if any(injected_as(around.source, "body", name, name) for name in shape.properties):
+        return True  # into an object that is given whole nothing is filled in
+    beside = any(not slot.required for slot in around.beside)
+    counted = shape.at_least > max(len(shape.required), 0 if shape.more else 1)
+    return not shape.of_all and not (beside and counted)
+
+
 def _taken_apart(
     around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, shape: Shape
 ) -> Taken:
@@ -331,8 +347,11 @@ def _demands(
         left = [names - filled for names in group]
         if all(left):
             groups.append([_required(names, asked) for names in left if names <= asked.keys()])
-    at_least = min(shape.at_least - len(filled), len(asked))
-    if at_least > 0 and not needed:
+    at_least = shape.at_least - len(filled)
+    any_will_do = bool(shape.more) and all(slot.required for slot in around.beside)
+    if not any_will_do:
+        at_least = min(at_least, len(asked))
+    if at_least > 0 and not needed and not any_will_do:
         groups.append([_required({name}, asked) for name in asked])
     keywords: dict[str, Any] = {}
     if groups := [group for group in groups if group]:
@@ -341,7 +360,7 @@ def _demands(
             if len(groups) == 1
             else {"allOf": [{"anyOf": group} for group in groups]}
         )
-    if at_least > max(needed, 1):
+    if at_least > max(needed, 0 if any_will_do else 1):
         keywords["minProperties"] = at_least + sum(slot.required for slot in around.beside)
     return keywords
 
@@ -433,12 +452,13 @@ def _field_slots(
         file["minItems"] = 1
     yield Slot(field.argument, described(file, mapping(raw), ""), (), needed, rank_of(raw))
     kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
-    for argument, about in (
-        (field.file_name_argument, f"File name of {field.argument}."),
-        (field.content_type_argument, f"Media type of {field.argument}{kinds}."),
+    media_type = {"type": "string", "pattern": MEDIA_TYPE_PATTERN}
+    for argument, said, about in (
+        (field.file_name_argument, {"type": "string"}, f"File name of {field.argument}."),
+        (field.content_type_argument, media_type, f"Media type of {field.argument}{kinds}."),
     ):
         if argument is not None:
-            naming = {**_each({"type": "string"}, several), "description": about}
+            naming = {**_each(said, several), "description": about}
             yield Slot(argument, naming, (), False, rank_of(raw))
 
 
@@ -526,7 +546,7 @@ def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: s
     if mapping(found.get("properties")) or found.get("additionalProperties", False) is not False:
         return False
     if kind in ("form", "multipart"):
-        return True
+        return bool(found.keys() & {"type", "properties"})  # else it may be any form
     return around.method in _READING and body.required is not True
 
 

@@ -480,8 +480,8 @@ def _least(document: Document, given: Input) -> Mapping[str, int]:
     except Unusable:
         return _NOTHING
     least = _LEAST.get(str(schema.get("type", "string")), "")
-    may_be_empty = least == "minLength" and given.place != "path"
-    if not least or may_be_empty or schema.get(least) or "enum" in schema or given.media_type:
+    may_be_empty = least == "minLength" and (given.place != "path" or "enum" in schema)
+    if not least or may_be_empty or schema.get(least) or given.media_type:
         return _NOTHING
     return {least: 1}
 

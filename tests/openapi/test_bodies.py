@@ -58,7 +58,7 @@ def _is_listed(tool: Tool, **arguments: Any) -> bool:
     return jsonschema_rs.Draft202012Validator(schema_of(tool)).is_valid(arguments)
 
 
-OBJECT = {"type": "object", "properties": {"a": STRING, "b": STRING, "c": STRING}}
+OBJECT: Json = {"type": "object", "properties": {"a": STRING, "b": STRING, "c": STRING}}
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,35 @@ def test_a_body_with_more_properties_counts_them_beside_what_else_is_required() 
     assert _is_listed(tool, needed="x", c="x", a="x")
 
 
+def test_where_a_body_is_open_any_property_counts() -> None:
+    tool = _tool({**OBJECT, "additionalProperties": NUMBER, "minProperties": 1})
+
+    assert not _is_listed(tool)
+    assert _is_listed(tool, a="x") and _is_listed(tool, size=1)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"minProperties": 2},
+        {"minProperties": 1, "additionalProperties": True},
+        {"maxProperties": 1},
+        {"not": {"required": ["a", "b"]}},
+        {"dependentRequired": {"a": ["b"]}},
+        {"patternProperties": {"^x-": NUMBER}, "additionalProperties": False},
+        {"allOf": [{"maxProperties": 1}]},
+    ],
+)
+def test_a_body_that_says_what_cannot_be_said_of_arguments_is_given_whole(says: Json) -> None:
+    tool = _tool({**OBJECT, **says}, parameters=[QUERY])
+
+    assert schema_of(tool)["properties"].keys() == {"q", "body"}
+    assert _is_listed(tool, body={"b": "x", "c": "y"}) is ("maxProperties" not in str(says))
+    tenant = {**OBJECT["properties"], "tenant": STRING}
+    filled = _tool({**OBJECT, **says, "properties": tenant}, inject=("tenant",))
+    assert "body" not in schema_of(filled)["properties"]
+
+
 @pytest.mark.parametrize(
     ("says", "listed"),
     [({}, True), ({"additionalProperties": NUMBER}, NUMBER)],
@@ -243,7 +272,8 @@ def test_what_one_part_of_a_body_says_of_a_property_holds_beside_what_another_sa
 
 
 def test_a_form_without_fields_is_sent_where_it_is_required() -> None:
-    for schema, asked in (({"type": "object"}, []), ({"additionalProperties": True}, ["body"])):
+    open_ = {"additionalProperties": True}
+    for schema, asked in (({"type": "object"}, []), (open_, ["body"]), ({}, ["body"])):
         content = {"application/x-www-form-urlencoded": {"schema": schema}}
         body = {"required": True, "content": content}
         tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
@@ -302,6 +332,24 @@ def test_a_multipart_body_that_is_bytes_is_a_file() -> None:
     assert tool.http is not None
     sent = build_request(tool.http, {"file": "AAE=", "file_filename": "x"}).body or b""
     assert b'name="file"; filename="x"' in sent and b"\x00\x01" in sent
+
+
+@pytest.mark.parametrize(
+    ("media_type", "right"),
+    [("image/png", True), ("text/csv; charset=utf-8", True), ("", True), ("png", False)],
+)
+def test_what_is_listed_of_a_files_media_type_is_what_is_sent(media_type: str, right: bool) -> None:
+    tool = _form(MULTIPART, BINARY)
+    given = {"file": "AAE=", "file_content_type": media_type}
+
+    assert _is_listed(tool, **given) is right
+    assert tool.http is not None
+    if right:
+        sent = build_request(tool.http, given).body or b""
+        assert f"Content-Type: {media_type}".encode() in sent
+    else:
+        with pytest.raises(Fixable):
+            build_request(tool.http, given)
 
 
 def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:

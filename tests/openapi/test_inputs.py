@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model import Body, Field, Parameter
+from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Parameter
 from gateway.openapi.inputs import ArgumentNames
 from tests.definitions import (
     Json,
@@ -467,6 +467,7 @@ def test_files_are_base64_with_a_name_of_their_own() -> None:
         "photo_filename": {"type": "string", "description": "File name of photo."},
         "photo_content_type": {
             "type": "string",
+            "pattern": MEDIA_TYPE_PATTERN,
             "description": "Media type of photo, if not as the file name says.",
         },
         "pages": {"type": "array", "items": base64},
@@ -477,7 +478,7 @@ def test_files_are_base64_with_a_name_of_their_own() -> None:
         },
         "pages_content_type": {
             "type": "array",
-            "items": {"type": "string"},
+            "items": {"type": "string", "pattern": MEDIA_TYPE_PATTERN},
             "description": "Media type of pages: image/*, application/pdf.",
         },
         "meta": {"type": "object"},

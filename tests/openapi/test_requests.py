@@ -236,6 +236,7 @@ def test_our_accept_is_one_that_the_definition_allows(
         ("path", {"enum": ["a"]}, {}),
         ("path", {"type": "array"}, {"minItems": 1}),
         ("query", {"type": "array"}, {"minItems": 1}),
+        ("query", {"type": "array", "items": STRING, "enum": ["a"]}, {"minItems": 1}),
         ("query", {"type": "object"}, {"minProperties": 1}),
         ("query", {"$ref": "#/components/schemas/Filter"}, {"minProperties": 1}),
         ("query", {"type": "string"}, {}),
