@@ -191,10 +191,12 @@ class Filler:
         self._multiplies = multiplies(schema)
         self._validators: dict[int, Draft202012Validator | None] = {}
         self._steps = 0
+        self._making: set[int] = set()  # a schema may ask for itself
 
     def filled(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments with what is missing; the very same where nothing is."""
         self._steps = 0
+        self._making.clear()
         try:
             filled: dict[str, Any] = self._value(self._schema, arguments)
         except (RecursionError, OverflowError):
@@ -217,7 +219,10 @@ class Filler:
         properties = _as_mapping(schema, "properties")
         more = dict(_as_mapping(schema, CONSTANTS))
         for name in _needed(schema, value):
-            if (default := self._default(properties.get(name), MAX_HOPS)) is not _MISSING:
+            part = properties.get(name)
+            default = self._default(part, MAX_HOPS)
+            default = self._made(part) if default is _MISSING else default
+            if default is not _MISSING:
                 more[name] = default
         for name, inner in value.items():
             part = properties.get(name, schema.get("additionalProperties"))
@@ -254,6 +259,15 @@ class Filler:
         if validator is None or (self._multiplies and is_too_much(schema, value)):
             return False
         return validator.is_valid(value)
+
+    def _made(self, schema: Schema) -> Any:
+        """An object of which nothing is left to ask for, once it is filled in."""
+        if id(schema) in self._making:
+            return _MISSING
+        self._making.add(id(schema))
+        made = self._value(schema, {})
+        self._making.discard(id(schema))
+        return made if made and self._fits(schema, made) else _MISSING
 
     def _default(self, schema: Schema, hops: int) -> Any:
         if not isinstance(schema, dict) or not hops:

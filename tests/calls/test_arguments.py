@@ -194,6 +194,7 @@ UNIT = {"type": "string", "default": "kg"}
 WEIGHT = {"type": "object", "properties": {"n": {"type": "integer"}, "unit": UNIT}} | {
     "required": ["n", "unit"]
 }
+OPTIONS = {"type": "object", "properties": {"unit": UNIT}, "required": ["unit"]}
 
 
 @pytest.mark.parametrize(
@@ -226,6 +227,15 @@ WEIGHT = {"type": "object", "properties": {"n": {"type": "integer"}, "unit": UNI
             {"x": {"n": 1}, "y": "z"},
             {"x": {"n": 1, "unit": "kg"}, "y": "z"},
         ),
+        (
+            {
+                "properties": {"o": {"$ref": "#/$defs/O"}},
+                "required": ["o"],
+                "$defs": {"O": OPTIONS},
+            },
+            {},
+            {"o": {"unit": "kg"}},
+        ),
     ],
 )
 def test_what_is_required_and_has_a_default_is_filled_in(
@@ -245,6 +255,15 @@ def test_of_two_alternatives_the_one_that_fits_is_filled_in() -> None:
 
     filled, _ = fitting_arguments(tool, {"shape": {"side": 2}})
     assert filled == {"shape": {"side": 2, "kind": "square"}}
+
+
+def test_an_object_of_which_something_is_left_to_ask_for_is_asked_for() -> None:
+    parts: dict[str, Any] = {"w": WEIGHT, "itself": {"$ref": "#"}}
+    tool = upstream_tool("open", properties=parts, required=["w", "itself"])
+
+    with pytest.raises(Fixable) as refusal:
+        fitting_arguments(tool, {})
+    assert [each["path"] for each in refusal.value.details["problems"]] == ["/w", "/itself"]
 
 
 def test_a_default_that_does_not_fit_is_no_help() -> None:
