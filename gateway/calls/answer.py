@@ -23,7 +23,16 @@ from msgspec.structs import replace
 
 from gateway.calls.limits import HEAVY_BYTES
 from gateway.outbound.client import Answer, Pairs
-from gateway.outbound.content import NOT_JSON, as_json, as_text, charset_of, essence, in_utf8
+from gateway.outbound.content import (
+    CUT_JSON,
+    NOT_JSON,
+    as_json,
+    as_text,
+    charset_of,
+    essence,
+    in_utf8,
+    may_be_json,
+)
 
 PREVIEW_CHARS = 2_000
 MAX_ERROR_CHARS = 500
@@ -123,6 +132,8 @@ def _oversized(answer: Answer, media_type: str, result_id: str) -> Shaped:
         f"read_result and result_id {result_id!r}."
     )
     shown = f"{said} It begins:\n\n{preview}" if preview else said
+    if answer.truncated and may_be_json(answer.body, media_type):
+        media_type = CUT_JSON
     return Shaped([_text(shown)], structured, False, answer.status, media_type, answer.body)
 
 

@@ -29,6 +29,7 @@ from gateway.limits import (
 Work = Callable[..., Awaitable[bytes | bytearray | None]]
 
 NOT_JSON = object()
+CUT_JSON = "text/x-json-cut"  # text that begins as JSON and breaks off: parsing it is of no use
 _TEXT_TYPES = ("json", "xml", "javascript", "yaml", "x-www-form-urlencoded") + (
     "graphql", "csv", "sql"
 )  # fmt: skip

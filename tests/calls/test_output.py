@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.calls.answer import Shaped, shape
+from gateway.calls.large_results import part_of
 from gateway.outbound.client import Answer
+from gateway.outbound.content import is_heavy_json
 
 
 def answered(
@@ -190,6 +192,15 @@ def test_answer_that_was_cut_off_says_so_also_below_the_bound() -> None:
         "preview": '{"a":',
         "incomplete": True,
     }
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "text/plain", ""])
+def test_answer_that_was_cut_off_is_never_parsed(kind: str) -> None:
+    body = b"[" + b"1," * 5_000_000
+    result = shaped(Answer(200, (("content-type", kind),), body, True))
+    assert not is_heavy_json(body, result.media_type)
+    part = part_of(body, result.media_type, "", 1, 3)
+    assert (part["total"], part["value"]) == (len(body), "1,1")
 
 
 def test_large_image_is_not_shown_but_kept() -> None:
