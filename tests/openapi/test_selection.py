@@ -151,7 +151,7 @@ def test_configuration_chooses_by_glob_blocklist_and_danger() -> None:
     assert skip_reasons(build) == {
         "deletePet": "excluded by 'delete*'",
         "adminAll": "not among the included operations",
-        "purge": "marked dangerous in the configuration",
+        "purge": "dangerous: never exposed",
         "readUser": "its path is on the blocklist (/users)",
         "/no/id": "not among the included operations",
     }

@@ -190,8 +190,10 @@ class _Translation:
                     schema[limit] = schema.pop(edge)
         if isinstance(schema.get("items"), list):
             schema["prefixItems"] = schema.pop("items")
-        if isinstance(schema.get("allOf"), list) and schema.get("additionalProperties") is False:
-            del schema["additionalProperties"]
+        if isinstance(schema.get("allOf"), list):
+            for part in (schema, *schema["allOf"]):
+                if isinstance(part, dict) and part.get("additionalProperties") is False:
+                    del part["additionalProperties"]
         if isinstance(schema.get("oneOf"), list):
             schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": schema.pop("oneOf")}]
         if isinstance(schema.get("pattern"), str) and not _is_pattern(schema["pattern"]):

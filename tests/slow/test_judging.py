@@ -66,6 +66,21 @@ def test_what_a_definition_does_not_allow_is_found(
 
 
 @pytest.mark.parametrize(
+    ("body", "kinds"), [(b'{"a":1,"b":2}', []), (b'{"a":1,"b":"x"}', ["body"])]
+)
+def test_closed_parts_of_a_whole_are_open_to_each_other(body: bytes, kinds: list[str]) -> None:
+    parts = [
+        {"properties": {name: {"type": "integer"}}, "additionalProperties": False} for name in "ab"
+    ]
+    content = {"application/json": {"schema": {"allOf": parts}}}
+    acting = {"/a": {"post": operation(requestBody={"content": content})}}
+    definition = Definition(orjson.dumps(openapi(acting)))
+    sent = Sent("POST", "/a", [JSON], body)
+
+    assert [fault.kind for fault in faults(definition, "POST", "/a", sent)] == kinds
+
+
+@pytest.mark.parametrize(
     ("body", "kinds"), [(b"a=1&b=x&b=y", []), (b"b=x", ["body"]), (b"a=x", ["body"])]
 )
 def test_forms_are_read_by_their_fields(body: bytes, kinds: list[str]) -> None:
