@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes, urlsplit
 
-MAX_DECODINGS = 6
+from gateway.limits import DECODINGS
 
 Segments = tuple[str, ...]
 
@@ -51,7 +51,7 @@ def may_mean(template: str, base_url: str, path: str) -> bool:
 
 def decodings(text: str) -> Iterator[str]:
     """The text, then what each further round of percent-decoding makes of it, until it rests."""
-    for _ in range(MAX_DECODINGS):
+    for _ in range(DECODINGS):
         yield text
         decoded = _decoded(text)
         if decoded == text:

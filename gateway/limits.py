@@ -6,13 +6,17 @@ here because something would otherwise grow, wait or repeat without end.
 
 from __future__ import annotations
 
+# --- all rooms ------------------------------------------------------------------------------------
+
+MAX_REMEMBERED = 4096  # names, addresses, tokens, views in a cache: each is found out again
+DECODINGS = 6  # of a path that is encoded over and over; one that is not plain by then is refused
+
 # --- outbound -------------------------------------------------------------------------------------
 
 MAX_EXCHANGES = 1024  # at a time: calls are bounded far below, the streams of upstreams are not
 IDLE_SECONDS = 4.0  # of a kept connection: Node and uvicorn close theirs after five
 LOOKUP_SECONDS = 3.0  # for a name to be resolved where nothing is dialled yet
 REMEMBER_SECONDS = 10.0  # what a name means, and whether TLS files are as they were
-MAX_REMEMBERED = 1024  # names, addresses, media types: more than any gateway meets in an hour
 STEP_BYTES = 65_536  # of a body at a time: a millisecond's work
 WORKER_BYTES = 262_144  # of JSON: below, parsing takes no longer than asking a worker process
 MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again inside a result
@@ -21,11 +25,23 @@ MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again in
 
 # --- connectors -----------------------------------------------------------------------------------
 
+MANIFEST_DEPTH = 8  # of nested objects and arrays in one value
+
 # --- workers --------------------------------------------------------------------------------------
 
 # --- upstream -------------------------------------------------------------------------------------
 
 # --- azure ----------------------------------------------------------------------------------------
+
+AZURE_BYTES = 32 * 1024 * 1024  # of one answer: the list of all connectors is one page
+AZURE_PAGES = 50  # of one list
+AZURE_TRIES = 3  # of a request that Azure throttles
+AZURE_PAUSE_SECONDS = 10.0  # that Azure may ask for; a longer one is told instead of waited for
+AZURE_CONNECTIONS = 1000  # in one resource group
+AZURE_EXPORTS = 16  # definitions that connections of one API share while they are read together
+AZURE_KEEP_SECONDS = 60.0  # listings, definitions, links to sign in: asked for once in that time
+SIGN_IN_LINK_SECONDS = 5.0  # a call that fails for want of a sign-in waits that long for its link
+LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left open
 
 # --- catalog --------------------------------------------------------------------------------------
 
@@ -46,7 +62,6 @@ PING_SECONDS = 15.0  # proxies end streams that are silent for longer
 STREAM_CHECK_SECONDS = 2.0  # streams look again by themselves: a wake-up may be lost
 FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or names by trying
 ALL_FAILURES_A_MINUTE = 60
-MAX_REMEMBERED = 4096  # sources of failures, verified tokens, views: each is found out again
 
 # --- console --------------------------------------------------------------------------------------
 
@@ -65,3 +80,9 @@ COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth
 CONFIG_POLL_SECONDS = 2.0  # some file systems tell nothing of an edit
 
 # --- cli ------------------------------------------------------------------------------------------
+
+COMMAND_SECONDS = 150.0  # for an answer of the gateway: longer than a call waits for a person
+CHECK_SECONDS = 10.0  # for definitions that `gateway check` has to read, all of them together
+BRIDGE_LINE_BYTES = 8 * 1024 * 1024  # of one message on standard input
+BRIDGE_CALLS = 64  # under way at a time
+BRIDGE_CALL_SECONDS = 600.0  # for an answer, progress included

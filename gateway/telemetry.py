@@ -88,7 +88,6 @@ def with_request(
 
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-NANOSECONDS = 1_000_000_000
 
 
 def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
@@ -113,12 +112,12 @@ def tracer() -> tuple[Callable[[Execution], None], Callable[[], None]] | None:
         span = spans.start_span(
             f"tools/call {execution.tool}",
             kind=SpanKind.SERVER,
-            start_time=int(execution.created_at * NANOSECONDS),
+            start_time=int(execution.created_at * 1_000_000_000),
             attributes=_attributes(execution),
         )
         if execution.status != "completed":
             span.set_status(Status(StatusCode.ERROR, execution.error_code or execution.status))
-        span.end(int((execution.finished_at or execution.created_at) * NANOSECONDS))
+        span.end(int((execution.finished_at or execution.created_at) * 1_000_000_000))
 
     return finished, provider.shutdown
 

@@ -121,6 +121,11 @@ def test_numbers_that_bound_something_are_few_and_stand_together() -> None:
     assert len(numbers) <= MAX_NUMBERS, numbers
 
 
+def test_a_bound_is_given_once() -> None:
+    names = [name for name in HOUSE.numbers() if name.startswith("limits.")]
+    assert len(names) == len(set(names)), sorted(names)
+
+
 def test_a_class_name_means_one_thing() -> None:
     several = {name: where for name, where in HOUSE.classes().items() if len(where) > 1}
     assert len(several) <= MAX_DOUBLE_NAMES, several

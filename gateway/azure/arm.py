@@ -16,17 +16,17 @@ import orjson
 
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
+from gateway.limits import (
+    AZURE_BYTES,
+    AZURE_PAGES,
+    AZURE_PAUSE_SECONDS,
+    AZURE_TRIES,
+    WORKER_BYTES,
+)
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
 
 API_VERSION = "2016-06-01"
-MAX_BYTES = 32 * 1024 * 1024  # the list of all connectors is one page
-HEAVY_BYTES = 256 * 1024
-MAX_PAGES = 50
-MAX_TRIES = 3
-MAX_WAIT_SECONDS = 10.0
-DEFAULT_PAUSE_SECONDS = 2.0
-MAX_WORDS = 300
 
 Send = Callable[[Azure, Request, int], Awaitable[Answer]]
 Sleep = Callable[[float], Awaitable[None]]
@@ -40,20 +40,20 @@ class ArmClient:
         self._sleep = sleep
         self._paused_until = 0.0
 
-    async def get(self, azure: Azure, path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
+    async def get(self, azure: Azure, path: str, *, max_bytes: int = AZURE_BYTES) -> bytes:
         """The body of what is at this path, which may have a query."""
         return (await self._exchange(azure, "GET", _url(azure, path), None, max_bytes)).body
 
     async def ask(self, azure: Azure, method: str, path: str, body: Any = None) -> Any:
         """The JSON that comes of a request; None where nothing does."""
-        answer = await self._exchange(azure, method, _url(azure, path), body, MAX_BYTES)
+        answer = await self._exchange(azure, method, _url(azure, path), body, AZURE_BYTES)
         return await _json(answer.body) if answer.body.strip() else None
 
     async def pages(self, azure: Azure, path: str) -> AsyncIterator[Any]:
         """The entries of a list, page by page. A list that can't be read to its end is an error."""
         url = _url(azure, path)
-        for _ in range(MAX_PAGES):
-            answer = await self._exchange(azure, "GET", url, None, MAX_BYTES)
+        for _ in range(AZURE_PAGES):
+            answer = await self._exchange(azure, "GET", url, None, AZURE_BYTES)
             page = await _json(answer.body)
             entries = page.get("value") if isinstance(page, dict) else None
             if not isinstance(entries, list):
@@ -64,7 +64,7 @@ class ArmClient:
             if not isinstance(following, str) or not following:
                 return
             url = _on_same_host(azure, following)
-        raise UpstreamFailed("upstream_error", f"Azure's list has more than {MAX_PAGES} pages.")
+        raise UpstreamFailed("upstream_error", f"Azure's list has more than {AZURE_PAGES} pages.")
 
     async def _exchange(
         self, azure: Azure, method: str, url: str, body: Any, max_bytes: int
@@ -74,7 +74,7 @@ class ArmClient:
             headers.append(("Content-Type", "application/json"))
         data = orjson.dumps(body) if body is not None else None
         request = Request(method, url, tuple(headers), data)
-        for last in (False,) * (MAX_TRIES - 1) + (True,):
+        for last in (False,) * (AZURE_TRIES - 1) + (True,):
             await self._wait()
             answer = await self._send(azure, request, max_bytes)
             if answer.status != 429:
@@ -87,7 +87,7 @@ class ArmClient:
     async def _wait(self) -> None:
         """Waits out a pause that Azure asked for, unless it is too long to keep anyone waiting."""
         seconds = self._paused_until - time.monotonic()
-        if seconds > MAX_WAIT_SECONDS:
+        if seconds > AZURE_PAUSE_SECONDS:
             raise self._throttled()
         if seconds > 0:
             await self._sleep(seconds)
@@ -124,7 +124,7 @@ def _on_same_host(azure: Azure, link: str) -> str:
 
 def _pause(answer: Answer) -> float:
     text = (answer.header("retry-after") or "").strip()
-    return float(text[:6]) if text.isascii() and text.isdigit() else DEFAULT_PAUSE_SECONDS
+    return float(text[:6]) if text.isascii() and text.isdigit() else 2.0
 
 
 def _accepted(answer: Answer, max_bytes: int) -> Answer:
@@ -151,14 +151,14 @@ _HINTS = {
 def _words(body: bytes) -> str:
     try:
         error = orjson.loads(body)["error"]
-        return " ".join(f"{error.get('code', '')} {error.get('message', '')}".split())[:MAX_WORDS]
+        return " ".join(f"{error.get('code', '')} {error.get('message', '')}".split())[:300]
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return ""
 
 
 async def _json(body: bytes) -> Any:
     try:
-        if len(body) > HEAVY_BYTES:
+        if len(body) > WORKER_BYTES:
             return await asyncio.to_thread(orjson.loads, body)
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -28,10 +28,6 @@ from gateway.model import Build, BuiltStatus, Problem, Severity, Source, digest
 from gateway.openapi.build import build_openapi
 from gateway.text import cut, visible
 
-MAX_WORDS = 200  # characters of what Azure says is wrong
-MAX_DISPLAY_NAME = 128
-MAX_NAME = 32
-_HASH = 6
 # Ids become part of URLs as they stand.
 _ID = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._()~-]*)+")
 
@@ -63,7 +59,7 @@ def read_resource(value: Any) -> Resource | None:
     return Resource(
         id_,
         name,
-        cut(visible(shown), MAX_DISPLAY_NAME),
+        cut(visible(shown), 128),
         api_id,
         _text(api.get("name")) or _last(api_id),
         status,
@@ -82,7 +78,7 @@ def _status(properties: Mapping[str, Any]) -> tuple[BuiltStatus, str]:
     first = _mapping(listed[0]) if isinstance(listed, list) and listed else {}
     said = _text(properties.get("overallStatus")) or _text(first.get("status"))
     error = _mapping(first.get("error"))
-    words = cut(visible(_text(error.get("message")) or _text(error.get("code"))), MAX_WORDS)
+    words = cut(visible(_text(error.get("message")) or _text(error.get("code"))), 200)
     if _text(properties.get("connectionState")).lower() == "disabled":
         return "failing", "the connection is disabled in Azure"
     match said.lower():
@@ -126,7 +122,7 @@ def connection_name(text: str) -> str:
     name = re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-_")
     if not name[:1].isalpha():
         name = f"azure-{name}"
-    return name[:MAX_NAME].rstrip("-_")
+    return name[:32].rstrip("-_")
 
 
 def _prefix(name: str) -> str:
@@ -134,8 +130,7 @@ def _prefix(name: str) -> str:
 
 
 def _with_hash(name: str, resource: Resource) -> str:
-    suffix = digest(resource.id.lower().encode())[:_HASH]
-    return f"{name[: MAX_NAME - _HASH - 1]}-{suffix}"
+    return f"{name[:25]}-{digest(resource.id.lower().encode())[:6]}"
 
 
 # --- definition -----------------------------------------------------------------------------------

@@ -25,17 +25,16 @@ from gateway.azure.connector import Facts, Resource, is_id, packed, read_resourc
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
+from gateway.limits import (
+    AZURE_CONNECTIONS,
+    AZURE_EXPORTS,
+    AZURE_KEEP_SECONDS,
+    SIGN_IN_LINK_SECONDS,
+)
 
 log = structlog.get_logger("gateway.azure")
 
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
-MAX_CONNECTIONS = 1000
-LISTED_SECONDS = 60.0
-EXPORT_SECONDS = 10.0  # for connections of one API that are read together
-MAX_EXPORTS = 16
-CONSENT_SECONDS = 300.0
-CONSENT_WAIT_SECONDS = 5.0
-CATALOGUE_SECONDS = 600.0
 PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
 
 
@@ -55,11 +54,12 @@ class AzureDirectory:
         self._identity = identity  # objectId and tenantId of those we are to Azure
         # Each with the time at which it was asked for: nobody is given what is older than wanted.
         self._listed: TTLCache[str, tuple[float, Resource]]
-        self._listed = TTLCache(MAX_CONNECTIONS, LISTED_SECONDS)
-        self._exports: TTLCache[str, tuple[float, bytes]] = TTLCache(MAX_EXPORTS, EXPORT_SECONDS)
+        self._listed = TTLCache(AZURE_CONNECTIONS, AZURE_KEEP_SECONDS)
+        self._exports: TTLCache[str, tuple[float, bytes]]
+        self._exports = TTLCache(AZURE_EXPORTS, AZURE_KEEP_SECONDS)
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._consents: TTLCache[str, str] = TTLCache(MAX_CONNECTIONS, CONSENT_SECONDS)
-        self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, CATALOGUE_SECONDS)
+        self._consents: TTLCache[str, str] = TTLCache(AZURE_CONNECTIONS, AZURE_KEEP_SECONDS)
+        self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, AZURE_KEEP_SECONDS)
 
     async def listing(self) -> bytes:
         """The connections of the group, as `read_listing` reads them."""
@@ -68,8 +68,8 @@ class AzureDirectory:
         async for entry in self._client.pages(azure, connections_path(azure)):
             if (resource := read_resource(entry)) is not None:
                 found[resource.id.lower()] = resource
-            if len(found) > MAX_CONNECTIONS:
-                raise DefinitionUnreadable(f"the group has over {MAX_CONNECTIONS} connections")
+            if len(found) > AZURE_CONNECTIONS:
+                raise DefinitionUnreadable(f"the group has over {AZURE_CONNECTIONS} connections")
         self._listed.update({key: (asked_at, resource) for key, resource in found.items()})
         return orjson.dumps([_kept(found[key]) for key in sorted(found)])
 
@@ -157,7 +157,7 @@ class AzureDirectory:
             return None
         try:
             id_ = resource_id(self._configured(), name, settings)
-            async with asyncio.timeout(CONSENT_WAIT_SECONDS), self._one_at_a_time(id_):
+            async with asyncio.timeout(SIGN_IN_LINK_SECONDS), self._one_at_a_time(id_):
                 link = self._consents.get(id_.lower())
                 if link is None and (link := await self._consent_link(id_)) is not None:
                     self._consents[id_.lower()] = link

@@ -31,7 +31,6 @@ from gateway.limits import WORKER_BYTES
 from gateway.outbound.client import Answer, Request
 from gateway.outbound.content import NOT_JSON, Work, as_json, essence
 
-UNKNOWN_STATUS = 502  # of an answer whose status says nothing to us
 JSON = "application/json"
 
 
@@ -93,9 +92,9 @@ def status_number(status: Any) -> int:
         if text.isascii() and text.isdigit():
             status = int(text[:4])
         else:
-            status = _STATUS_NAMES.get(text.replace(" ", "").lower(), UNKNOWN_STATUS)
+            status = _STATUS_NAMES.get(text.replace(" ", "").lower(), HTTPStatus.BAD_GATEWAY)
     if isinstance(status, bool) or not isinstance(status, int) or not 100 <= status <= 599:
-        return UNKNOWN_STATUS
+        return HTTPStatus.BAD_GATEWAY
     return int(status)
 
 

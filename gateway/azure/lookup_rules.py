@@ -31,6 +31,7 @@ import orjson
 
 from gateway.blocklist import decodings
 from gateway.errors import Fixable
+from gateway.limits import LOOKED_UP_DEPTH
 from gateway.model import Build, HttpOperation, Parameter, Tool, digest
 
 MISSING = object()
@@ -286,9 +287,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-MAX_DEPTH = 20
-
-
 def fill_in(schema: dict[str, Any], argument: str, found: dict[str, Any]) -> None:
     """Puts a schema that was looked up in its place; of a body taken apart, in its properties'."""
     inner = _as_schema(found)
@@ -318,7 +316,7 @@ def _as_schema(found: dict[str, Any]) -> dict[str, Any]:
 
 def _clean(value: Any, depth: int) -> Any:
     """Without references, which lead nowhere here, and without a designer's marks."""
-    if depth > MAX_DEPTH:
+    if depth > LOOKED_UP_DEPTH:
         return {}
     if isinstance(value, list):
         return [_clean(item, depth + 1) for item in value]
@@ -508,14 +506,13 @@ def _circle(wanted: str, rules: Mapping[str, Any], known: Known) -> list[str]:
     return []
 
 
-MAX_LINK = 4096
 _PORTS = {"https": 443, "http": 80}
 
 
 def following(tool: Tool, link: str, build: Build | None) -> Call | None:
     """The call that reads the next page; None where the link leads somewhere else."""
     http = tool.http
-    if http is None or build is None or tool.method != "GET" or len(link) > MAX_LINK:
+    if http is None or build is None or tool.method != "GET":
         return None
     base = build.links_base or http.base_url
     path = _path_below(base, urljoin(f"{base}/", link))

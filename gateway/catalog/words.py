@@ -14,8 +14,9 @@ import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 
+from gateway.limits import MAX_REMEMBERED
+
 MAX_WORD = 40
-MAX_REMEMBERED = 16_384  # words: more than the definitions of ten thousand tools have
 _SPLIT_CASE = re.compile(  # inside `sendEmail` and `HTTPServer`, not in `URLs`
     r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?![a-z]))[a-z])"
 )

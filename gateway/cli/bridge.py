@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.cli.remote import TokenOption, UrlOption, remote
+from gateway.limits import BRIDGE_CALL_SECONDS, BRIDGE_CALLS, BRIDGE_LINE_BYTES
 
 if TYPE_CHECKING:
     import aiohttp  # loaded where it is used: `gateway serve` starts without it
 
-MAX_LINE_BYTES = 8 * 1024 * 1024
-MAX_IN_FLIGHT = 64
-CALL_SECONDS = 600.0
-RETRY_SECONDS = 2.0
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
@@ -42,7 +39,7 @@ class Bridge:
         self._url = url
         self._headers = {**headers, "Accept": "application/json, text/event-stream"}
         self._session: dict[str, str] = {}
-        self._gate = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._gate = asyncio.Semaphore(BRIDGE_CALLS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -50,14 +47,14 @@ class Bridge:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_LINE_BYTES) as http:
+        async with aiohttp.ClientSession(timeout=timeout, read_bufsize=BRIDGE_LINE_BYTES) as http:
             reader = await _stdin()
             while line := await reader.readline():
                 if line.strip():
                     await self._take(http, line)
             waiting = [task for task in self._tasks if task.get_name() != "stream"]
             if waiting:
-                await asyncio.wait(waiting, timeout=CALL_SECONDS)
+                await asyncio.wait(waiting, timeout=BRIDGE_CALL_SECONDS)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -87,7 +84,7 @@ class Bridge:
         import aiohttp
 
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(http, message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._excuse(message, f"the gateway can't be reached: {type(error).__name__}")
@@ -149,7 +146,7 @@ class Bridge:
                         await self._relay(answer)
             except (aiohttp.ClientError, OSError):
                 pass  # it is taken up again below
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(2)
 
     async def _leave(self, http: aiohttp.ClientSession) -> None:
         import aiohttp
@@ -183,7 +180,7 @@ def _routing(message: dict[str, Any]) -> dict[str, str]:
 
 async def _stdin() -> asyncio.StreamReader:
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    reader = asyncio.StreamReader(limit=BRIDGE_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return reader
 

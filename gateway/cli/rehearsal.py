@@ -27,6 +27,7 @@ from gateway.config.connection import ArmConnection, McpConnection
 from gateway.config.settings import Settings
 from gateway.connectors.manifest import portable_tools
 from gateway.errors import ConfigInvalid, GatewayError, UpstreamFailed
+from gateway.limits import CHECK_SECONDS
 from gateway.model import Principal
 from gateway.outbound.client import Egress
 from gateway.policy.access import decide, principal_now
@@ -39,9 +40,6 @@ from gateway.store.statements import is_current
 from gateway.upstream.registry import Listed
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers
-
-PAGE = 200
-READ_SECONDS = 10.0  # for definitions that are not in the store, all of them together
 
 ReadUpstream = Callable[[str, McpConnection], Awaitable[Listed]]
 
@@ -83,7 +81,7 @@ async def find_problems(
             if _is_worth_reading(catalog.current, state)
         ]
         with suppress(TimeoutError):
-            async with asyncio.timeout(READ_SECONDS):
+            async with asyncio.timeout(CHECK_SECONDS):
                 reports = await catalog.refresh(names, by="check")
                 found += [(f"connections.{r.name}", r.error) for r in reports if r.error]
         snapshot = catalog.current
@@ -230,7 +228,7 @@ async def _last(db: Database, calls: int) -> list[Execution]:
     cursor = None
     while len(found) < calls:
         page = await list_executions(
-            db, Filter(), limit=min(PAGE, calls - len(found)), cursor=cursor
+            db, Filter(), limit=min(200, calls - len(found)), cursor=cursor
         )
         found += page.executions
         cursor = page.next

@@ -24,9 +24,8 @@ import orjson
 import typer
 
 from gateway import __version__
+from gateway.limits import COMMAND_SECONDS
 
-SECONDS = 150.0
-PIPED_WIDTH = 200  # where no terminal says how wide it is
 WHOLE = ("id", "name", "tool", "connection")  # what other commands are given is never cut
 VERSION = "2026-07-28"
 META = {
@@ -69,7 +68,7 @@ class Remote:
         import aiohttp  # here, not above: `gateway serve` starts without it
 
         url = f"{self.base}/api/v1{path}"
-        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        timeout = aiohttp.ClientTimeout(total=COMMAND_SECONDS)
         async with (
             aiohttp.ClientSession(headers=self.headers, timeout=timeout) as http,
             http.request(method, url, json=body, params=query) as answer,
@@ -93,7 +92,7 @@ class Remote:
             "Mcp-Method": method,
             **({"Mcp-Name": name} if name else {}),
         }
-        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        timeout = aiohttp.ClientTimeout(total=COMMAND_SECONDS)
         async with (
             aiohttp.ClientSession(headers=headers, timeout=timeout) as http,
             http.post(f"{self.base}/mcp", json=message) as answer,
@@ -152,7 +151,7 @@ def show_table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
         table.add_row(*(Text(_cell(row.get(key))) for key in columns))
     console = Console()
     if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
+        console = Console(width=200)  # no terminal says how wide it is
     console.print(table)
 
 
@@ -196,9 +195,6 @@ def _last_message(content_type: str, body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         fail("the gateway's answer is not JSON: is the address right?")
-
-
-INVALID_PARAMS = -32602  # of JSON-RPC: what is answered where a name is no tool
 
 
 def tools(
@@ -299,7 +295,7 @@ async def _listed(gateway: Remote) -> list[dict[str, Any]]:
 
 
 def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
-    if error.get("code") != INVALID_PARAMS:
+    if error.get("code") != -32602:  # JSON-RPC: what is answered where a name is no tool
         return ""
     known = [tool["name"] for tool in run(_listed(gateway))]
     if name in known:

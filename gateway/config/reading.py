@@ -24,7 +24,6 @@ from gateway.config.settings import Permissions, Settings, check_whole
 from gateway.errors import ConfigInvalid, Fixable
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 _connection = TypeAdapter[Any](AnyConnection)
 
@@ -42,8 +41,6 @@ def parse_settings(
     text: bytes, name: str = "config.toml", environment: Mapping[str, str] | None = None
 ) -> Settings:
     """The settings in this text; `name` stands before each problem."""
-    if len(text) > MAX_CONFIG_BYTES:
-        raise ConfigInvalid([f"{name}: larger than {MAX_CONFIG_BYTES} bytes"])
     try:
         document = tomllib.loads(text.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from gateway.limits import MANIFEST_DEPTH
 from gateway.model import ACCESS_OF_METHOD, OWN_HEADERS, Access, Risk
 
-MAX_OPERATIONS = 500
-MAX_DEPTH = 8  # of nested objects and arrays in one value
 ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 VARIABLE = re.compile(r"\{([^{}]*)\}")
 _NOT_SET = OWN_HEADERS | {"authorization", "content-type"}  # headers
@@ -159,7 +158,7 @@ class Manifest(Table):
     blocklist: Annotated[tuple[Annotated[str, Field(pattern=PATH)], ...], Field(strict=False)] = ()
     headers: dict[str, str] = Field(default_factory=dict)
     paging: Paging = Paging()
-    operations: Annotated[tuple[Operation, ...], Field(strict=False, max_length=MAX_OPERATIONS)]
+    operations: Annotated[tuple[Operation, ...], Field(strict=False)]
 
     @field_validator("headers")
     @classmethod
@@ -310,8 +309,8 @@ def _body(where: str, body: RequestBody) -> Iterator[tuple[str, str]]:
 
 
 def _value(where: str, value: Value, depth: int = 1) -> Iterator[tuple[str, str]]:
-    if depth > MAX_DEPTH:
-        yield where, f"is nested deeper than {MAX_DEPTH} levels"
+    if depth > MANIFEST_DEPTH:
+        yield where, f"is nested deeper than {MANIFEST_DEPTH} levels"
         return
     if (value.type == "array") != (value.items is not None):
         yield f"{where}.items", "an array needs `items`, and nothing else may have them"

@@ -27,6 +27,7 @@ from starlette.responses import RedirectResponse, Response
 from gateway.console.rendering import render, snippets
 from gateway.console.sessions import Session, Sessions
 from gateway.errors import Refused
+from gateway.limits import MAX_REMEMBERED
 from gateway.model import Principal
 from gateway.policy.access import oversees
 from gateway.store.approvals import Approval, list_open
@@ -234,7 +235,6 @@ def here_of(visit: Visit) -> str:
 
 MINUTES = 60
 REMEMBER_SECONDS = 1.0
-MAX_REMEMBERED = 256
 ERRORS = frozenset(("failed", "unknown"))
 REFUSED = frozenset(("denied", "expired"))
 SPARK_WIDTH, SPARK_HEIGHT = 240, 44

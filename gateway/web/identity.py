@@ -31,6 +31,7 @@ from jwt.types import JWKDict
 
 from gateway.config.settings import PrincipalSettings, Settings
 from gateway.errors import Unauthenticated
+from gateway.limits import MAX_REMEMBERED
 from gateway.model import Principal
 from gateway.policy.access import configured_principal
 from gateway.web.guard import Fields
@@ -128,7 +129,6 @@ ALGORITHMS = (
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
 MAX_TOKEN_BYTES = 16 * 1024
-MAX_REMEMBERED = 4096
 REMEMBER_SECONDS = 60.0
 MAX_NAME_CHARS = 256
 METADATA_PATH = "/.well-known/oauth-protected-resource"
