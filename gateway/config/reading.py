@@ -160,6 +160,8 @@ def _kind_of(value: object) -> str:
 
 
 def _did_you_mean(key: str, keys: set[str]) -> str:
+    if key in keys:
+        return " here: it belongs to another table, or another kind of connection"
     close = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -68,6 +68,11 @@ def test_variables_expand_once_in_every_string(
         ("shop", {"kind": "openapi", "spec": "s", "x": 1}, "x: unknown key"),
         (
             "shop",
+            {"kind": "mcp", "url": "u", "spec": "s"},
+            "spec: unknown key here: it belongs to another table, or another kind of connection",
+        ),
+        (
+            "shop",
             {"kind": "openapi", "spec": "s", "auth": {"type": "bearer", "token": "${HOME}"}},
             "auth.token: environment references are read from config.toml only",
         ),
