@@ -81,23 +81,13 @@ from gateway.store.database import Database
 from gateway.store.secrets import Seal, check_seal, load_seal
 from gateway.telemetry import begin_request, log_call, tracer
 from gateway.upstream.registry import LiveUpstreams
-from gateway.web import rest_calls, rest_catalog
-from gateway.web import rest_calls as rest_history
-from gateway.web.consent import PATH as CONSENT
-from gateway.web.consent import ConsentReturn, return_address
-from gateway.web.events import Feed, events_handler
+from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, resume
-from gateway.web.guard import (
-    HostRules,
-    Refusal,
-    check_host,
-    fold,
-    host_rules,
-    respond,
-)
-from gateway.web.health import Health, Metrics
+from gateway.web.guard import HostRules, Refusal, check_host, fold, host_rules, respond
+from gateway.web.health import Health, consent_route, return_address
 from gateway.web.identity import Identity, auth_settings
-from gateway.web.rest import RestApi, refusal_response
+from gateway.web.own_tools import OWN_TOOLS
+from gateway.web.rest import http_app, refusal_response
 from gateway.workers import Workers
 
 
@@ -255,7 +245,6 @@ class App:
     rest: ASGIApp
     feed: Feed
     console: Console
-    consent: ASGIApp
 
     async def drain(self, grace: float) -> None:
         """Lets all calls in flight finish, whoever waits for them; then closes the streams.
@@ -281,27 +270,14 @@ class App:
             await self._serve(path, scope, receive, send)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if path in PROBES:
-            await self.health(scope, receive, send)
-            return
-        try:
-            check_host(self.rules, scope, fold(scope["headers"]))
-        except Refusal as refusal:
-            if path.startswith("/api/"):
+        if path not in PROBES:
+            try:
+                check_host(self.rules, scope, fold(scope["headers"]))
+            except Refusal as refusal:
                 await refusal_response(refusal)(scope, receive, send)
                 return
-            await respond(
-                send, refusal.status, refusal.message.encode(), content_type=b"text/plain"
-            )
-            return
-        if path in ("/health", "/metrics"):
-            await self.health(scope, receive, send)
-        elif path.startswith("/api/"):
-            await self.rest(scope, receive, send)
-        elif path == "/console" or path.startswith("/console/"):
+        if path == "/console" or path.startswith("/console/"):
             await self.console(scope, receive, send)
-        elif path.startswith(CONSENT):
-            await self.consent(scope, receive, send)
         elif path.startswith("/.well-known/"):
             document = resource_metadata(self.identity, path)
             await respond(send, 200 if document else 404, document or b"")
@@ -309,7 +285,7 @@ class App:
             inner = {**scope, "path": path.removeprefix("/demo"), "root_path": ""}
             await self.demo(inner, receive, send)
         else:
-            await respond(send, 404, b"")
+            await self.rest(scope, receive, send)
 
 
 @asynccontextmanager
@@ -367,7 +343,7 @@ async def running(
         http = HttpSender(egress, own_egress, credentials, limits, db, workers.work, link)
         senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
         line = Line(db, seal, senders, lambda: catalog.current)
-        gateway = Gateway(catalog, line.invoker, line.approvals, db, azure, workers.work)
+        gateway = Gateway(catalog, line.invoker, line.approvals, db, azure, workers.work, OWN_TOOLS)
         gateway.wake = schedule.wake
         if (traced := tracer()) is not None:
             line.invoker.on_finished(traced[0])
@@ -463,25 +439,15 @@ def _assembled(
         offers=offers,
     )
 
-    metrics = Metrics(lambda: gateway.snapshot, mcp.figures, lambda: gateway.unknown_calls)
-    for listener in (metrics.finished, log_call):
+    health = Health(gateway, identity, mcp.figures)
+    for listener in (health.metrics.finished, log_call):
         gateway.invoker.on_finished(listener)
-    health = Health(gateway, identity, metrics.registry, mcp.figures)
     rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
-    rest = RestApi(
-        gateway,
-        identity,
-        [
-            *rest_catalog.ROUTES,
-            *rest_calls.ROUTES,
-            *rest_history.HISTORY_ROUTES,
-            ("GET", "/events", events_handler(feed, identity)),
-        ],
-    )
+    others = [*health.routes, consent_route(gateway, seal)]
+    rest = http_app(gateway, identity, feed, others)
     console = console_of(gateway, identity, seal, health, feed, public_url)
     mcp.on_heard(console.parts.contacts.note)
-    consent = ConsentReturn(gateway, seal)
-    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console, consent)
+    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console)
 
 
 async def _watch(

@@ -27,12 +27,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-CODES = frozenset(
-    """invalid_arguments read_only access_denied blocked_path not_connected unsupported_provider
-    approval_denied approval_expired rate_limited busy circuit_open upstream_error upstream_timeout
-    upstream_unreachable idempotency_conflict outcome_unknown connection_invalid store_unavailable
-    internal precondition cancelled sign_in_required""".split()
-)
+# Every code there is, with the status that HTTP has for it.
+STATUS_OF_CODE: Mapping[str, int] = {
+    code: status
+    for status, codes in {
+        403: "read_only access_denied blocked_path approval_denied approval_expired",
+        404: "unsupported_provider",
+        409: "not_connected sign_in_required idempotency_conflict",
+        412: "precondition",
+        422: "invalid_arguments connection_invalid",
+        429: "rate_limited",
+        500: "internal cancelled",
+        502: "upstream_error upstream_unreachable outcome_unknown",
+        503: "busy circuit_open store_unavailable",
+        504: "upstream_timeout",
+    }.items()
+    for code in codes.split()
+}
+CODES = frozenset(STATUS_OF_CODE)
 
 
 class GatewayError(Exception):

@@ -62,6 +62,9 @@ PING_SECONDS = 15.0  # proxies end streams that are silent for longer
 STREAM_CHECK_SECONDS = 2.0  # streams look again by themselves: a wake-up may be lost
 FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or names by trying
 ALL_FAILURES_A_MINUTE = 60
+PAGE_ENTRIES = 100  # of a list, where the caller does not say how many
+SEARCH_ENTRIES = 10  # of a search by words: a model reads them all
+SUMMARY_CHARS = 200  # of a text in a list that is read to choose from
 
 # --- console --------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
     "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},
-    "mcp": DOORS | {"web.guard", "web.identity", "web.gateway", "web.shown"},
+    "mcp": DOORS | {"web.guard", "web.identity", "web.gateway"},
     "web": DOORS | {"azure"},
     "console": DOORS | {"mcp", "web"},
     "reload": PLAIN | {"config"},

@@ -32,16 +32,20 @@ from gateway.console.overview import Live, page_stream
 from gateway.console.rendering import KEPT, PREFIX, render, served
 from gateway.console.sessions import COOKIE, SESSION_SECONDS, Session, Sessions
 from gateway.console.visit import Contacts, Form, Parts, Visit
-from gateway.errors import Broken, GatewayError, NotFound, Refused, Unauthenticated
-from gateway.policy.view import Scope as ViewScope
+from gateway.errors import (
+    STATUS_OF_CODE,
+    Broken,
+    GatewayError,
+    NotFound,
+    Refused,
+    Unauthenticated,
+)
 from gateway.store.secrets import Seal
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway
 from gateway.web.guard import Fields, Refusal, Throttle, fold, read_body
 from gateway.web.health import Health
 from gateway.web.identity import Identity
-from gateway.web.meta_tools import Asked
-from gateway.web.rest import STATUS_OF_CODE
 
 
 class SignIn:
@@ -288,16 +292,8 @@ class Console:
         return None, {}
 
     def _visit(self, request: Request, session: Session, form: Form) -> Visit:
-        gateway = self.parts.gateway
-        context = Caller(
-            principal=session.principal,
-            scope=ViewScope("own"),
-            era="2026",
-            client="console",
-        )
-        snapshot = gateway.catalog.current
-        seen = gateway.view_of(snapshot, session.principal, context.scope)
-        return Visit(self.parts, session, Asked(gateway, context, snapshot, seen), request, form)
+        inquiry = self.parts.gateway.inquiry(Caller(session.principal, client="console"))
+        return Visit(self.parts, session, inquiry, request, form)
 
 
 def console_of(

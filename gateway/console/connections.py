@@ -16,8 +16,7 @@ from gateway.console.visit import Around, Visit, around, fragment, go, page, toa
 from gateway.errors import Fixable, GatewayError
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import Change, list_changes
-from gateway.web.meta_tools import known_connection
-from gateway.web.shown import change_row, connection_detail, tool_row
+from gateway.web.shown import change_row, connection_detail, known_connection, tool_row
 
 MAX_PREVIEWED = 300
 MAX_SKIPPED = 300
@@ -215,12 +214,11 @@ def _auth(form: Any) -> dict[str, Any] | None:
 async def _shown(visit: Visit) -> dict[str, Any]:
     asked = visit.asked
     state = known_connection(asked, visit.request.path_params["name"])
-    refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
     found = await _changes(visit, state.name)
     tools = visible_tools(asked.snapshot, visit.principal, state)
     filter = {key: visit.query(key) for key in ("change_status", "change_class")}
     return {
-        "one": connection_detail(asked.snapshot, visit.principal, state, refreshed),
+        "one": connection_detail(asked, state),
         "skipped": state.skipped[:MAX_SKIPPED],
         "tools": [tool_row(t, asked.snapshot.permissions) for t in tools[:MAX_LISTED_TOOLS]],
         "all_tools": len(tools),

@@ -19,14 +19,15 @@ from gateway.errors import Fixable, NotFound
 from gateway.policy.access import oversees
 from gateway.store.approvals import Approval, get_approval
 from gateway.store.ledger import Execution, values_of
-from gateway.web import shown as history
-from gateway.web.rest_calls import GOING_ON, cancel_execution
+from gateway.web.own_tools import list_executions
+from gateway.web.rest import cancel_execution, known_grants
+from gateway.web.rest import revoke_grant as end_grant
 from gateway.web.shown import (
+    GOING_ON,
     approval_row,
     execution_record,
     grant_row,
     known_execution,
-    list_executions,
 )
 
 MAX_CARDS = 50
@@ -71,7 +72,7 @@ async def live(visit: Visit, beside: Around) -> dict[str, str]:
 
 
 async def _grants(visit: Visit) -> list[dict[str, Any]]:
-    return [grant_row(each) for each in (await history.known_grants(visit.asked))[:MAX_GRANTS]]
+    return [grant_row(each) for each in (await known_grants(visit.asked))[:MAX_GRANTS]]
 
 
 async def decide(visit: Visit) -> Response:
@@ -93,7 +94,7 @@ async def decide(visit: Visit) -> Response:
 
 async def revoke(visit: Visit) -> Response:
     """Ends one standing grant."""
-    grant = await history.revoke_grant(visit.asked, visit.request.path_params["id"])
+    grant = await end_grant(visit.asked, visit.request.path_params["id"])
     visit.parts.feed.wake()
     return toast(visit, f"{clip(grant.tool, 60)} is asked about again")
 
@@ -139,7 +140,7 @@ async def executions(visit: Visit) -> Response:
     wanted = _wanted(visit)
     file = bool(visit.query("format"))
     limit = DOWNLOADED if file else PAGE
-    found = await list_executions(visit.asked, {**wanted, "limit": limit})
+    found = await list_executions(visit.asked, limit=limit, **wanted)
     rows = found["executions"]
     if (answer := download(visit, "executions", rows, next=found["next"])) is not None:
         return answer
@@ -176,8 +177,8 @@ async def live_one(visit: Visit, beside: Around) -> dict[str, str]:
 
 async def cancel(visit: Visit) -> Response:
     """Ends a call that runs or waits, where it can still be ended."""
-    answer = await cancel_execution(visit.asked, visit.request, None)
-    going_on = answer.status == 202
+    execution = await cancel_execution(visit.asked, visit.request.path_params["id"])
+    going_on = execution.status in GOING_ON
     return toast(visit, "It is being cancelled" if going_on else "The call has ended")
 
 

@@ -29,8 +29,7 @@ from gateway.model import Level, Principal, Tool
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
 from gateway.policy.view import Scope, bundles_of
 from gateway.web.gateway import tool_door
-from gateway.web.meta_tools import known_connection
-from gateway.web.shown import known_execution, tool_row
+from gateway.web.shown import known_connection, known_execution, tool_row
 
 PAGE = 100
 DOWNLOADED = 5000
@@ -95,7 +94,7 @@ async def call(visit: Visit) -> Response:
         arguments,
         Caller(visit.principal, client=CLIENT),
         asked.view.bundle_ids,
-        tool_door(asked.gateway, found.name, asked.context.scope, unattended=True),
+        tool_door(asked.gateway, found.name, asked.caller.scope, unattended=True),
     )
     meta = result["_meta"]
     return fragment(

@@ -34,10 +34,10 @@ from gateway.store.approvals import Approval, list_open
 from gateway.store.database import Database
 from gateway.store.ledger import Count, count_calls, recent_seconds
 from gateway.web.events import Feed
-from gateway.web.gateway import Gateway
+from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.health import Health
 from gateway.web.identity import Identity
-from gateway.web.meta_tools import Asked, connection_rows
+from gateway.web.shown import connection_rows
 
 MAX_PRINCIPALS = 4096
 MAX_AGENT_CHARS = 80
@@ -97,7 +97,7 @@ class Visit:
 
     parts: Parts
     session: Session
-    asked: Asked
+    asked: Inquiry
     request: Request
     form: Form = field(default_factory=dict)
 

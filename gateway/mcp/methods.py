@@ -29,7 +29,7 @@ from gateway.mcp.messages import RpcError, check_params, dump, internal_error, m
 from gateway.mcp.streams import Attendant
 from gateway.mcp.surface import Hello
 from gateway.text import cut, visible
-from gateway.web.shown import error_result
+from gateway.web.gateway import error_result
 
 MAX_NAME_ECHO = 256
 MAX_LOGGED_FRAMES = 4

@@ -14,12 +14,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
-from starlette.requests import Request
-from starlette.responses import Response
 
 from gateway.calls.record import Signals
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
@@ -31,10 +28,9 @@ from gateway.store.cluster import EVENTS, Event, append_event, events_after, las
 from gateway.store.database import Database
 from gateway.store.ledger import Execution
 from gateway.store.statements import json_bytes
-from gateway.web.gateway import Gateway
-from gateway.web.guard import EventStream, Fields, Say, event_frame, fold
+from gateway.web.gateway import Gateway, Inquiry
+from gateway.web.guard import EventStream, Fields, Say, event_frame
 from gateway.web.identity import Identity
-from gateway.web.meta_tools import Asked
 from gateway.web.shown import decided_row, execution_event
 
 log = structlog.get_logger("gateway.events")
@@ -107,32 +103,28 @@ class Feed:
         self._watched_until = time.monotonic() + WATCHED_SECONDS
 
 
-def events_handler(feed: Feed, identity: Identity) -> Callable[..., Awaitable[Response]]:
-    """The handler of GET /events."""
+async def event_stream(
+    inquiry: Inquiry, feed: Feed, identity: Identity, fields: Fields, last: str | None
+) -> EventStream:
+    """The stream of one reader, from the event after `last` on; without one, of what is new."""
+    newest = await last_event_id(inquiry.gateway.db)
+    known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
+    position = min(int(last or 0), newest) if known else newest
+    principal = inquiry.principal
+    woken = feed.enter(principal.name)
+    try:
+        await feed.say_watched()
+    except GatewayError:
+        feed.leave(principal.name, woken)
+        raise
+    reader = Reader(inquiry.gateway, feed, identity, principal, fields, position)
+    stop_listening = inquiry.gateway.on_change(woken.set)
 
-    async def events(asked: Asked, request: Request, body: Any) -> Response:
-        last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
-        newest = await last_event_id(asked.gateway.db)
-        known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
-        position = min(int(last or 0), newest) if known else newest
-        principal = asked.context.principal
-        woken = feed.enter(principal.name)
-        try:
-            await feed.say_watched()
-        except GatewayError:
-            feed.leave(principal.name, woken)
-            raise
-        fields = fold(request.scope["headers"])
-        reader = Reader(asked.gateway, feed, identity, principal, fields, position)
-        stop_listening = asked.gateway.on_change(woken.set)
+    def leave() -> None:
+        stop_listening()
+        feed.leave(principal.name, woken)
 
-        def leave() -> None:
-            stop_listening()
-            feed.leave(principal.name, woken)
-
-        return EventStream(reader.step, woken, leave, retry_ms=RETRY_MS)
-
-    return events
+    return EventStream(reader.step, woken, leave, retry_ms=RETRY_MS)
 
 
 class Reader:

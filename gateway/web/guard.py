@@ -303,7 +303,7 @@ def for_browser(send: Send, origin: bytes) -> Send:
 
 # --- server-sent events ---------------------------------------------------------------------------
 
-PING = b": ping\r\n\r\n"
+PING = b": ping\n\n"
 EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -316,9 +316,9 @@ Step = Callable[[Say], Awaitable[bool]]  # says what is new; False: there will b
 
 def event_frame(data: bytes, kind: str = "message", id: str | int | None = None) -> bytes:
     """One server-sent event."""
-    head = "" if id is None else f"id: {id}\r\n"
-    lines = b"".join(b"data: %b\r\n" % line for line in data.splitlines() or (b"",))
-    return b"%bevent: %b\r\n%b\r\n" % (head.encode(), kind.encode(), lines)
+    head = "" if id is None else f"id: {id}\n"
+    lines = b"".join(b"data: %b\n" % line for line in data.splitlines() or (b"",))
+    return b"%bevent: %b\n%b\n" % (head.encode(), kind.encode(), lines)
 
 
 class EventStream(Response):

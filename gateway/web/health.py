@@ -1,37 +1,38 @@
-"""For those who operate the gateway: alive, ready, how it is, and figures for Prometheus.
+"""Addresses beside the API: alive, ready, how it is, figures for Prometheus, Azure's sign-ins.
 
 `/healthz` and `/readyz` say nothing but that, to anyone. What connections there are is told to
 callers with a token, each as far as it may know; without one, `/health` and `/metrics` give sums.
-
-Figures for Prometheus: read off execution records as calls end, and off the parts when asked.
-
 Labels are bounded: connections, states, access levels and error codes, never tools, principals or
 anything a caller can choose.
+
+People come back from signing a connection in to an address that holds a sealed note of which one it
+is about and until when, so that nobody can make one up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import html
 import time
-from bisect import bisect_left
-from collections import Counter
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-import orjson
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
+from cryptography.fernet import InvalidToken
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
 )
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from gateway import __version__
 from gateway.catalog.discover import problem_dict
@@ -42,83 +43,76 @@ from gateway.policy.access import may_know
 from gateway.policy.problems import configuration_problems
 from gateway.store.approvals import count_waiting
 from gateway.store.ledger import Execution
+from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
-from gateway.web.guard import fold, respond
+from gateway.web.guard import fold, write_json
 from gateway.web.identity import Identity
+from gateway.web.shown import azure_resource
 
 log = structlog.get_logger("gateway.configuration")
 
-TEXT = b"text/plain; charset=utf-8"
-PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health:
     """Answers /healthz, /readyz, /health and /metrics."""
 
     def __init__(
-        self,
-        gateway: Gateway,
-        identity: Identity,
-        registry: CollectorRegistry,
-        figures: Callable[[], dict[str, int]],
+        self, gateway: Gateway, identity: Identity, figures: Callable[[], dict[str, int]]
     ) -> None:
         self._gateway = gateway
         self._identity = identity
-        self._registry = registry
         self._figures = figures
-        self._pending = Gauge(
-            "gateway_pending_approvals", "Calls that wait for a person.", registry=registry
-        )
         self._started = time.time()
+        self.metrics = Metrics()
         self.draining = False
         self.config_problem: str | None = None
         self.problems: tuple[Problem, ...] = ()  # of the configuration, in the current snapshot
         self._told: set[tuple[str, Problem]] = set()
-        gateway.on_change(self._find_problems)
-        self._find_problems()
+        gateway.on_change(self._follow)
+        self._follow()
+        self.routes = [
+            Route("/healthz", self._alive),
+            Route("/readyz", self._ready),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+        ]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in ("GET", "HEAD"):
-            await respond(send, 405, b"", [(b"allow", b"GET, HEAD")])
-            return
-        match scope["path"]:
-            case "/healthz":
-                await respond(send, 200, b"ok", content_type=TEXT)
-            case "/readyz":
-                await self._ready(send)
-            case "/health":
-                who = await self._who(scope)
-                await respond(send, 200, orjson.dumps(await self.report(who)))
-            case _:
-                await respond(send, 200, await self._metrics(scope), content_type=PROMETHEUS)
+    async def _alive(self, request: Request) -> Response:
+        return PlainTextResponse("ok")
 
-    async def _who(self, scope: Scope) -> Principal | None:
+    async def _ready(self, request: Request) -> Response:
+        store = await self._store()
+        if self.draining or store != "ok":
+            return PlainTextResponse("draining" if self.draining else store, 503)
+        return PlainTextResponse("ready")
+
+    async def _health(self, request: Request) -> Response:
+        report = await self.report(await self._principal(request))
+        return Response(write_json(report), media_type="application/json")
+
+    async def _metrics(self, request: Request) -> Response:
         try:
-            return await self._identity.identify(fold(scope["headers"]))
+            waiting = float(await count_waiting(self._gateway.db, time.time()))
+        except GatewayError:
+            waiting = float("nan")  # the store does not answer: nobody knows
+        self.metrics.look(self._gateway, {"pending_approvals": waiting, **self._figures()})
+        principal = await self._principal(request)
+        named = principal is not None and principal.admin
+        registry = self.metrics.registry
+        shown = generate_latest(registry if named else _Summed(registry))
+        return Response(shown, media_type=PROMETHEUS)
+
+    async def _principal(self, request: Request) -> Principal | None:
+        try:
+            return await self._identity.identify(fold(request.scope["headers"]))
         except (Unauthenticated, GatewayError):
             return None
 
-    async def _ready(self, send: Send) -> None:
-        store = await self._store()
-        ready = store == "ok" and not self.draining
-        reason = b"ready" if ready else b"draining" if self.draining else store.encode()
-        await respond(send, 200 if ready else 503, reason, content_type=TEXT)
-
-    async def _metrics(self, scope: Scope) -> bytes:
-        try:
-            self._pending.set(await count_waiting(self._gateway.db, time.time()))
-        except GatewayError:
-            self._pending.set(float("nan"))  # the store does not answer: nobody knows
-        who = await self._who(scope)
-        if who is not None and who.admin:
-            return generate_latest(self._registry)
-        summed = CollectorRegistry()
-        summed.register(_Summed(self._registry))
-        return generate_latest(summed)
-
-    def _find_problems(self) -> None:
+    def _follow(self) -> None:
         """Logs what operators wrote and what does not hold, each once for as long as it is so."""
         snapshot = self._gateway.snapshot
+        self.metrics.forget_all_but(snapshot.connections)
         self.problems = configuration_problems(snapshot)
         problems = [("", each) for each in self.problems]
         for name, state in snapshot.connections.items():
@@ -129,12 +123,12 @@ class Health:
                 log.warning("configuration problem", **about, **problem_dict(problem))
         self._told = set(problems)
 
-    async def report(self, who: Principal | None) -> dict[str, Any]:
+    async def report(self, principal: Principal | None) -> dict[str, Any]:
         """The whole state in one object, as far as the caller may know it."""
         snapshot = self._gateway.snapshot
-        states = [s for s in snapshot.connections.values() if who and may_know(who, s)]
+        states = [s for s in snapshot.connections.values() if principal and may_know(principal, s)]
         store = await self._store()
-        admin = who is not None and who.admin
+        admin = principal is not None and principal.admin
         problems = (*snapshot.problems, *self.problems)
         return {
             "status": self._status(snapshot, store, problems),
@@ -143,7 +137,7 @@ class Health:
             "uptime_seconds": round(time.time() - self._started, 1),
             "tools": sum(len(state.tools) for state in states),
             "connections": [self._row(state) for state in states],
-            "connections_by_status": Counter(state.status for state in states),
+            "connections_by_status": Tally(state.status for state in states),
             "store": store,
             "draining": self.draining,
             "config": "ok" if self.config_problem is None else "problem",
@@ -165,7 +159,7 @@ class Health:
             "status": state.status,
             "tools": len(state.tools),
             "last_refresh": self._gateway.catalog.refreshed_at.get(state.name),
-            "problems": Counter(problem.severity for problem in state.problems),
+            "problems": Tally(problem.severity for problem in state.problems),
         }
 
     async def _store(self) -> str:
@@ -176,6 +170,83 @@ class Health:
         return "ok"
 
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types for it
+
+
+class Metrics:
+    """Figures for Prometheus: read off execution records as calls end, the rest when asked."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._names: set[str] = set()  # of connections that have figures
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"gateway_{name}", words, labels, registry=self.registry)
+
+        def seconds(name: str, words: str) -> Histogram:
+            seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+            labels = ("connection",)
+            registry = self.registry
+            return Histogram(f"gateway_{name}", words, labels, buckets=seconds, registry=registry)
+
+        words = "Calls by connection, access and how they ended."
+        self._calls = counter("calls", words, "connection", "access", "status")
+        words = "Calls that failed or were refused, by code."
+        self._errors = counter("errors", words, "connection", "code")
+        words = "Answers of upstream APIs by class of status."
+        self._answers = counter("upstream_answers", words, "connection", "status")
+        words = "How long calls took, from the first look at them to their record."
+        self._whole = seconds("call_seconds", words)
+        words = "How long upstream APIs and servers took to answer."
+        self._upstream = seconds("upstream_seconds", words)
+        words = "Calls of tools that the caller does not have, hidden or not there at all."
+        self._unknown = counter("unknown_tool_calls", words)
+        words = "Connections by status."
+        self._statuses = Gauge("gateway_connections", words, ["status"], registry=self.registry)
+        info = Gauge("gateway_info", "The running version.", ["version"], registry=self.registry)
+        info.labels(__version__).set(1)
+        self._unknown_counted = 0
+        self._gauges: dict[str, Gauge] = {}
+
+    def finished(self, execution: Execution) -> None:
+        """Counts one call; one that found no tool is counted where it was refused."""
+        name, status = execution.connection, execution.upstream_status
+        if not name:
+            return
+        self._names.add(name)
+        self._calls.labels(name, execution.access, execution.status).inc()
+        if status:
+            self._answers.labels(name, f"{status // 100}xx").inc()
+        if execution.error_code:
+            self._errors.labels(name, execution.error_code).inc()
+        if execution.result:
+            self._whole.labels(name).observe(execution.result["duration_ms"] / 1000)
+            if (waited := execution.result.get("upstream_ms")) is not None:
+                self._upstream.labels(name).observe(waited / 1000)
+
+    def forget_all_but(self, names: Iterable[str]) -> None:
+        """Forgets connections that are no more: names that come and go must not pile up."""
+        for name in self._names.difference(names):
+            for metric in (self._calls, self._errors, self._answers, self._whole, self._upstream):
+                metric.remove_by_labels({"connection": name})
+        self._names.intersection_update(names)
+
+    def look(self, gateway: Gateway, figures: dict[str, float]) -> None:
+        """Takes in what is so at this moment."""
+        snapshot = gateway.snapshot
+        self._unknown.inc(gateway.unknown_calls - self._unknown_counted)
+        self._unknown_counted = gateway.unknown_calls
+        self._statuses.clear()
+        for status, number in Tally(s.status for s in snapshot.connections.values()).items():
+            self._statuses.labels(status).set(number)
+        figures |= {"catalog_revision": snapshot.revision, "tools": len(snapshot.tools)}
+        for name, value in {**figures, "tasks": len(asyncio.all_tasks())}.items():
+            if name not in self._gauges:
+                words = name.replace("_", " ").capitalize()
+                self._gauges[name] = Gauge(f"gateway_{name}", words, registry=self.registry)
+            self._gauges[name].set(value)
+
+
 class _Summed(Collector):
     """The same figures without the names of connections."""
 
@@ -184,160 +255,71 @@ class _Summed(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
+            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            for sample in family.samples:
+                labels = tuple(pair for pair in sample.labels.items() if pair[0] != "connection")
+                key = (sample.name, labels)
+                sums[key] = sums.get(key, 0.0) + sample.value
             summed = Metric(family.name, family.documentation, family.type, family.unit)
-            for name, labels, value in _sums(family):
-                summed.add_sample(name, labels, value)
+            for (name, kept), value in sums.items():
+                summed.add_sample(name, dict(kept), value)
             yield summed
 
 
-def _sums(family: Metric) -> Iterable[tuple[str, dict[str, str], float]]:
-    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-    for sample in family.samples:
-        if sample.name.endswith("_created"):
-            continue
-        labels = tuple((k, v) for k, v in sample.labels.items() if k != "connection")
-        key = (sample.name, labels)
-        sums[key] = sums.get(key, 0.0) + sample.value
-    return ((name, dict(labels), value) for (name, labels), value in sums.items())
+# --- where people come back to after signing a connection in --------------------------------------
+
+CONSENT = "/azure/consent/"
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width"><h1>{title}</h1><p>{words}</p></html>"""
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
 
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+def return_address(seal: Seal, public_url: str, id_: str) -> str:
+    """Where Azure sends the person who signed in for this resource, within the hour."""
+    note = {"azure_consent": id_, "until": time.time() + 3600}
+    return f"{public_url}{CONSENT}{seal.encrypt_json(note).decode().rstrip('=')}"
 
 
-class Metrics(Collector):
-    """Counts calls; everything else is looked up when it is asked for.
+def consent_route(gateway: Gateway, seal: Seal) -> Route:
+    """Answers people who come back from signing in: the code they bring is handed to Azure."""
 
-    Plain numbers, made into families when they are asked for: a library's counters would be a
-    fiftieth of a call.
-    """
+    async def come_back(request: Request) -> Response:
+        id_, code = _noted(seal, request.path_params["note"]), request.query_params.get("code")
+        title, words, status = await _confirm(gateway, id_, code)
+        page = _PAGE.format(title=html.escape(title), words=html.escape(words))
+        return Response(page, status, _PAGE_HEADERS, "text/html")
 
-    def __init__(
-        self,
-        snapshot: Callable[[], Snapshot],
-        figures: Callable[[], dict[str, int]],
-        unknown: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self._snapshot = snapshot
-        self._unknown = unknown  # calls of tools that their callers don't have
-        self._calls: dict[tuple[str, str, str], int] = {}  # by connection, access, status
-        self._errors: dict[tuple[str, str], int] = {}  # by connection and code
-        self._answers: dict[tuple[str, int], int] = {}  # by connection and class of status
-        self._times: dict[str, _Times] = {}  # by connection
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
-        self.registry.register(_State(snapshot, figures))
-
-    def finished(self, execution: Execution) -> None:
-        """Counts one call; one that found no tool is counted where it was refused."""
-        if not execution.connection:
-            return
-        connection, status = execution.connection, execution.upstream_status
-        times = self._times.get(connection)
-        if times is None:
-            self._let_go()
-            times = self._times[connection] = _Times(_Spread(), _Spread())
-        kind = (connection, execution.access, execution.status)
-        self._calls[kind] = self._calls.get(kind, 0) + 1
-        if status:
-            answer = (connection, status // 100)
-            self._answers[answer] = self._answers.get(answer, 0) + 1
-        if execution.error_code:
-            code = (connection, execution.error_code)
-            self._errors[code] = self._errors.get(code, 0) + 1
-        if execution.result:
-            times.whole.add(execution.result["duration_ms"] / 1000)
-            if (waited := execution.result.get("upstream_ms")) is not None:
-                times.upstream.add(waited / 1000)
-
-    def _let_go(self) -> None:
-        """Forgets connections that are no more: names that come and go must not pile up."""
-        known = self._snapshot().connections
-        self._times = {name: times for name, times in self._times.items() if name in known}
-        self._calls = {key: count for key, count in self._calls.items() if key[0] in known}
-        self._errors = {key: count for key, count in self._errors.items() if key[0] in known}
-        self._answers = {key: count for key, count in self._answers.items() if key[0] in known}
-
-    def collect(self) -> Iterator[Metric]:
-        words = "Calls by connection, access and how they ended."
-        calls = CounterMetricFamily(
-            "gateway_calls", words, labels=["connection", "access", "status"]
-        )
-        for kind, count in self._calls.items():
-            calls.add_metric(kind, count)
-        words = "Calls that failed or were refused, by code."
-        errors = CounterMetricFamily("gateway_errors", words, labels=["connection", "code"])
-        for code, count in self._errors.items():
-            errors.add_metric(code, count)
-        words = "Answers of upstream APIs by class of status."
-        answers = CounterMetricFamily(
-            "gateway_upstream_answers", words, labels=["connection", "status"]
-        )
-        for (connection, status), count in self._answers.items():
-            answers.add_metric((connection, f"{status}xx"), count)
-        words = "How long calls took, from the first look at them to their record."
-        whole = HistogramMetricFamily("gateway_call_seconds", words, labels=["connection"])
-        words = "How long upstream APIs and servers took to answer."
-        upstream = HistogramMetricFamily("gateway_upstream_seconds", words, labels=["connection"])
-        for connection, times in self._times.items():
-            whole.add_metric((connection,), times.whole.buckets(), times.whole.sum)
-            upstream.add_metric((connection,), times.upstream.buckets(), times.upstream.sum)
-        words = "Calls of tools that the caller does not have, hidden or not there at all."
-        unknown = CounterMetricFamily("gateway_unknown_tool_calls", words, value=self._unknown())
-        return iter((calls, errors, answers, whole, upstream, unknown))
+    return Route(CONSENT + "{note}", come_back)
 
 
-class _Spread:
-    """How many durations were how long."""
-
-    __slots__ = ("_counts", "sum")
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(SECONDS) + 1)
-        self.sum = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has it: how many were not longer than each."""
-        return list(zip(_BOUNDS, accumulate(self._counts), strict=True))
+async def _confirm(gateway: Gateway, id_: str | None, code: str | None) -> tuple[str, str, int]:
+    if id_ is None:
+        return "This link has expired", "Ask for a new one with get_connection.", 404
+    if not code:
+        return "Not signed in", "The sign-in was not completed. Try the link again.", 400
+    try:
+        await gateway.azure.directory.confirm(id_, code)
+    except GatewayError as error:
+        log.warning("consent not confirmed", error=error.message)
+        return "Not signed in", "Azure did not accept the sign-in. Try the link again.", 502
+    states = gateway.snapshot.connections.values()
+    about = [s.name for s in states if id_.lower() == (azure_resource(s) or "").lower()]
+    await gateway.catalog.refresh(about, by="consent")
+    return "Signed in", "The connection is ready. You can close this page.", 200
 
 
-_BOUNDS = (*map(str, SECONDS), "+Inf")
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    whole: _Spread
-    upstream: _Spread
-
-
-class _State(Collector):
-    """What is so at the moment it is asked for."""
-
-    def __init__(
-        self, snapshot: Callable[[], Snapshot], figures: Callable[[], dict[str, int]]
-    ) -> None:
-        self._snapshot = snapshot
-        self._figures = figures
-
-    def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        info = GaugeMetricFamily("gateway_info", "The running version.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
-        yield GaugeMetricFamily(
-            "gateway_catalog_revision", "Revision of the catalog.", snapshot.revision
-        )
-        yield GaugeMetricFamily("gateway_tools", "Tools that are served.", len(snapshot.tools))
-        tasks = len(asyncio.all_tasks())
-        yield GaugeMetricFamily("gateway_tasks", "Tasks of the event loop.", tasks)
-        connections = GaugeMetricFamily(
-            "gateway_connections", "Connections by status.", labels=["status"]
-        )
-        for status, number in Tally(s.status for s in snapshot.connections.values()).items():
-            connections.add_metric([status], number)
-        yield connections
-        for name, value in self._figures().items():
-            yield GaugeMetricFamily(f"gateway_{name}", name.replace("_", " "), value)
+def _noted(seal: Seal, note: str) -> str | None:
+    """The resource that a note is about, while it is valid."""
+    padded = note + "=" * (-len(note) % 4)
+    try:
+        value: Any = seal.decrypt_json(padded.encode("ascii", "replace"))
+    except (InvalidToken, ValueError):
+        return None
+    if not isinstance(value, dict) or value.get("until", 0) < time.time():
+        return None
+    id_ = value.get("azure_consent")
+    return id_ if isinstance(id_, str) else None

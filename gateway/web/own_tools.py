@@ -1,19 +1,54 @@
-"""The gateway's own tools as clients see them: names, words, schemas and who gets them.
+"""The gateway's own tools: names, words, schemas, who gets them, and what they do.
 
-What each one does is in `meta_tools`; this is the table both it and the views read. Serialised
-once, at import.
+A tool is a function of the inquiry and of its arguments by name; its docstring is what models read,
+an argument without a default is required. It answers with an object; errors are raised and become
+results at the one door they all come through. REST calls the same functions.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import orjson
 
-from gateway.policy.view import OwnTool
+from gateway.azure.directory import LISTING
+from gateway.calls.large_results import read_part
+from gateway.calls.lookups import Question
+from gateway.catalog.discover import Report, problem_dict
+from gateway.catalog.snapshot import ConnectionState
+from gateway.errors import Fixable, NotFound
+from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES
+from gateway.model import Tool, whole_schema, without_constants
+from gateway.policy.access import may_know
+from gateway.store import ledger, results
+from gateway.store.ledger import ExecutionStatus, Filter
+from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
+from gateway.web.shown import (
+    connection_detail,
+    connection_rows,
+    execution_record,
+    known_connection,
+    known_connections,
+    known_execution,
+    managed_api_operation,
+    managed_api_parameters,
+    managed_api_row,
+    tool_row,
+    tool_summary,
+)
 
+Shown = dict[str, Any]
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+OWN_TOOLS: list[ServedTool] = []
+STATUSES = get_args(ExecutionStatus)
 
 _TEXT = {"type": "string"}
 _NAME = {"type": "string", "description": "The connection's name."}
@@ -24,8 +59,7 @@ _TOOL = {"type": "string", "description": "The tool's name as it is listed there
 _TOOL_NAME = {"type": "string", "description": "The tool's name."}
 _INPUT = {"type": "string", "description": "The name of its input."}
 _KNOWN = {"type": "object", "description": "The tool's inputs that are known already, by name."}
-
-CONNECTION_KEYS: dict[str, Any] = {
+_CONNECTION: dict[str, Any] = {
     "kind": {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]},
     "display_name": _TEXT,
     "enabled": {"type": "boolean"},
@@ -55,214 +89,435 @@ CONNECTION_KEYS: dict[str, Any] = {
 }
 
 
-def _schema(properties: dict[str, Any], *required: str, open_ended: bool = False) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": open_ended,
-    }
-
-
-SCHEMAS: dict[str, bytes] = {}
-
-
-def _own(
-    name: str,
+def own_tool(
     audience: Audience,
     title: str,
-    description: str,
-    schema: dict[str, Any],
     *,
     reads: bool = True,
     destructive: bool = False,
-) -> OwnTool:
-    hints = {
-        "title": title,
-        "readOnlyHint": reads,
-        "destructiveHint": destructive,
-        "idempotentHint": True,
-        "openWorldHint": False,
-    }
-    SCHEMAS[name] = orjson.dumps(schema)
-    entry = orjson.dumps(
-        {
-            "name": name,
-            "title": title,
-            "description": description,
-            "inputSchema": schema,
-            "annotations": hints,
+    gives_result: bool = False,
+    **properties: Any,
+) -> Callable[[AnyRun], AnyRun]:
+    """Lists a function among the gateway's own tools, with these properties in its schema."""
+
+    def listed(run: AnyRun) -> AnyRun:
+        given = list(inspect.signature(run).parameters.values())[1:]
+        schema = {
+            "type": "object",
+            "properties": properties,
+            "required": [each.name for each in given if _is_required(each)],
+            "additionalProperties": any(each.kind is each.VAR_KEYWORD for each in given),
         }
-    )
-    return OwnTool(name, entry, blake2b(entry, digest_size=16).digest(), audience)
-
-
-OWN_TOOLS: tuple[OwnTool, ...] = (
-    _own(
-        "list_dynamic_tools",
-        "all",
-        "List tools",
-        "The tools of all connections that you may call, with their access, risk and token cost. "
-        "Give `search` to find one by words, `connection` to see one API's.",
-        _schema({"connection": _NAME, "search": _TEXT, "offset": _OFFSET, "limit": _LIMIT}),
-    ),
-    _own(
-        "list_connections",
-        "all",
-        "List connections",
-        "The APIs that are connected here, how they are, and what you may do with each.",
-        _schema({}),
-    ),
-    _own(
-        "get_connection",
-        "all",
-        "Get a connection",
-        "One connection: status, your access, number of tools, last refresh, problems, settings.",
-        _schema({"name": _NAME}, "name"),
-    ),
-    _own(
-        "refresh_tools",
-        "admin",
-        "Refresh tools",
-        "Reads the definition of one connection, or of all, again and reports what changed.",
-        _schema({"connection": _NAME}),
-        reads=False,
-    ),
-    _own(
-        "put_connection",
-        "admin",
-        "Connect an API",
-        "Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept "
-        "and you see the tools it would give, what is skipped and why, and the token cost.",
-        _schema(
-            {"name": _NAME, "dry_run": {"type": "boolean"}, **CONNECTION_KEYS},
-            "name",
-            "kind",
-            open_ended=True,
-        ),
-        reads=False,
-    ),
-    _own(
-        "delete_connection",
-        "admin",
-        "Delete a connection",
-        "Removes a connection that was added at run time, and its tools.",
-        _schema({"name": _NAME}, "name"),
-        reads=False,
-        destructive=True,
-    ),
-    _own(
-        "read_result",
-        "everywhere",
-        "Read a large result",
-        "The rest of an answer that was too large: a part of its text, or with a JSON pointer the "
-        "value there; for an array `offset` and `limit` count items.",
-        _schema(
+        hints = {
+            "title": title,
+            "readOnlyHint": reads,
+            "destructiveHint": destructive,
+            "idempotentHint": True,
+            "openWorldHint": False,
+        }
+        entry = orjson.dumps(
             {
-                "result_id": _TEXT,
-                "offset": {"type": "integer", "minimum": 0},
-                "limit": {"type": "integer", "minimum": 1},
-                "pointer": {"type": "string", "description": "JSON pointer such as /items/3."},
-            },
-            "result_id",
-        ),
-    ),
-    _own(
-        "list_executions",
-        "all",
-        "List executions",
-        "Your past calls, newest first: tool, status, times, arguments with secrets masked.",
-        _schema(
-            {
-                "status": _TEXT,
-                "tool": _TEXT,
-                "connection": _TEXT,
-                "limit": _LIMIT,
-                "cursor": _TEXT,
+                "name": run.__name__,
+                "title": title,
+                "description": " ".join((run.__doc__ or "").split()),
+                "inputSchema": schema,
+                "annotations": hints,
             }
-        ),
-    ),
-    _own(
-        "get_execution",
-        "all",
-        "Get an execution",
-        "One past or running call with its state and result.",
-        _schema({"id": _TEXT}, "id"),
-    ),
-    _own(
-        "find_execution",
-        "all",
-        "Find an execution",
-        "The call that used an idempotency token, with the values recorded from its answer.",
-        _schema({"token": _TEXT}, "token"),
-    ),
-    _own(
-        "lookup_values",
-        "all",
-        "Look up values",
-        "What may go into an input of a tool whose description says that it can be looked up. Give "
-        "the inputs you have in `known`. To open a folder, give its `node` as the input's value.",
-        _schema(
-            {"tool": _TOOL_NAME, "parameter": _INPUT, "known": _KNOWN},
-            "tool",
-            "parameter",
-        ),
-    ),
-    _own(
-        "lookup_schema",
-        "all",
-        "Look up a schema",
-        "The input schema of a tool whose inputs depend on each other, for those you have.",
-        _schema({"tool": _TOOL_NAME, "known": _KNOWN}, "tool"),
-    ),
-    _own(
-        "list_managed_apis",
-        "azure",
-        "List Azure's connectors",
-        "The APIs that put_connection with kind arm can connect by way of Azure.",
-        _schema({"search": _TEXT, "offset": _OFFSET, "limit": _LIMIT}),
-    ),
-    _own(
-        "get_managed_api",
-        "azure",
-        "Get one of Azure's connectors",
-        "What a connection to it needs, and what it can do. `search` finds an operation by words.",
-        _schema(
-            {"name": _TEXT, "search": _TEXT, "offset": _OFFSET, "limit": _LIMIT},
-            "name",
-        ),
-    ),
-    _own(
-        "mcp_list_tools",
-        "meta",
-        "List a server's tools",
-        "The tools of one connection by name and first words. Call them with mcp_call_tool.",
-        _schema({"server_id": _SERVER, "offset": _OFFSET, "limit": _LIMIT}, "server_id"),
-    ),
-    _own(
-        "mcp_search_tools",
-        "meta",
-        "Search tools",
-        "Finds the tools for a task by words, best first. Then read the schema and call.",
-        _schema({"query": _TEXT, "limit": _LIMIT}, "query"),
-    ),
-    _own(
-        "mcp_get_tool_schema",
-        "meta",
-        "Get a tool's schema",
-        "What a tool takes and gives: read this before mcp_call_tool.",
-        _schema({"server_id": _SERVER, "tool_name": _TOOL}, "server_id", "tool_name"),
-    ),
-    _own(
-        "mcp_call_tool",
-        "meta",
-        "Call a tool",
-        "Calls a tool of a connection with `args` that fit its schema.",
-        _schema(
-            {"server_id": _SERVER, "tool_name": _TOOL, "args": {"type": "object"}},
-            "server_id",
-            "tool_name",
-        ),
-        reads=False,
-    ),
+        )
+        digest = blake2b(entry, digest_size=16).digest()
+        written = orjson.dumps(schema)
+        OWN_TOOLS.append(
+            ServedTool(run.__name__, entry, digest, audience, written, run, gives_result)
+        )
+        return run
+
+    return listed
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    named = parameter.kind is not parameter.VAR_KEYWORD
+    return named and parameter.default is parameter.empty
+
+
+# --- tools and connections ------------------------------------------------------------------------
+
+
+@own_tool("all", "List tools", connection=_NAME, search=_TEXT, offset=_OFFSET, limit=_LIMIT)
+async def list_dynamic_tools(
+    inquiry: Inquiry,
+    connection: str = "",
+    search: str = "",
+    offset: int = 0,
+    limit: int = PAGE_ENTRIES,
+) -> Shown:
+    """The tools of all connections that you may call, with their access, risk and token cost. Give
+    `search` to find one by words, `connection` to see one API's."""
+    tools = inquiry.view.tools
+    names = [name for name in tools if not connection or tools[name].connection == connection]
+    if search:
+        names = await inquiry.gateway.search(inquiry.snapshot, search, set(names), len(names))
+    permissions = inquiry.snapshot.permissions
+    return {
+        "tools": [tool_row(tools[name], permissions) for name in names[offset : offset + limit]],
+        "total": len(names),
+        "tokens": sum(tools[name].tokens for name in names),
+        "revision": inquiry.snapshot.revision,
+    }
+
+
+@own_tool("all", "List connections")
+async def list_connections(inquiry: Inquiry) -> Shown:
+    """The APIs that are connected here, how they are, and what you may do with each."""
+    problems = inquiry.snapshot.problems if inquiry.principal.admin else ()
+    shown = [problem_dict(problem) for problem in problems]
+    return {"connections": connection_rows(inquiry), "problems": shown}
+
+
+@own_tool("all", "Get a connection", name=_NAME)
+async def get_connection(inquiry: Inquiry, name: str) -> Shown:
+    """One connection: status, your access, number of tools, last refresh, problems, settings."""
+    state = known_connection(inquiry, name)
+    link = await _consent_link(inquiry, state)
+    return connection_detail(inquiry, state) | {"consent_link": link}
+
+
+async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str | None:
+    """Where a person signs this connection in; None where there is nothing to sign, or no link."""
+    if state is None or state.status != "unauthenticated":
+        return None
+    return await inquiry.gateway.azure.directory.sign_in_link(state.name, state.settings)
+
+
+@own_tool("admin", "Refresh tools", reads=False, connection=_NAME)
+async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
+    """Reads the definition of one connection, or of all, again and reports what changed."""
+    inquiry.require_admin()
+    gateway, principal, since = inquiry.gateway, inquiry.principal, None
+    if connection:
+        names = [known_connection(inquiry, connection).name]
+    else:
+        since = await gateway.azure.look(asked=True)
+        states = gateway.snapshot.connections.values()
+        names = [state.name for state in states if may_know(principal, state)]
+    reports = await gateway.catalog.refresh(names, by=principal.name, asked=True, since=since)
+    if not connection and (problem := gateway.azure.problem):
+        reports.append(Report(LISTING, "failing", error=problem))
+    return {
+        "revision": gateway.snapshot.revision,
+        "connections": [report.as_dict() for report in reports],
+    }
+
+
+@own_tool(
+    "admin",
+    "Connect an API",
+    reads=False,
+    name=_NAME,
+    dry_run={"type": "boolean"},
+    **_CONNECTION,
 )
+async def put_connection(
+    inquiry: Inquiry, name: str, kind: str, dry_run: bool = False, **settings: Any
+) -> Shown:
+    """Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept and
+    you see the tools it would give, what is skipped and why, and the token cost."""
+    return await put(inquiry, name, {"kind": kind, "dry_run": dry_run, **settings})
+
+
+async def put(
+    inquiry: Inquiry, name: str, settings: Mapping[str, Any], expected: int | None = None
+) -> Shown:
+    """What became of a put, or would; where someone has to sign in for it, that too."""
+    inquiry.require_admin()
+    gateway, principal, values = inquiry.gateway, inquiry.principal, dict(settings)
+    if values.pop("dry_run", False):
+        return await gateway.catalog.preview(name, values)
+    report = await gateway.catalog.put(
+        name, values, by=principal.name, within=principal.organization, expected=expected
+    )
+    shown = report.as_dict() | {"revision": report.revision}
+    link = await _consent_link(inquiry, gateway.snapshot.connections.get(name))
+    return shown | ({"consent_link": link} if link else {})
+
+
+@own_tool("admin", "Delete a connection", reads=False, destructive=True, name=_NAME)
+async def delete_connection(inquiry: Inquiry, name: str) -> Shown:
+    """Removes a connection that was added at run time, and its tools."""
+    return await delete(inquiry, name)
+
+
+async def delete(inquiry: Inquiry, name: str, expected: int | None = None) -> Shown:
+    """What became of a deletion of the connection, if it has the expected revision."""
+    inquiry.require_admin()
+    name = known_connection(inquiry, name).name
+    by = inquiry.principal.name
+    revision = await inquiry.gateway.catalog.delete(name, by=by, expected=expected)
+    return {"name": name, "deleted": True, "revision": revision}
+
+
+# --- results and executions -----------------------------------------------------------------------
+
+
+@own_tool(
+    "everywhere",
+    "Read a large result",
+    result_id=_TEXT,
+    offset={"type": "integer", "minimum": 0},
+    limit={"type": "integer", "minimum": 1},
+    pointer={"type": "string", "description": "JSON pointer such as /items/3."},
+)
+async def read_result(
+    inquiry: Inquiry, result_id: str, offset: int = 0, limit: int | None = None, pointer: str = ""
+) -> Shown:
+    """The rest of an answer that was too large: a part of its text, or with a JSON pointer the
+    value there; for an array `offset` and `limit` count items."""
+    gateway, owner = inquiry.gateway, inquiry.principal.name
+    kept = await results.read_result(gateway.db, result_id, owner, time.time())
+    if kept is None:
+        raise NotFound(
+            "invalid_arguments",
+            "there is no such result, or it has expired",
+            "Make the call again; results are kept for an hour.",
+        )
+    part = await read_part(
+        gateway.work, kept.body, kept.media_type, pointer=pointer, offset=offset, limit=limit
+    )
+    return {"result_id": result_id, **part}
+
+
+@own_tool(
+    "all",
+    "List executions",
+    status=_TEXT,
+    tool=_TEXT,
+    connection=_TEXT,
+    limit=_LIMIT,
+    cursor=_TEXT,
+)
+async def list_executions(
+    inquiry: Inquiry,
+    status: str | None = None,
+    tool: str | None = None,
+    connection: str | None = None,
+    limit: int = PAGE_ENTRIES,
+    cursor: str | None = None,
+    principal: str | None = None,
+    token: str | None = None,
+    since: float | None = None,
+) -> Shown:
+    """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
+    if status is not None and status not in STATUSES:
+        raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
+    whose, overseen = _whose(inquiry, principal), _overseen(inquiry)
+    wanted = Filter(status, tool, connection, whose, token, since, overseen)
+    await inquiry.gateway.db.settle()
+    page = await ledger.list_executions(inquiry.gateway.db, wanted, limit=limit, cursor=cursor)
+    return {"executions": [execution_record(each) for each in page.executions], "next": page.next}
+
+
+@own_tool("all", "Get an execution", id=_TEXT)
+async def get_execution(inquiry: Inquiry, id: str) -> Shown:
+    """One past or running call with its state and result."""
+    return execution_record(await known_execution(inquiry, id))
+
+
+@own_tool("all", "Find an execution", token=_TEXT)
+async def find_execution(inquiry: Inquiry, token: str) -> Shown:
+    """The call that used an idempotency token, with the values recorded from its answer."""
+    found = await ledger.find_by_token(inquiry.gateway.db, token, _whose(inquiry, None))
+    kept_to = _overseen(inquiry)
+    found = [each for each in found if kept_to is None or each.connection in kept_to]
+    if not found:
+        raise NotFound("invalid_arguments", "no call has used this token")
+    records = [execution_record(execution) for execution in found]
+    # What never left its token free for a later one, which then is the call that counts.
+    return records[0] | {"executions": records}
+
+
+def _whose(inquiry: Inquiry, wanted: str | None) -> str | None:
+    """Whose executions are read: anyone's for an admin, else the caller's own."""
+    return (wanted or None) if inquiry.principal.admin else inquiry.principal.name
+
+
+def _overseen(inquiry: Inquiry) -> tuple[str, ...] | None:
+    """The connections an admin of an organization is kept to; None: no such bound."""
+    if not inquiry.principal.admin or inquiry.principal.organization is None:
+        return None
+    return tuple(state.name for state in known_connections(inquiry))
+
+
+# --- what may go into a tool's inputs -------------------------------------------------------------
+
+
+@own_tool("all", "Look up values", tool=_TOOL_NAME, parameter=_INPUT, known=_KNOWN)
+async def lookup_values(
+    inquiry: Inquiry, tool: str, parameter: str, known: Mapping[str, Any] | None = None
+) -> Shown:
+    """What may go into an input of a tool whose description says that it can be looked up. Give the
+    inputs you have in `known`. To open a folder, give its `node` as the input's value."""
+    return await inquiry.gateway.lookups.values(_question(inquiry, tool, known), parameter)
+
+
+@own_tool("all", "Look up a schema", tool=_TOOL_NAME, known=_KNOWN)
+async def lookup_schema(
+    inquiry: Inquiry, tool: str, known: Mapping[str, Any] | None = None
+) -> Shown:
+    """The input schema of a tool whose inputs depend on each other, for those you have."""
+    schema = await inquiry.gateway.lookups.schema(_question(inquiry, tool, known))
+    return {"tool": tool, "input_schema": schema}
+
+
+def _question(inquiry: Inquiry, name: str, known: Mapping[str, Any] | None) -> Question:
+    tools = inquiry.view.tools
+    tool = tools.get(name)
+    if tool is None:
+        raise NotFound(
+            "invalid_arguments",
+            f"there is no tool {name!r}",
+            "list_dynamic_tools names those you can call.",
+        )
+    # What the caller wants of this call (a token, to be run later) is not about the calls it makes.
+    caller = replace(inquiry.caller, meta={}, input_responses=None, request_state=None)
+    bundle_ids = inquiry.view.bundle_ids
+    return Question(inquiry.snapshot, caller, tool, tools.keys(), known or {}, bundle_ids)
+
+
+# --- Azure's catalogue of connectors --------------------------------------------------------------
+
+
+@own_tool("azure", "List Azure's connectors", search=_TEXT, offset=_OFFSET, limit=_LIMIT)
+async def list_managed_apis(
+    inquiry: Inquiry, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
+) -> Shown:
+    """The APIs that put_connection with kind arm can connect by way of Azure."""
+    rows = [
+        managed_api_row(entry) for entry in await inquiry.gateway.azure.directory.managed_apis()
+    ]
+    found = _matching(sorted(rows, key=lambda row: str(row["name"])), search)
+    return {"apis": found[offset : offset + limit], "total": len(found)}
+
+
+@own_tool(
+    "azure",
+    "Get one of Azure's connectors",
+    name=_TEXT,
+    search=_TEXT,
+    offset=_OFFSET,
+    limit=_LIMIT,
+)
+async def get_managed_api(
+    inquiry: Inquiry, name: str, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
+) -> Shown:
+    """What a connection to it needs, and what it can do. `search` finds an operation by words."""
+    directory = inquiry.gateway.azure.directory
+    entry, listed = await asyncio.gather(
+        directory.managed_api(name), directory.api_operations(name)
+    )
+    parameters = managed_api_parameters(entry)
+    operations = _matching([managed_api_operation(each) for each in listed], search)
+    return {
+        **managed_api_row(entry),
+        "parameters": parameters,
+        "needs_consent": any(each["type"] == "oauthSetting" for each in parameters),
+        "operations": operations[offset : offset + limit],
+        "total_operations": len(operations),
+    }
+
+
+def _matching(rows: Sequence[Shown], search: str) -> Sequence[Shown]:
+    """The rows that hold every word; those whose name does come first."""
+    words = search.lower().split()
+    if not words:
+        return rows
+    texts = {id(row): " ".join(map(str, row.values())).lower() for row in rows}
+    found = [row for row in rows if all(word in texts[id(row)] for word in words)]
+    return sorted(found, key=lambda row: words[0] not in row["name"].lower())
+
+
+# --- tools that are reached through others --------------------------------------------------------
+
+
+@own_tool("meta", "List a server's tools", server_id=_SERVER, offset=_OFFSET, limit=_LIMIT)
+async def mcp_list_tools(
+    inquiry: Inquiry, server_id: str, offset: int = 0, limit: int = PAGE_ENTRIES
+) -> Shown:
+    """The tools of one connection by name and first words. Call them with mcp_call_tool."""
+    tools = [tool for tool in inquiry.view.tools.values() if tool.connection == server_id]
+    if not tools:
+        raise NotFound(
+            "invalid_arguments",
+            f"there is no server {server_id!r}",
+            "mcp_search_tools gives the server_id of each tool.",
+        )
+    page = tools[offset : offset + limit]
+    return {"tools": [tool_summary(tool) for tool in page], "total": len(tools)}
+
+
+@own_tool("meta", "Search tools", query=_TEXT, limit=_LIMIT)
+async def mcp_search_tools(inquiry: Inquiry, query: str, limit: int = SEARCH_ENTRIES) -> Shown:
+    """Finds the tools for a task by words, best first. Then read the schema and call."""
+    tools = inquiry.view.tools
+    names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
+    return {"tools": [tool_summary(tools[name]) for name in names]}
+
+
+@own_tool("meta", "Get a tool's schema", server_id=_SERVER, tool_name=_TOOL)
+async def mcp_get_tool_schema(inquiry: Inquiry, server_id: str, tool_name: str) -> Shown:
+    """What a tool takes and gives: read this before mcp_call_tool."""
+    tool = _reached_tool(inquiry, server_id, tool_name)
+    bound = inquiry.snapshot.settings.limits.max_schema_bytes
+    whole = without_constants(whole_schema(tool))
+    schema = whole if len(whole) <= bound else tool.input_schema
+    if len(schema) > bound:
+        raise Fixable(
+            "invalid_arguments",
+            f"the schema of {tool.name} has {len(schema)} bytes, more than {bound}",
+            "Raise limits.max_schema_bytes to read it.",
+        )
+    output = tool.output_schema
+    return {
+        **tool_summary(tool),
+        "description": tool.description,
+        "risk": tool.risk,
+        "input_schema": orjson.loads(schema),
+        "output_schema": orjson.loads(output) if output and len(output) <= bound else None,
+        **({"cut": f"all of it takes {len(whole)} bytes"} if len(whole) > bound else {}),
+    }
+
+
+@own_tool(
+    "meta",
+    "Call a tool",
+    reads=False,
+    gives_result=True,
+    server_id=_SERVER,
+    tool_name=_TOOL,
+    args={"type": "object"},
+)
+async def mcp_call_tool(
+    inquiry: Inquiry, server_id: str, tool_name: str, args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Calls a tool of a connection with `args` that fit its schema."""
+    try:
+        tool = _reached_tool(inquiry, server_id, tool_name)
+    except NotFound:
+        inquiry.gateway.note_unknown(inquiry, f"{server_id} {tool_name}")
+        raise
+    let_ask(inquiry, tool)
+    return await inquiry.call(tool, args or {})
+
+
+def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
+    """The tool a meta call names, by its full or its local name, within the caller's view."""
+    tools = inquiry.view.tools
+    tool = tools.get(name)
+    if tool is None or tool.connection != server_id:
+        here = (each for each in tools.values() if each.connection == server_id)
+        tool = next((each for each in here if each.local_name == name), None)
+    if tool is None:
+        raise NotFound(
+            "invalid_arguments",
+            f"there is no tool {name!r} on {server_id!r}",
+            "mcp_list_tools names those you can call.",
+        )
+    return tool

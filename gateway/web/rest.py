@@ -1,24 +1,43 @@
 """The HTTP API: the same functions as the tools, with paths and status codes.
 
-Each request is answered by a small function of `Asked` and the request; what it returns is the JSON
-body. One table turns our errors into statuses, and one shape carries them all.
+Each address is answered by small functions of an `ApiCall`; what they return is the JSON body.
+Routes are Starlette's; one table turns our errors into statuses, and one shape carries them all,
+404 and 405 included. Nobody is kept waiting for a decision here: a call that needs one answers 202
+with its execution's id and runs by itself once it is approved.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
+import orjson
 import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route
 
-from gateway.calls.record import Caller
+from gateway.calls.asking import DECISIONS
+from gateway.calls.call import BACKGROUND_META
+from gateway.calls.record import (
+    HEADERS_META,
+    WARNINGS_META,
+    Caller,
+    NotApproved,
+    output_of,
+    refusal_of,
+)
+from gateway.calls.running import CANCEL
+from gateway.calls.tokens import TOKEN_META
+from gateway.catalog.definitions import kind_of
+from gateway.config.reading import parse_permissions
 from gateway.errors import (
+    STATUS_OF_CODE,
     Broken,
     Fixable,
     GatewayError,
@@ -27,9 +46,18 @@ from gateway.errors import (
     Unauthenticated,
     UnknownTool,
 )
-from gateway.limits import MAX_BODY_BYTES
-from gateway.policy.view import Scope as ViewScope
-from gateway.web.gateway import Gateway
+from gateway.limits import MAX_BODY_BYTES, PAGE_ENTRIES
+from gateway.model import Level, whole_schema, without_constants
+from gateway.policy.access import admin_level, level, user_level
+from gateway.policy.view import Scope
+from gateway.store import approvals
+from gateway.store import catalog as changes
+from gateway.store.approvals import StandingGrant
+from gateway.store.cluster import signal
+from gateway.store.ledger import Execution
+from gateway.web import own_tools
+from gateway.web.events import Feed, event_stream
+from gateway.web.gateway import Gateway, Inquiry, proxy_door, tool_door
 from gateway.web.guard import (
     NotJson,
     Refusal,
@@ -40,133 +68,138 @@ from gateway.web.guard import (
     write_json,
 )
 from gateway.web.identity import Identity
-from gateway.web.meta_tools import Asked
+from gateway.web.proxy import NAME as PROXY
+from gateway.web.proxy import proxied, proxy_request
+from gateway.web.shown import (
+    GOING_ON,
+    approval_row,
+    change_row,
+    decided_row,
+    execution_record,
+    grant_row,
+    known_connection,
+    known_connections,
+    known_execution,
+    tool_row,
+)
 
-log = structlog.get_logger("gateway.rest")
+log = structlog.get_logger("gateway.approvals")
 
 PREFIX = "/api/v1"
 
-STATUS_OF_CODE: Mapping[str, int] = {
-    "invalid_arguments": 422,
-    "connection_invalid": 422,
-    "idempotency_conflict": 409,
-    "precondition": 412,
-    "read_only": 403,
-    "access_denied": 403,
-    "blocked_path": 403,
-    "not_connected": 409,
-    "sign_in_required": 409,
-    "unsupported_provider": 404,
-    "approval_denied": 403,
-    "approval_expired": 403,
-    "rate_limited": 429,
-    "busy": 503,
-    "circuit_open": 503,
-    "upstream_error": 502,
-    "upstream_timeout": 504,
-    "upstream_unreachable": 502,
-    "outcome_unknown": 502,
-    "store_unavailable": 503,
-    "internal": 500,
-}
+# Failures of the other side are outcomes of a call that was made: the body tells of them.
+OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
+CHANGE_STATUSES: tuple[changes.ChangeStatus, ...] = get_args(changes.ChangeStatus)
+EXECUTION_FILTERS = ("status", "tool", "connection", "principal", "token", "cursor")
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A body with a status and headers of its own."""
+class ApiCall:
+    """One request to the API."""
 
-    body: Any
-    status: int = 200
-    headers: Mapping[str, str] | None = None
+    inquiry: Inquiry
+    request: Request
+    body: Any = None
+
+    @property
+    def id(self) -> str:
+        """What the last part of the address names."""
+        named: str = next(iter(self.request.path_params.values()))
+        return named
+
+    def query(self, name: str) -> str | None:
+        return self.request.query_params.get(name)
+
+    def number(self, name: str, default: int) -> int:
+        """A query parameter that is a whole number."""
+        text = self.query(name)
+        if text is None:
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
+            raise Fixable("invalid_arguments", f"{name} must be a whole number")
+        return int(text)
+
+    def object(self, *keys: str) -> dict[str, Any]:
+        """The body as an object that holds these keys."""
+        if not isinstance(self.body, dict):
+            raise Fixable("invalid_arguments", "the body must be a JSON object")
+        if missing := [key for key in keys if key not in self.body]:
+            raise Fixable("invalid_arguments", f"missing: {', '.join(missing)}")
+        return self.body
 
 
-Handler = Callable[[Asked, Request, Any], Awaitable[Any]]
+Handler = Callable[[ApiCall], Awaitable[Any]]
 
 
-class RestApi:
-    """The ASGI application under /api/v1."""
+def http_app(
+    gateway: Gateway, identity: Identity, feed: Feed, others: Sequence[Route]
+) -> Starlette:
+    """The API as an ASGI application, with other routes whose errors have the same shape."""
 
-    def __init__(
-        self, gateway: Gateway, identity: Identity, routes: list[tuple[str, str, Handler]]
-    ) -> None:
-        self._gateway = gateway
-        self._identity = identity
-        self._routes = [
-            (Route(PREFIX + path, lambda request: Response(), methods=[method]), handler)
-            for method, path, handler in routes
-        ]
+    def endpoint(handlers: Mapping[str, Handler]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            method = "GET" if request.method == "HEAD" else request.method
+            value = await handlers[method](await _api_call(gateway, identity, request))
+            return value if isinstance(value, Response) else json_response(value)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response = await self._respond(scope, receive)
-        except GatewayError as error:
-            response = error_response(error)
-        except Unauthenticated as error:
-            response = self._challenge(str(error))
-        except Refusal as refusal:
-            response = refusal_response(refusal)
-        except ConnectionError:
-            return
-        except Exception:  # the boundary: a stack must never reach a client
-            log.exception("request failed", path=scope["path"])
-            response = error_response(Broken("internal", "the gateway failed on this request"))
-        await response(scope, receive, send)
+        return answer
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        fields = fold(scope["headers"])
-        principal = await self._identity.identify(fields)
-        handler, params = self._route(scope)
-        request = Request({**scope, "path_params": params}, receive)
-        body: Any = None
-        if scope["method"] in ("POST", "PUT", "PATCH"):
-            seconds = self._gateway.snapshot.settings.limits.request_seconds
-            raw = await read_body(fields, receive, MAX_BODY_BYTES, seconds)
-            if raw:
-                require_json(fields)
-                body = _parsed(raw)
-        context = Caller(
-            principal=principal,
-            scope=ViewScope("own"),
-            era="2026",
-            client=request.headers.get("user-agent", "")[:128],
-        )
-        gateway = self._gateway
-        snapshot = gateway.catalog.current
-        asked = Asked(
-            gateway, context, snapshot, gateway.view_of(snapshot, principal, context.scope)
-        )
-        try:
-            return _response(await handler(asked, request, body))
-        except UnknownTool as error:
-            raise NotFound(
-                "invalid_arguments", str(error), "GET /api/v1/tools lists yours."
-            ) from None
+    async def events(call: ApiCall) -> Response:
+        last = call.request.headers.get("last-event-id") or call.query("last_event_id")
+        fields = fold(call.request.scope["headers"])
+        return await event_stream(call.inquiry, feed, identity, fields, last)
 
-    def _route(self, scope: Scope) -> tuple[Handler, dict[str, Any]]:
-        allowed: set[str] = set()
-        for route, handler in self._routes:
-            match, child = route.matches(scope)
-            if match is Match.FULL:
-                return handler, child["path_params"]
-            if match is Match.PARTIAL:
-                allowed |= route.methods or set()
-        if allowed:
-            methods = ", ".join(sorted(allowed))
-            raise Refusal(405, f"use {methods} here", ((b"allow", methods.encode()),))
-        raise NotFound("invalid_arguments", "there is nothing at this address")
-
-    def _challenge(self, why: str) -> Response:
-        failure = Refused("access_denied", why, "Send a valid token as `Authorization: Bearer …`.")
-        response = error_response(failure, 401)
-        response.headers["www-authenticate"] = self._identity.challenge(False).decode()
+    async def challenge(request: Request, error: Exception) -> Response:
+        hint = "Send a valid token as `Authorization: Bearer …`."
+        response = error_response(Refused("access_denied", str(error), hint), 401)
+        response.headers["www-authenticate"] = identity.challenge(False).decode()
         return response
+
+    routes = {**ROUTES, "/events": {"GET": events}}
+    api = [
+        Route(PREFIX + path, endpoint(handlers), methods=list(handlers))
+        for path, handlers in routes.items()
+    ]
+    handlers = {**dict.fromkeys(_ERRORS, _answer_error), Unauthenticated: challenge}
+    return Starlette(routes=[*api, *others], exception_handlers=handlers)
+
+
+async def _api_call(gateway: Gateway, identity: Identity, request: Request) -> ApiCall:
+    fields = fold(request.scope["headers"])
+    principal = await identity.identify(fields)
+    body: Any = None
+    if request.method in ("POST", "PUT", "PATCH"):
+        seconds = gateway.snapshot.settings.limits.request_seconds
+        raw = await read_body(fields, request.receive, MAX_BODY_BYTES, seconds)
+        if raw:
+            require_json(fields)
+            body = _parsed(raw)
+    caller = Caller(principal, client=request.headers.get("user-agent", "")[:128])
+    return ApiCall(gateway.inquiry(caller), request, body)
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return read_json(raw)  # as strict as MCP is: a call means the same through both doors
+    except NotJson as refused:
+        raise Fixable("invalid_arguments", f"the body can't be read: {refused}") from None
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A value as the body of an answer."""
+    return Response(write_json(value), status, headers, "application/json")
 
 
 def error_response(error: GatewayError, status: int | None = None) -> Response:
     """Any of our errors, in the one shape of this API."""
     if status is None:
         status = 404 if isinstance(error, NotFound) else STATUS_OF_CODE.get(error.code, 500)
-    return _json({"error": error.as_dict()}, status, retry_header(error.details))
+    return json_response({"error": error.as_dict()}, status, _retry_header(error.details))
 
 
 def refusal_response(refusal: Refusal) -> Response:
@@ -176,7 +209,7 @@ def refusal_response(refusal: Refusal) -> Response:
     return response
 
 
-def retry_header(error: Mapping[str, Any]) -> dict[str, str] | None:
+def _retry_header(error: Mapping[str, Any]) -> dict[str, str] | None:
     """What tells a client when to come again, where the error knows it."""
     seconds = error.get("retry_after")
     if not isinstance(seconds, int | float):
@@ -184,47 +217,445 @@ def retry_header(error: Mapping[str, Any]) -> dict[str, str] | None:
     return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
-def need_admin(asked: Asked) -> None:
-    """Refuses whoever is not an admin."""
-    if not asked.context.principal.admin:
-        raise Refused("access_denied", "only an admin may do this", "Ask an admin of the gateway.")
+async def _answer_error(request: Request, error: Exception) -> Response:
+    match error:
+        case GatewayError():
+            return error_response(error)
+        case Refusal():
+            return refusal_response(error)
+        case UnknownTool():
+            hint = "GET /api/v1/tools lists yours."
+            return error_response(NotFound("invalid_arguments", str(error), hint))
+        case HTTPException(headers={"Allow": methods}):
+            words = f"use {methods} here"
+            return refusal_response(Refusal(405, words, ((b"allow", methods.encode()),)))
+        case HTTPException():
+            return refusal_response(Refusal(404, "there is nothing at this address"))
+        case ConnectionError():
+            return Response(status_code=400)  # the client has gone: nobody reads it
+    # A stack must never reach a client; Starlette passes the error on to the server's log.
+    return error_response(Broken("internal", "the gateway failed on this request"))
 
 
-def object_body(body: Any, *keys: str) -> dict[str, Any]:
-    """The body as an object that holds these keys."""
-    if not isinstance(body, dict):
-        raise Fixable("invalid_arguments", "the body must be a JSON object")
-    if missing := [key for key in keys if key not in body]:
-        raise Fixable("invalid_arguments", f"missing: {', '.join(missing)}")
-    return body
+_ERRORS = (GatewayError, Refusal, UnknownTool, HTTPException, ConnectionError, Exception)
 
 
-def whole_number(request: Request, name: str, default: int, highest: int) -> int:
-    """A query parameter that is a number."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise Fixable("invalid_arguments", f"{name} must be a whole number")
-    return min(int(text), highest)
+# --- tools and connections ------------------------------------------------------------------------
 
 
-def _response(value: Any) -> Response:
-    if isinstance(value, Response):
-        return value
-    if isinstance(value, Answered):
-        return _json(value.body, value.status, value.headers)
-    return _json(value, 200)
+async def capabilities(call: ApiCall) -> dict[str, Any]:
+    principal, snapshot = call.inquiry.principal, call.inquiry.snapshot
+    return {
+        "principal": principal.name,
+        "admin": principal.admin,
+        "organization": principal.organization,
+        "role": principal.role,
+        "connections": {
+            state.name: {
+                "provider": kind_of(state.settings),
+                "status": state.status,
+                "admin_access": admin_level(state),
+                "user_access": user_level(snapshot, principal, state.name),
+                "effective_access": level(snapshot, principal, state),
+            }
+            for state in known_connections(call.inquiry)
+        },
+    }
 
 
-def _json(value: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    body = b"" if value is None else write_json(value)
-    media_type = None if value is None else "application/json"
-    return Response(body, status, headers, media_type)
+async def choose_access(call: ApiCall) -> dict[str, Any]:
+    gateway, principal = call.inquiry.gateway, call.inquiry.principal
+    state = known_connection(call.inquiry, call.id)
+    access = call.object("access")["access"]
+    if access not in get_args(Level):
+        allowed = ", ".join(get_args(Level))
+        raise Fixable("invalid_arguments", f"access must be one of {allowed}")
+    await gateway.catalog.choose(principal.name, state.name, access)
+    snapshot = gateway.snapshot
+    return {
+        "connection": state.name,
+        "admin_access": admin_level(state),
+        "user_access": access,
+        "effective_access": level(snapshot, principal, snapshot.connections[state.name]),
+    }
 
 
-def _parsed(raw: bytes) -> Any:
+async def list_connections(call: ApiCall) -> dict[str, Any]:
+    return await own_tools.list_connections(call.inquiry)
+
+
+async def get_connection(call: ApiCall) -> Response:
+    shown = await own_tools.get_connection(call.inquiry, call.id)
+    return json_response(shown, headers={"etag": f'"{shown["revision"]}"'})
+
+
+async def put_connection(call: ApiCall) -> Response:
+    call.inquiry.require_admin()
+    gateway, name, values = call.inquiry.gateway, call.id, dict(call.object())
+    if values.pop("name", name) != name:
+        raise Fixable("invalid_arguments", "the body names another connection than the address")
+    headers, expected = call.request.headers, _expected(call.request)
+    if headers.get("if-none-match", "").strip() == "*":
+        expected = 0
+    elif headers.get("if-match", "").strip() == "*" and name not in gateway.snapshot.connections:
+        expected = -1
+    shown = await own_tools.put(call.inquiry, name, values, expected)
+    state = gateway.snapshot.connections.get(name)
+    return json_response(shown, headers={"etag": f'"{state.revision}"'} if state else None)
+
+
+async def delete_connection(call: ApiCall) -> dict[str, Any]:
+    return await own_tools.delete(call.inquiry, call.id, _expected(call.request))
+
+
+async def refresh_connection(call: ApiCall) -> dict[str, Any]:
+    refreshed = await own_tools.refresh_tools(call.inquiry, call.id)
+    report: dict[str, Any] = refreshed["connections"][0]
+    return report | {"revision": refreshed["revision"]}
+
+
+async def preview_connection(call: ApiCall) -> dict[str, Any]:
+    values = dict(call.object())
+    return await own_tools.put(
+        call.inquiry, values.pop("name", "preview"), {**values, "dry_run": True}
+    )
+
+
+def _expected(request: Request) -> int | None:
+    """The revision an If-Match names; one that is not ours can match nothing."""
+    match = request.headers.get("if-match", "*").strip()
+    if match == "*":
+        return None
+    text = match.removeprefix("W/").strip('"')
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+
+
+async def list_tools(call: ApiCall) -> dict[str, Any]:
+    return await own_tools.list_dynamic_tools(
+        call.inquiry,
+        connection=call.query("connection") or "",
+        search=call.query("search") or "",
+        offset=call.number("offset", 0),
+        limit=call.number("limit", PAGE_ENTRIES),
+    )
+
+
+async def get_tool(call: ApiCall) -> dict[str, Any]:
+    tool = call.inquiry.view.tools.get(call.id)
+    if tool is None:
+        raise UnknownTool(call.id)
+    output = tool.output_schema
+    return tool_row(tool, call.inquiry.snapshot.permissions) | {
+        "title": tool.title,
+        "trust": tool.trust,
+        "fingerprint": tool.fingerprint,
+        "input_schema": orjson.loads(without_constants(whole_schema(tool))),
+        "output_schema": orjson.loads(output) if output else None,
+    }
+
+
+async def resolve_step(call: ApiCall) -> dict[str, Any]:
+    wanted = call.object("workflow", "step")
+    names = (wanted["workflow"], wanted["step"])
+    if not all(isinstance(name, str) for name in names):
+        raise Fixable("invalid_arguments", "workflow and step must be strings")
+    inquiry = call.inquiry
+    seen = inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, Scope("step", names))
+    tools = seen.tools
+    return {
+        "tools": [
+            {"name": tool.name, "connection": tool.connection, "direct": name in seen.direct}
+            for name, tool in tools.items()
+        ],
+        "bundle_ids": list(seen.bundle_ids),
+        "servers": sorted({tool.connection for tool in tools.values()}),
+    }
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+async def call_tool(call: ApiCall) -> Response:
+    inquiry, name = call.inquiry, call.id
+    tool = inquiry.view.tools.get(name)
+    if tool is None:
+        inquiry.gateway.note_unknown(inquiry, name)
+        raise UnknownTool(name)
+    wanted = {} if call.body is None else call.object()
+    arguments = wanted.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise Fixable("invalid_arguments", "arguments must be an object")
+    door = tool_door(inquiry.gateway, name, inquiry.caller.scope, unattended=True)
+    return _result_response(await inquiry.call(tool, arguments, door, _caller(call, wanted)))
+
+
+async def proxy(call: ApiCall) -> Response:
+    inquiry, wanted = call.inquiry, call.object("connection", "method", "path")
+    raw = proxy_request(
+        wanted["connection"],
+        wanted["method"],
+        wanted["path"],
+        query=wanted.get("query"),
+        body=wanted.get("body"),
+    )
     try:
-        return read_json(raw)  # as strict as MCP is: a call means the same through both doors
-    except NotJson as refused:
-        raise Fixable("invalid_arguments", f"the body can't be read: {refused}") from None
+        found = proxied(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
+    except NotFound:
+        inquiry.gateway.note_unknown(inquiry, f"{PROXY} {raw.connection}")
+        raise
+    except Refused as error:
+        about = {"method": raw.method, "path": raw.path}
+        refused = refusal_of(
+            inquiry.snapshot,
+            inquiry.caller,
+            PROXY,
+            error,
+            connection=raw.connection,
+            arguments=about,
+        )
+        inquiry.gateway.invoker.record(refused)
+        raise
+    door = proxy_door(inquiry.gateway, raw, found.judged)
+    caller = _caller(call, wanted)
+    return _result_response(await inquiry.call(found.tool, raw.arguments, door, caller))
+
+
+def _caller(call: ApiCall, wanted: Mapping[str, Any]) -> Caller:
+    meta: dict[str, Any] = {}
+    token = wanted.get("idempotency_token", call.request.headers.get("idempotency-key"))
+    if token is not None:
+        meta[TOKEN_META] = token
+    if (call.query("background") or "").lower() in ("true", "1"):
+        meta[BACKGROUND_META] = True
+    return replace(call.inquiry.caller, meta=meta)
+
+
+def _result_response(result: Mapping[str, Any]) -> Response:
+    """A tool's result in the shape of this API."""
+    meta = result["_meta"]
+    id, status = meta["gateway/execution_id"], meta["gateway/status"]
+    named = (
+        ("idempotency_token", TOKEN_META),
+        ("warnings", WARNINGS_META),
+        ("headers", HEADERS_META),
+    )
+    more = {name: meta[key] for name, key in named if meta.get(key)}
+    if status in GOING_ON:
+        going_on = {"execution_id": id, "status": status, **more}
+        return json_response(going_on, 202, {"location": f"{PREFIX}/executions/{id}"})
+    error = _error(result) if result.get("isError") else None
+    body = {
+        "success": error is None,
+        "output": None if error else output_of(result),
+        "error": error,
+        "duration_ms": meta["gateway/duration_ms"],
+        "execution_id": id,
+        **more,
+    }
+    code = None if error is None else error.get("code")
+    known = code is None or code in OUTCOMES
+    return json_response(
+        body, 200 if known else STATUS_OF_CODE.get(str(code), 500), _retry_header(error or {})
+    )
+
+
+def _error(result: Mapping[str, Any]) -> dict[str, Any]:
+    structured = result.get("structuredContent")
+    if isinstance(structured, dict) and isinstance(structured.get("error"), dict):
+        found: dict[str, Any] = structured["error"]
+        return found
+    return {"code": "upstream_error", "message": str(output_of(result))[:2000], "hint": ""}
+
+
+async def read_result(call: ApiCall) -> dict[str, Any]:
+    limit = max(1, call.number("limit", 1)) if call.query("limit") else None
+    pointer, offset = call.query("pointer") or "", call.number("offset", 0)
+    return await own_tools.read_result(call.inquiry, call.id, offset, limit, pointer)
+
+
+# --- executions, approvals, grants, changes, permissions ------------------------------------------
+
+
+async def list_executions(call: ApiCall) -> dict[str, Any]:
+    query = call.request.query_params
+    wanted: dict[str, Any] = {name: query[name] for name in EXECUTION_FILTERS if name in query}
+    if "since" in query:
+        wanted["since"] = _seconds(query["since"])
+    limit = call.number("limit", PAGE_ENTRIES)
+    return await own_tools.list_executions(call.inquiry, limit=limit, **wanted)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise Fixable("invalid_arguments", "since must be a time in seconds since 1970")
+    return value
+
+
+async def get_execution(call: ApiCall) -> dict[str, Any]:
+    return await own_tools.get_execution(call.inquiry, call.id)
+
+
+async def delete_execution(call: ApiCall) -> Response:
+    execution = await cancel_execution(call.inquiry, call.id)
+    status = 202 if execution.status in GOING_ON else 200
+    return json_response(execution_record(execution), status)
+
+
+async def cancel_execution(inquiry: Inquiry, id: str) -> Execution:
+    """Ends a call that runs or waits, where it can still be ended; how it is then."""
+    gateway, execution = inquiry.gateway, await known_execution(inquiry, id)
+    if execution.status == "pending_confirmation":
+        await gateway.approvals.withdraw(id, inquiry.principal.name)
+    elif execution.status == "executing" and not await gateway.invoker.running.cancelled(id):
+        await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
+    return await known_execution(inquiry, id)
+
+
+async def list_approvals(call: ApiCall) -> dict[str, Any]:
+    call.inquiry.require_admin()
+    waiting = await approvals.list_open(call.inquiry.gateway.db, time.time())
+    mine = [each for each in waiting if call.inquiry.oversees(each.connection)]
+    return {"approvals": [approval_row(each) for each in mine]}
+
+
+async def get_approval(call: ApiCall) -> dict[str, Any]:
+    call.inquiry.require_admin()
+    found = await approvals.get_approval(call.inquiry.gateway.db, call.id)
+    if found is None or not call.inquiry.oversees(found.connection):
+        raise NotFound("invalid_arguments", "there is no such approval")
+    return decided_row(found)
+
+
+async def decide_approval(call: ApiCall) -> Any:
+    await get_approval(call)
+    decision = call.object("decision")["decision"]
+    if decision not in DECISIONS:
+        raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
+    inquiry = call.inquiry
+    try:
+        decided = await inquiry.gateway.approvals.decide(call.id, decision, inquiry.principal)
+    except NotApproved as error:  # someone, or time, was faster
+        return error_response(error, 409)
+    return decided_row(decided)
+
+
+async def list_grants(call: ApiCall) -> dict[str, Any]:
+    return {"standing_grants": [grant_row(grant) for grant in await known_grants(call.inquiry)]}
+
+
+async def known_grants(inquiry: Inquiry) -> list[StandingGrant]:
+    """The standing grants that hold and are this caller's business."""
+    found = await approvals.list_grants(inquiry.gateway.db, time.time())
+    return [grant for grant in found if inquiry.concerns(grant.principal, grant.connection)]
+
+
+async def delete_grant(call: ApiCall) -> dict[str, Any]:
+    return grant_row(await revoke_grant(call.inquiry, call.id)) | {"revoked": True}
+
+
+async def revoke_grant(inquiry: Inquiry, id: str) -> StandingGrant:
+    """Ends a standing grant: the next call is asked about again."""
+    grant = await approvals.get_grant(inquiry.gateway.db, id)
+    if grant is None or not inquiry.concerns(grant.principal, grant.connection):
+        raise NotFound("invalid_arguments", "there is no such standing grant")
+    await approvals.revoke_grant(inquiry.gateway.db, id)
+    by = inquiry.principal.name
+    log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
+    return grant
+
+
+async def list_changes(call: ApiCall) -> dict[str, Any]:
+    call.inquiry.require_admin()
+    given = call.query("status")
+    status = next((each for each in CHANGE_STATUSES if each == given), None)
+    if status != given:
+        raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
+    found = await changes.list_changes(
+        call.inquiry.gateway.db,
+        connection=call.query("connection"),
+        status=status,
+        limit=call.number("limit", PAGE_ENTRIES),
+    )
+    return {"changes": [change_row(c) for c in found if call.inquiry.oversees(c.connection)]}
+
+
+async def accept_change(call: ApiCall) -> Any:
+    return await _decide_change(call, "accepted")
+
+
+async def reject_change(call: ApiCall) -> Any:
+    return await _decide_change(call, "rejected")
+
+
+async def _decide_change(call: ApiCall, status: Literal["accepted", "rejected"]) -> Any:
+    call.inquiry.require_admin()
+    inquiry, id = call.inquiry, call.id
+    found = await changes.get_change(inquiry.gateway.db, id)
+    if found is not None and not inquiry.oversees(found.connection):
+        found, id = None, ""
+    if found is not None and found.status != "held":
+        decided = Fixable("invalid_arguments", f"the change is {found.status} already")
+        return error_response(decided, 409)
+    by = inquiry.principal.name
+    return change_row(await inquiry.gateway.catalog.decide_change(id, status, by=by))
+
+
+async def get_permissions(call: ApiCall) -> dict[str, Any]:
+    snapshot = call.inquiry.gateway.snapshot
+    source = "config.toml" if snapshot.stored_permissions is None else "stored"
+    return snapshot.permissions.model_dump(mode="json") | {"source": source}
+
+
+async def put_permissions(call: ApiCall) -> dict[str, Any]:
+    call.inquiry.require_admin()
+    values = dict(call.object())
+    values.pop("source", None)  # what a GET gave may be put again
+    permissions = parse_permissions(call.inquiry.snapshot.settings.permissions, values)
+    by = call.inquiry.principal.name
+    await call.inquiry.gateway.catalog.put_permissions(permissions, by=by)
+    return await get_permissions(call)
+
+
+async def delete_permissions(call: ApiCall) -> dict[str, Any]:
+    call.inquiry.require_admin()
+    by = call.inquiry.principal.name
+    await call.inquiry.gateway.catalog.put_permissions(None, by=by)
+    return await get_permissions(call)
+
+
+ROUTES: Mapping[str, Mapping[str, Handler]] = {
+    "/capabilities": {"GET": capabilities},
+    "/access/{connection}": {"PUT": choose_access},
+    "/connections": {"GET": list_connections},
+    "/connections/preview": {"POST": preview_connection},
+    "/connections/{name}": {
+        "GET": get_connection,
+        "PUT": put_connection,
+        "DELETE": delete_connection,
+    },
+    "/connections/{name}/refresh": {"POST": refresh_connection},
+    "/tools": {"GET": list_tools},
+    "/tools/{name}": {"GET": get_tool},
+    "/tools/{name}/call": {"POST": call_tool},
+    "/steps/resolve": {"POST": resolve_step},
+    "/results/{id}": {"GET": read_result},
+    "/proxy": {"POST": proxy},
+    "/executions": {"GET": list_executions},
+    "/executions/{id}": {"GET": get_execution, "DELETE": delete_execution},
+    "/approvals": {"GET": list_approvals},
+    "/approvals/{id}": {"GET": get_approval, "POST": decide_approval},
+    "/standing-grants": {"GET": list_grants},
+    "/standing-grants/{id}": {"DELETE": delete_grant},
+    "/changes": {"GET": list_changes},
+    "/changes/{id}/accept": {"POST": accept_change},
+    "/changes/{id}/reject": {"POST": reject_change},
+    "/permissions": {
+        "GET": get_permissions,
+        "PUT": put_permissions,
+        "DELETE": delete_permissions,
+    },
+}

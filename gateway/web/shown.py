@@ -1,68 +1,106 @@
-"""How connections and tools are shown, the same to a model, over REST and in the console.
-
-Secrets are masked here: whatever is `SecretStr` in the configuration, injected values, environment
-of child processes, headers and options whose names speak of credentials, and what addresses have
-in their query.
-
-How executions, approvals and changes are shown, the same to a model, over REST and as events.
+"""How things are shown: the same to a model, over REST, as events and in the console.
 
 Field by field, so that what the store keeps besides (the exact answer for a repeated call, sealed
-arguments, tools before and after) can't slip out with it.
-
-The wire dicts of tool results that are ours: a value, or an error the model should read.
-
-Past and running calls, and what is always allowed: a caller's own, and all for an admin.
+arguments, tools before and after) can't slip out with it. Secrets are masked: whatever is
+`SecretStr` in the configuration, injected values, environment of child processes, headers and
+options whose names speak of credentials, and what addresses have in their query.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
-
-import structlog
+from typing import Any
 
 from gateway.calls.redact import SECRET_NAME
 from gateway.catalog.definitions import is_inline, kind_of
 from gateway.catalog.discover import problem_dict
-from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import Connection
+from gateway.catalog.snapshot import ConnectionState
+from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Permissions
-from gateway.errors import Fixable, GatewayError, NotFound
-from gateway.model import Principal, Tool
-from gateway.policy.access import admin_level, decide, level, oversees, user_level, visible_tools
-from gateway.store import approvals, ledger
+from gateway.errors import NotFound
+from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
+from gateway.model import Tool
+from gateway.policy.access import (
+    admin_level,
+    decide,
+    level,
+    may_know,
+    user_level,
+    visible_tools,
+)
+from gateway.store import ledger
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change
-from gateway.store.ledger import Execution, ExecutionStatus, Filter, find_by_token
-from gateway.store.ledger import list_executions as read_page
-from gateway.web.guard import write_json
+from gateway.store.ledger import Execution
+from gateway.text import cut, visible
+from gateway.web.gateway import Inquiry
 
 MASK = "**********"
-MAX_PROBLEMS = 50
-INLINE_SHOWN = 200
+GOING_ON = ("pending_confirmation", "executing")
+
+_TOOL = "name connection operation method path access risk description tokens".split()
+_CALL = "id tool connection principal status access risk".split()
+_OUTCOME = "error_code upstream_status created_at finished_at".split()
+_EXECUTION = [*_CALL, "arguments", "idempotency_token", "recorded", "revision", *_OUTCOME]
+_APPROVAL = """id execution_id tool connection principal session client risk method url arguments
+    created_at expires_at""".split()
+_DECISION = "status decided_by decided_at".split()
+_GRANT = "id tool connection request principal client granted_by created_at expires_at".split()
+_CHANGE = "id connection operation tool kind reason status at by decided_at".split()
+
+
+def _fields(value: object, names: list[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+# --- tools and connections ------------------------------------------------------------------------
 
 
 def tool_row(tool: Tool, permissions: Permissions) -> dict[str, Any]:
-    """One tool as `list_dynamic_tools` and REST list it."""
+    """One tool in a list."""
+    confirmed = decide(tool, permissions).outcome == "confirm"
+    return _fields(tool, _TOOL) | {"requires_confirmation": confirmed}
+
+
+def tool_summary(tool: Tool) -> dict[str, Any]:
+    """One tool in the lists of `mcp_*` tools, which are read to choose from."""
     return {
+        "server_id": tool.connection,
+        "tool_name": tool.local_name,
         "name": tool.name,
-        "connection": tool.connection,
-        "operation": tool.operation,
-        "method": tool.method,
-        "path": tool.path,
+        "title": tool.title,
+        "summary": cut(tool.description, SUMMARY_CHARS),
         "access": tool.access,
-        "risk": tool.risk,
-        "requires_confirmation": decide(tool, permissions).outcome == "confirm",
-        "description": tool.description,
         "tokens": tool.tokens,
     }
 
 
-def connection_row(
-    snapshot: Snapshot, principal: Principal, state: ConnectionState, refreshed_at: float | None
-) -> dict[str, Any]:
-    """One connection as `list_connections` and REST list it."""
+def connection_rows(inquiry: Inquiry) -> list[dict[str, Any]]:
+    """Every connection that exists for the caller."""
+    return [connection_row(inquiry, state) for state in known_connections(inquiry)]
+
+
+def known_connections(inquiry: Inquiry) -> list[ConnectionState]:
+    """Every connection that exists for the caller, as it was when the request began."""
+    states = inquiry.snapshot.connections.values()
+    return [state for state in states if may_know(inquiry.principal, state)]
+
+
+def known_connection(inquiry: Inquiry, name: str) -> ConnectionState:
+    """The connection of this name, if it exists for the caller."""
+    state = inquiry.snapshot.connections.get(name)
+    if state is None or not may_know(inquiry.principal, state):
+        raise NotFound(
+            "connection_invalid",
+            f"there is no connection {name!r}",
+            "list_connections names those you can use.",
+        )
+    return state
+
+
+def connection_row(inquiry: Inquiry, state: ConnectionState) -> dict[str, Any]:
+    """One connection in a list."""
+    gateway, snapshot, principal = inquiry.gateway, inquiry.snapshot, inquiry.principal
     tools = visible_tools(snapshot, principal, state)
     return {
         "name": state.name,
@@ -73,20 +111,18 @@ def connection_row(
         "effective_access": level(snapshot, principal, state) or "disabled",
         "tools": len(tools),
         "tokens": sum(tool.tokens for tool in tools),
-        "last_refresh": refreshed_at,
-        "problems": [problem_dict(problem) for problem in state.problems[:MAX_PROBLEMS]],
-        "consent_link": state.consent_link,
+        "last_refresh": gateway.catalog.refreshed_at.get(state.name),
+        "problems": [problem_dict(problem) for problem in state.problems[:PAGE_ENTRIES]],
+        "consent_link": _known_consent_link(inquiry, state),
     }
 
 
-def connection_detail(
-    snapshot: Snapshot, principal: Principal, state: ConnectionState, refreshed_at: float | None
-) -> dict[str, Any]:
+def connection_detail(inquiry: Inquiry, state: ConnectionState) -> dict[str, Any]:
     """One connection with its settings; those of an admin's concern only for admins."""
-    row = connection_row(snapshot, principal, state, refreshed_at)
-    row |= {
+    principal = inquiry.principal
+    row = connection_row(inquiry, state) | {
         "admin_access": admin_level(state),
-        "user_access": user_level(snapshot, principal, state.name),
+        "user_access": user_level(inquiry.snapshot, principal, state.name),
         "base_url": masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
     }
@@ -94,6 +130,21 @@ def connection_detail(
         row["settings"] = masked_settings(state.settings)
         row["skipped"] = len(state.skipped)
     return row
+
+
+def _known_consent_link(inquiry: Inquiry, state: ConnectionState) -> str | None:
+    """Where a person signs the connection in, if Azure was asked lately: a list does not wait."""
+    id_ = azure_resource(state)
+    if id_ is None or state.status != "unauthenticated":
+        return None
+    return inquiry.gateway.azure.directory.known_consent_link(id_)
+
+
+def azure_resource(state: ConnectionState) -> str | None:
+    """The id of the resource in Azure behind a connection."""
+    if not isinstance(state.settings, ArmConnection):
+        return None
+    return state.settings.resource_id or (state.build.envelope if state.build else None)
 
 
 def masked_settings(settings: Connection) -> dict[str, Any]:
@@ -116,8 +167,8 @@ def masked_settings(settings: Connection) -> dict[str, Any]:
     if "args" in shown:
         shown["args"] = _masked_options(shown["args"])
     spec = shown.get("spec", "")
-    if len(spec) > INLINE_SHOWN:
-        shown["spec"] = f"{spec[:INLINE_SHOWN]}… ({len(spec)} characters)"
+    if len(spec) > SUMMARY_CHARS:
+        shown["spec"] = f"{spec[:SUMMARY_CHARS]}… ({len(spec)} characters)"
     return shown
 
 
@@ -144,7 +195,37 @@ def _masked_options(args: list[str]) -> list[str]:
     return shown
 
 
-WAITING = ("pending_confirmation", "executing")
+# --- calls and decisions --------------------------------------------------------------------------
+
+
+def execution_record(execution: Execution) -> dict[str, Any]:
+    """One execution, as every edge gives it."""
+    return _fields(execution, _EXECUTION) | {
+        "bundle_ids": list(execution.bundle_ids),
+        "result": _result(execution),
+    }
+
+
+def execution_event(execution: Execution) -> dict[str, Any]:
+    """What the feed says of a call that ended: all but what was said in it."""
+    duration = (execution.result or {}).get("duration_ms")
+    return _fields(execution, [*_CALL, *_OUTCOME]) | {"duration_ms": duration}
+
+
+async def known_execution(inquiry: Inquiry, id: str) -> Execution:
+    """The execution of this id, if it exists for the caller."""
+    db = inquiry.gateway.db
+    found = await ledger.get_execution(db, id)
+    if found is None:  # a call that has just been answered may not be on disk yet
+        await db.settle()
+        found = await ledger.get_execution(db, id)
+    if found is None or not inquiry.concerns(found.principal, found.connection):
+        raise NotFound(
+            "invalid_arguments", "there is no such execution", "list_executions names yours."
+        )
+    return found
+
+
 ENDINGS: Mapping[str, str] = {
     "approval_denied": "the call was not approved",
     "approval_expired": "nobody approved the call in time, or what was approved has changed",
@@ -154,116 +235,12 @@ ENDINGS: Mapping[str, str] = {
 }
 
 
-def execution_record(execution: Execution) -> dict[str, Any]:
-    """One execution, as every edge gives it."""
-    return {
-        "id": execution.id,
-        "tool": execution.tool,
-        "connection": execution.connection,
-        "principal": execution.principal,
-        "status": execution.status,
-        "access": execution.access,
-        "risk": execution.risk,
-        "arguments": execution.arguments,
-        "result": _result(execution),
-        "error_code": execution.error_code,
-        "upstream_status": execution.upstream_status,
-        "idempotency_token": execution.idempotency_token,
-        "recorded": execution.recorded,
-        "bundle_ids": list(execution.bundle_ids),
-        "created_at": execution.created_at,
-        "finished_at": execution.finished_at,
-        "revision": execution.revision,
-    }
-
-
-def execution_event(execution: Execution) -> dict[str, Any]:
-    """What the feed says of a call that ended: all but what was said in it."""
-    duration = (execution.result or {}).get("duration_ms")
-    return {
-        "id": execution.id,
-        "tool": execution.tool,
-        "connection": execution.connection,
-        "principal": execution.principal,
-        "status": execution.status,
-        "access": execution.access,
-        "risk": execution.risk,
-        "error_code": execution.error_code,
-        "upstream_status": execution.upstream_status,
-        "duration_ms": duration,
-        "created_at": execution.created_at,
-        "finished_at": execution.finished_at,
-    }
-
-
-def approval_row(approval: Approval) -> dict[str, Any]:
-    """One call that waits for a decision."""
-    return {
-        "id": approval.id,
-        "execution_id": approval.execution_id,
-        "tool": approval.tool,
-        "connection": approval.connection,
-        "principal": approval.principal,
-        "session": approval.session,
-        "client": approval.client,
-        "risk": approval.risk,
-        "method": approval.method,
-        "url": approval.url,
-        "arguments": approval.arguments,
-        "warnings": list(approval.warnings),
-        "created_at": approval.created_at,
-        "expires_at": approval.expires_at,
-    }
-
-
-def decided_row(approval: Approval) -> dict[str, Any]:
-    """An approval with what became of it."""
-    return approval_row(approval) | {
-        "status": approval.status,
-        "decided_by": approval.decided_by,
-        "decided_at": approval.decided_at,
-    }
-
-
-def grant_row(grant: StandingGrant) -> dict[str, Any]:
-    """One tool that somebody is always allowed: for whom, in what, how long, and by whom."""
-    return {
-        "id": grant.id,
-        "tool": grant.tool,
-        "connection": grant.connection,
-        "request": grant.request,
-        "principal": grant.principal,
-        "session": grant.session or None,
-        "client": grant.client,
-        "granted_by": grant.granted_by,
-        "created_at": grant.created_at,
-        "expires_at": grant.expires_at,
-    }
-
-
-def change_row(change: Change) -> dict[str, Any]:
-    """One operation that a refresh found changed."""
-    return {
-        "id": change.id,
-        "connection": change.connection,
-        "operation": change.operation,
-        "tool": change.tool,
-        "kind": change.kind,
-        "class": change.change_class,
-        "reason": change.reason,
-        "status": change.status,
-        "at": change.at,
-        "by": change.by,
-        "decided_at": change.decided_at,
-    }
-
-
 def _result(execution: Execution) -> dict[str, Any] | None:
     kept = execution.result
     if kept is not None:
         shown = {key: kept.get(key) for key in ("success", "output", "error", "duration_ms")}
         return shown | {"headers": kept["headers"]} if "headers" in kept else shown
-    if execution.status in WAITING:
+    if execution.status in GOING_ON:
         return None
     # Ended by a decision or a crash, where nobody was left to write a result.
     code = execution.error_code or "internal"
@@ -276,122 +253,69 @@ def _result(execution: Execution) -> dict[str, Any] | None:
     }
 
 
-def value_result(value: dict[str, Any]) -> dict[str, Any]:
-    """A result with this object as text and as structured content."""
-    text = write_json(value).decode()
+def approval_row(approval: Approval) -> dict[str, Any]:
+    """One call that waits for a decision."""
+    return _fields(approval, _APPROVAL) | {"warnings": list(approval.warnings)}
+
+
+def decided_row(approval: Approval) -> dict[str, Any]:
+    """An approval with what became of it."""
+    return approval_row(approval) | _fields(approval, _DECISION)
+
+
+def grant_row(grant: StandingGrant) -> dict[str, Any]:
+    """One tool that somebody is always allowed: for whom, in what, how long, and by whom."""
+    return _fields(grant, _GRANT) | {"session": grant.session or None}
+
+
+def change_row(change: Change) -> dict[str, Any]:
+    """One operation that a refresh found changed."""
+    return _fields(change, _CHANGE) | {"class": change.change_class}
+
+
+# --- Azure's catalogue of connectors --------------------------------------------------------------
+
+
+def managed_api_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One of Azure's connectors in a list."""
+    properties = _mapping(entry.get("properties"))
+    about = _mapping(properties.get("generalInformation"))
+    name = _words(entry.get("name")) or _words(properties.get("name"))
     return {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": value,
-        "isError": False,
+        "name": name,
+        "display_name": _words(about.get("displayName")) or name,
+        "description": _words(about.get("description")),
     }
 
 
-def error_result(error: GatewayError) -> dict[str, Any]:
-    """A failed result: the sentence as text, code and hint as structured content."""
+def managed_api_parameters(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a connection to this connector needs to be told."""
+    found = _mapping(_mapping(entry.get("properties")).get("connectionParameters"))
+    return [_parameter(name, _mapping(each)) for name, each in found.items()]
+
+
+def _parameter(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    about = _mapping(entry.get("uiDefinition"))
+    constraints = _mapping(about.get("constraints"))
     return {
-        "content": [{"type": "text", "text": error.sentence}],
-        "structuredContent": {"error": error.as_dict()},
-        "isError": True,
+        "name": name,
+        "type": _words(entry.get("type")),
+        "display_name": _words(about.get("displayName")) or name,
+        "description": _words(about.get("description")),
+        "required": str(constraints.get("required", "")).lower() == "true",
     }
 
 
-if TYPE_CHECKING:
-    from gateway.web.meta_tools import Asked
-
-log = structlog.get_logger("gateway.approvals")
-
-DEFAULT_LIMIT = 50
-STATUSES = get_args(ExecutionStatus)
+def managed_api_operation(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One operation of such a connector."""
+    properties = _mapping(entry.get("properties"))
+    words = {key: _words(properties.get(key)) for key in ("summary", "description")}
+    return {"name": _words(entry.get("name")), **words}
 
 
-async def list_executions(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """One page, newest first, with the cursor behind it."""
-    status = arguments.get("status")
-    if status is not None and status not in STATUSES:
-        raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
-    await asked.gateway.db.settle()
-    page = await read_page(
-        asked.gateway.db,
-        Filter(
-            status=status,
-            tool=arguments.get("tool"),
-            connection=arguments.get("connection"),
-            principal=_readable(asked.context.principal, arguments.get("principal")),
-            token=arguments.get("token"),
-            since=arguments.get("since"),
-            connections=overseen(asked),
-        ),
-        limit=arguments.get("limit", DEFAULT_LIMIT),
-        cursor=arguments.get("cursor"),
-    )
-    return {"executions": [execution_record(e) for e in page.executions], "next": page.next}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-async def get_execution(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """One execution by its id."""
-    return execution_record(await known_execution(asked, arguments["id"]))
-
-
-async def find_execution(asked: Asked, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The call that used a token; under `executions`, every one that tried to."""
-    principal = _readable(asked.context.principal, None)
-    found = await find_by_token(asked.gateway.db, arguments["token"], principal)
-    kept_to = overseen(asked)
-    found = [each for each in found if kept_to is None or each.connection in kept_to]
-    if not found:
-        raise NotFound("invalid_arguments", "no call has used this token")
-    records = [execution_record(execution) for execution in found]
-    # What never left its token free for a later one, which then is the call that counts.
-    return records[0] | {"executions": records}
-
-
-async def known_execution(asked: Asked, id: str) -> Execution:
-    """The execution of this id, if it exists for the caller."""
-    found = await ledger.get_execution(asked.gateway.db, id)
-    if found is None:  # a call that has just been answered may not be on disk yet
-        await asked.gateway.db.settle()
-        found = await ledger.get_execution(asked.gateway.db, id)
-    caller = asked.context.principal
-    if found is None or not (
-        found.principal == caller.name or oversees(asked.snapshot, caller, found.connection)
-    ):
-        raise NotFound(
-            "invalid_arguments", "there is no such execution", "list_executions names yours."
-        )
-    return found
-
-
-async def known_grants(asked: Asked) -> list[StandingGrant]:
-    """The standing grants that hold and are this caller's business."""
-    found = await approvals.list_grants(asked.gateway.db, time.time())
-    return [grant for grant in found if _concerns(asked, grant)]
-
-
-async def revoke_grant(asked: Asked, id: str) -> StandingGrant:
-    """Ends a standing grant: the next call is asked about again."""
-    grant = await approvals.get_grant(asked.gateway.db, id)
-    if grant is None or not _concerns(asked, grant):
-        raise NotFound("invalid_arguments", "there is no such standing grant")
-    await approvals.revoke_grant(asked.gateway.db, id)
-    by = asked.context.principal.name
-    log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
-    return grant
-
-
-def _concerns(asked: Asked, grant: StandingGrant) -> bool:
-    caller = asked.context.principal
-    return grant.principal == caller.name or oversees(asked.snapshot, caller, grant.connection)
-
-
-def overseen(asked: Asked) -> tuple[str, ...] | None:
-    """The connections an admin of an organization is kept to; None: no such bound."""
-    caller = asked.context.principal
-    if not caller.admin or caller.organization is None:
-        return None
-    names = asked.snapshot.connections
-    return tuple(name for name in names if oversees(asked.snapshot, caller, name))
-
-
-def _readable(caller: Principal, wanted: str | None) -> str | None:
-    """Whose executions are read: anyone's for an admin, else one's own."""
-    return (wanted or None) if caller.admin else caller.name
+def _words(value: Any) -> str:
+    return cut(visible(value).strip(), SUMMARY_CHARS) if isinstance(value, str) else ""
