@@ -16,7 +16,7 @@ from gateway.console.visit import Around, Visit, around, fragment, go, page, toa
 from gateway.errors import Fixable, GatewayError
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import Change, list_changes
-from gateway.web.shown import change_row, connection_detail, known_connection, tool_row
+from gateway.web.shown import change_row, connection_detail, tool_row
 
 MAX_PREVIEWED = 300
 MAX_SKIPPED = 300
@@ -123,7 +123,7 @@ async def put(visit: Visit) -> Response:
 
 async def refresh(visit: Visit) -> Response:
     visit.need_admin()
-    name = known_connection(visit.asked, visit.request.path_params["name"]).name
+    name = visit.asked.connection(visit.request.path_params["name"]).name
     by = visit.principal.name
     [report] = await visit.asked.gateway.catalog.refresh([name], by=by, asked=True)
     if report.error:
@@ -143,7 +143,7 @@ async def refresh(visit: Visit) -> Response:
 
 async def delete(visit: Visit) -> Response:
     visit.need_admin()
-    name = known_connection(visit.asked, visit.request.path_params["name"]).name
+    name = visit.asked.connection(visit.request.path_params["name"]).name
     await visit.asked.gateway.catalog.delete(name, by=visit.principal.name)
     return go(visit, "/console/connections")
 
@@ -213,12 +213,13 @@ def _auth(form: Any) -> dict[str, Any] | None:
 
 async def _shown(visit: Visit) -> dict[str, Any]:
     asked = visit.asked
-    state = known_connection(asked, visit.request.path_params["name"])
+    state = asked.connection(visit.request.path_params["name"])
     found = await _changes(visit, state.name)
+    refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
     tools = visible_tools(asked.snapshot, visit.principal, state)
     filter = {key: visit.query(key) for key in ("change_status", "change_class")}
     return {
-        "one": connection_detail(asked, state),
+        "one": connection_detail(asked.snapshot, visit.principal, state, refreshed),
         "skipped": state.skipped[:MAX_SKIPPED],
         "tools": [tool_row(t, asked.snapshot.permissions) for t in tools[:MAX_LISTED_TOOLS]],
         "all_tools": len(tools),

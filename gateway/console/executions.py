@@ -27,7 +27,6 @@ from gateway.web.shown import (
     approval_row,
     execution_record,
     grant_row,
-    known_execution,
 )
 
 MAX_CARDS = 50
@@ -183,7 +182,7 @@ async def cancel(visit: Visit) -> Response:
 
 
 async def _known(visit: Visit) -> Execution:
-    return await known_execution(visit.asked, visit.request.path_params["id"])
+    return await visit.asked.execution(visit.request.path_params["id"])
 
 
 def _one(visit: Visit, found: Execution) -> dict[str, Any]:

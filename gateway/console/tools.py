@@ -29,7 +29,7 @@ from gateway.model import Level, Principal, Tool
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
 from gateway.policy.view import Scope, bundles_of
 from gateway.web.gateway import tool_door
-from gateway.web.shown import known_connection, known_execution, tool_row
+from gateway.web.shown import tool_row
 
 PAGE = 100
 DOWNLOADED = 5000
@@ -154,7 +154,7 @@ async def _like(visit: Visit) -> dict[str, Any] | None:
     """The earlier call whose arguments fill the form."""
     if not (id := visit.query("like")):
         return None
-    earlier = await known_execution(visit.asked, id)
+    earlier = await visit.asked.execution(id)
     return {"id": earlier.id, "at": earlier.created_at, "arguments": dict(earlier.arguments)}
 
 
@@ -215,7 +215,7 @@ async def access(visit: Visit) -> Response:
 
 async def choose(visit: Visit) -> Response:
     """The visitor's own choice for one connection."""
-    state = known_connection(visit.asked, visit.request.path_params["name"])
+    state = visit.asked.connection(visit.request.path_params["name"])
     wanted = visit.form.get("access", "")
     for known in get_args(Level):
         if wanted == known:

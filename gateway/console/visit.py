@@ -37,7 +37,7 @@ from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.health import Health
 from gateway.web.identity import Identity
-from gateway.web.shown import connection_rows
+from gateway.web.own_tools import connection_rows
 
 MAX_PRINCIPALS = 4096
 MAX_AGENT_CHARS = 80

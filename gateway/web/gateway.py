@@ -28,14 +28,15 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.schedule import AzureWatch
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.errors import Broken, GatewayError, Refused, UnknownTool, UpstreamRefused
+from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
 from gateway.limits import MAX_REMEMBERED
 from gateway.model import Principal, Tool
 from gateway.outbound.content import Work
-from gateway.policy.access import oversees, principal_now
+from gateway.policy.access import may_know, oversees, principal_now
 from gateway.policy.view import OwnTool, Scope, View, askable, offering, standing, view
 from gateway.store.approvals import Approval
 from gateway.store.database import Database
+from gateway.store.ledger import Execution, get_execution
 from gateway.web.guard import Throttle, write_json
 from gateway.web.proxy import Proxied, ProxyRequest, proxied
 
@@ -68,6 +69,31 @@ class Inquiry:
     def concerns(self, principal: str, connection: str) -> bool:
         """Whether what this principal did with the connection is the caller's business."""
         return principal == self.principal.name or self.oversees(connection)
+
+    def connections(self) -> list[ConnectionState]:
+        """Every connection that exists for the caller."""
+        states = self.snapshot.connections.values()
+        return [state for state in states if may_know(self.principal, state)]
+
+    def connection(self, name: str) -> ConnectionState:
+        """The connection of this name, if it exists for the caller."""
+        state = self.snapshot.connections.get(name)
+        if state is None or not may_know(self.principal, state):
+            hint = "list_connections names those you can use."
+            raise NotFound("connection_invalid", f"there is no connection {name!r}", hint)
+        return state
+
+    async def execution(self, id: str) -> Execution:
+        """The execution of this id, if it exists for the caller."""
+        db = self.gateway.db
+        found = await get_execution(db, id)
+        if found is None:  # a call that has just been answered may not be on disk yet
+            await db.settle()
+            found = await get_execution(db, id)
+        if found is None or not self.concerns(found.principal, found.connection):
+            hint = "list_executions names yours."
+            raise NotFound("invalid_arguments", "there is no such execution", hint)
+        return found
 
     def call(
         self,

@@ -30,12 +30,10 @@ from gateway.store import ledger, results
 from gateway.store.ledger import ExecutionStatus, Filter
 from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
 from gateway.web.shown import (
+    azure_resource,
     connection_detail,
-    connection_rows,
+    connection_row,
     execution_record,
-    known_connection,
-    known_connections,
-    known_execution,
     managed_api_operation,
     managed_api_parameters,
     managed_api_row,
@@ -173,12 +171,25 @@ async def list_connections(inquiry: Inquiry) -> Shown:
     return {"connections": connection_rows(inquiry), "problems": shown}
 
 
+def connection_rows(inquiry: Inquiry) -> list[Shown]:
+    """Every connection that exists for the caller, with where to sign in as far as is known."""
+    gateway = inquiry.gateway
+    refreshed, directory = gateway.catalog.refreshed_at, gateway.azure.directory
+    rows = []
+    for state in inquiry.connections():
+        row = connection_row(inquiry.snapshot, inquiry.principal, state, refreshed.get(state.name))
+        id_ = azure_resource(state) if state.status == "unauthenticated" else None
+        rows.append(row | {"consent_link": directory.known_consent_link(id_) if id_ else None})
+    return rows
+
+
 @own_tool("all", "Get a connection", name=_NAME)
 async def get_connection(inquiry: Inquiry, name: str) -> Shown:
     """One connection: status, your access, number of tools, last refresh, problems, settings."""
-    state = known_connection(inquiry, name)
-    link = await _consent_link(inquiry, state)
-    return connection_detail(inquiry, state) | {"consent_link": link}
+    state = inquiry.connection(name)
+    refreshed = inquiry.gateway.catalog.refreshed_at.get(name)
+    shown = connection_detail(inquiry.snapshot, inquiry.principal, state, refreshed)
+    return shown | {"consent_link": await _consent_link(inquiry, state)}
 
 
 async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str | None:
@@ -194,7 +205,7 @@ async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
     inquiry.require_admin()
     gateway, principal, since = inquiry.gateway, inquiry.principal, None
     if connection:
-        names = [known_connection(inquiry, connection).name]
+        names = [inquiry.connection(connection).name]
     else:
         since = await gateway.azure.look(asked=True)
         states = gateway.snapshot.connections.values()
@@ -249,7 +260,7 @@ async def delete_connection(inquiry: Inquiry, name: str) -> Shown:
 async def delete(inquiry: Inquiry, name: str, expected: int | None = None) -> Shown:
     """What became of a deletion of the connection, if it has the expected revision."""
     inquiry.require_admin()
-    name = known_connection(inquiry, name).name
+    name = inquiry.connection(name).name
     by = inquiry.principal.name
     revision = await inquiry.gateway.catalog.delete(name, by=by, expected=expected)
     return {"name": name, "deleted": True, "revision": revision}
@@ -318,7 +329,7 @@ async def list_executions(
 @own_tool("all", "Get an execution", id=_TEXT)
 async def get_execution(inquiry: Inquiry, id: str) -> Shown:
     """One past or running call with its state and result."""
-    return execution_record(await known_execution(inquiry, id))
+    return execution_record(await inquiry.execution(id))
 
 
 @own_tool("all", "Find an execution", token=_TEXT)
@@ -343,7 +354,7 @@ def _overseen(inquiry: Inquiry) -> tuple[str, ...] | None:
     """The connections an admin of an organization is kept to; None: no such bound."""
     if not inquiry.principal.admin or inquiry.principal.organization is None:
         return None
-    return tuple(state.name for state in known_connections(inquiry))
+    return tuple(state.name for state in inquiry.connections())
 
 
 # --- what may go into a tool's inputs -------------------------------------------------------------

@@ -77,9 +77,6 @@ from gateway.web.shown import (
     decided_row,
     execution_record,
     grant_row,
-    known_connection,
-    known_connections,
-    known_execution,
     tool_row,
 )
 
@@ -258,14 +255,14 @@ async def capabilities(call: ApiCall) -> dict[str, Any]:
                 "user_access": user_level(snapshot, principal, state.name),
                 "effective_access": level(snapshot, principal, state),
             }
-            for state in known_connections(call.inquiry)
+            for state in call.inquiry.connections()
         },
     }
 
 
 async def choose_access(call: ApiCall) -> dict[str, Any]:
     gateway, principal = call.inquiry.gateway, call.inquiry.principal
-    state = known_connection(call.inquiry, call.id)
+    state = call.inquiry.connection(call.id)
     access = call.object("access")["access"]
     if access not in get_args(Level):
         allowed = ", ".join(get_args(Level))
@@ -507,12 +504,12 @@ async def delete_execution(call: ApiCall) -> Response:
 
 async def cancel_execution(inquiry: Inquiry, id: str) -> Execution:
     """Ends a call that runs or waits, where it can still be ended; how it is then."""
-    gateway, execution = inquiry.gateway, await known_execution(inquiry, id)
+    gateway, execution = inquiry.gateway, await inquiry.execution(id)
     if execution.status == "pending_confirmation":
         await gateway.approvals.withdraw(id, inquiry.principal.name)
     elif execution.status == "executing" and not await gateway.invoker.running.cancelled(id):
         await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
-    return await known_execution(inquiry, id)
+    return await inquiry.execution(id)
 
 
 async def list_approvals(call: ApiCall) -> dict[str, Any]:

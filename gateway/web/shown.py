@@ -14,26 +14,22 @@ from typing import Any
 from gateway.calls.redact import SECRET_NAME
 from gateway.catalog.definitions import is_inline, kind_of
 from gateway.catalog.discover import problem_dict
-from gateway.catalog.snapshot import ConnectionState
+from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Permissions
-from gateway.errors import NotFound
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
-from gateway.model import Tool
+from gateway.model import Principal, Tool
 from gateway.policy.access import (
     admin_level,
     decide,
     level,
-    may_know,
     user_level,
     visible_tools,
 )
-from gateway.store import ledger
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change
 from gateway.store.ledger import Execution
 from gateway.text import cut, visible
-from gateway.web.gateway import Inquiry
 
 MASK = "**********"
 GOING_ON = ("pending_confirmation", "executing")
@@ -75,32 +71,10 @@ def tool_summary(tool: Tool) -> dict[str, Any]:
     }
 
 
-def connection_rows(inquiry: Inquiry) -> list[dict[str, Any]]:
-    """Every connection that exists for the caller."""
-    return [connection_row(inquiry, state) for state in known_connections(inquiry)]
-
-
-def known_connections(inquiry: Inquiry) -> list[ConnectionState]:
-    """Every connection that exists for the caller, as it was when the request began."""
-    states = inquiry.snapshot.connections.values()
-    return [state for state in states if may_know(inquiry.principal, state)]
-
-
-def known_connection(inquiry: Inquiry, name: str) -> ConnectionState:
-    """The connection of this name, if it exists for the caller."""
-    state = inquiry.snapshot.connections.get(name)
-    if state is None or not may_know(inquiry.principal, state):
-        raise NotFound(
-            "connection_invalid",
-            f"there is no connection {name!r}",
-            "list_connections names those you can use.",
-        )
-    return state
-
-
-def connection_row(inquiry: Inquiry, state: ConnectionState) -> dict[str, Any]:
+def connection_row(
+    snapshot: Snapshot, principal: Principal, state: ConnectionState, refreshed_at: float | None
+) -> dict[str, Any]:
     """One connection in a list."""
-    gateway, snapshot, principal = inquiry.gateway, inquiry.snapshot, inquiry.principal
     tools = visible_tools(snapshot, principal, state)
     return {
         "name": state.name,
@@ -111,18 +85,18 @@ def connection_row(inquiry: Inquiry, state: ConnectionState) -> dict[str, Any]:
         "effective_access": level(snapshot, principal, state) or "disabled",
         "tools": len(tools),
         "tokens": sum(tool.tokens for tool in tools),
-        "last_refresh": gateway.catalog.refreshed_at.get(state.name),
+        "last_refresh": refreshed_at,
         "problems": [problem_dict(problem) for problem in state.problems[:PAGE_ENTRIES]],
-        "consent_link": _known_consent_link(inquiry, state),
     }
 
 
-def connection_detail(inquiry: Inquiry, state: ConnectionState) -> dict[str, Any]:
+def connection_detail(
+    snapshot: Snapshot, principal: Principal, state: ConnectionState, refreshed_at: float | None
+) -> dict[str, Any]:
     """One connection with its settings; those of an admin's concern only for admins."""
-    principal = inquiry.principal
-    row = connection_row(inquiry, state) | {
+    row = connection_row(snapshot, principal, state, refreshed_at) | {
         "admin_access": admin_level(state),
-        "user_access": user_level(inquiry.snapshot, principal, state.name),
+        "user_access": user_level(snapshot, principal, state.name),
         "base_url": masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
     }
@@ -130,14 +104,6 @@ def connection_detail(inquiry: Inquiry, state: ConnectionState) -> dict[str, Any
         row["settings"] = masked_settings(state.settings)
         row["skipped"] = len(state.skipped)
     return row
-
-
-def _known_consent_link(inquiry: Inquiry, state: ConnectionState) -> str | None:
-    """Where a person signs the connection in, if Azure was asked lately: a list does not wait."""
-    id_ = azure_resource(state)
-    if id_ is None or state.status != "unauthenticated":
-        return None
-    return inquiry.gateway.azure.directory.known_consent_link(id_)
 
 
 def azure_resource(state: ConnectionState) -> str | None:
@@ -210,20 +176,6 @@ def execution_event(execution: Execution) -> dict[str, Any]:
     """What the feed says of a call that ended: all but what was said in it."""
     duration = (execution.result or {}).get("duration_ms")
     return _fields(execution, [*_CALL, *_OUTCOME]) | {"duration_ms": duration}
-
-
-async def known_execution(inquiry: Inquiry, id: str) -> Execution:
-    """The execution of this id, if it exists for the caller."""
-    db = inquiry.gateway.db
-    found = await ledger.get_execution(db, id)
-    if found is None:  # a call that has just been answered may not be on disk yet
-        await db.settle()
-        found = await ledger.get_execution(db, id)
-    if found is None or not inquiry.concerns(found.principal, found.connection):
-        raise NotFound(
-            "invalid_arguments", "there is no such execution", "list_executions names yours."
-        )
-    return found
 
 
 ENDINGS: Mapping[str, str] = {
