@@ -87,6 +87,7 @@ def connection_row(
         "tokens": sum(tool.tokens for tool in tools),
         "last_refresh": refreshed_at,
         "problems": [problem_dict(problem) for problem in state.problems[:PAGE_ENTRIES]],
+        "consent_link": None,  # Azure knows it: filled in by those who ask there
     }
 
 
