@@ -22,6 +22,26 @@ WORKER_BYTES = 262_144  # of JSON: below, parsing takes no longer than asking a 
 MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again inside a result
 
 # --- openapi --------------------------------------------------------------------------------------
+# How much a definition may cost is bounded where it is read: READER_BYTES and READ_CPU_SECONDS.
+
+MAX_OPERATIONS = 10_000  # of one definition: a snapshot holds each, listed or not
+MAX_YAML_NODES = 1_000_000  # with each alias written out: Stripe's have 165,000
+MAX_HOPS = 50  # references that lead to references: then they go round in a circle
+MAX_LEVELS = 8  # of allOf, of defaults, of XML: real ones have three
+MAX_WIDTH = 1_000  # inputs of one operation; schemas that one value meets on one level
+MAX_WIRE_NAME = 500  # characters of an operation id, a parameter's name or a media type
+MAX_TOOL_NAME = 64  # characters: what every client takes, of tools and of their arguments
+MAX_TITLE = 128  # characters
+MAX_PROPERTY_WORDS = 256  # characters of an input's description
+MAX_PROBLEMS = 200  # of one kind that a person is told of a connection
+MAX_VALUE_BYTES = 12 * 1024  # of an enum, a constant or a default
+PATTERN_BYTES = 256 * 1024  # of a compiled pattern; what needs more is not checked
+INPUT_BYTES = 16 * 1024  # of a tool's input as it is listed, where there is room
+SMALL_INPUT_BYTES = 4 * 1024  # of an input that is never cut, however many tools there are
+LISTED_BYTES = 1536 * 1024  # of the inputs of all tools of a definition, where they are few
+MAX_SCHEMA_BYTES = 64 * 1024  # of an input that no pruning brings below, an answer, look-ups
+MAX_WHOLE_BYTES = 512 * 1024  # of an input that is not listed whole
+MAX_EXTRA_BYTES = 16 * 1024 * 1024  # of all inputs before they are cut, of all answers' schemas
 
 # --- connectors -----------------------------------------------------------------------------------
 

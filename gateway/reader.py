@@ -27,9 +27,9 @@ from gateway.model import Problem, Source, encode_in_steps, unpack
 
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
-MAX_BUILD_DATA = 98 * 1024 * 1024  # 13 of it the reader's own; one like GitHub's needs 65
+MAX_BUILD_DATA = 160 * 1024 * 1024  # one like GitHub's needs 90
 MAX_WORK_DATA = 256 * 1024 * 1024
-MAX_ADVICE_DATA = 66 * 1024 * 1024  # real definitions of four megabytes take 54
+MAX_ADVICE_DATA = 160 * 1024 * 1024
 MAX_STACK = 64 * 1024 * 1024
 RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
 BUILD_CPU_SECONDS = 4.5

@@ -37,7 +37,7 @@ MAX_TRICKS = 2
 MAX_CALL_FILES, MAX_CALL_AWAITS = 42, 27
 MAX_LIST_FILES = 14
 
-PLAIN = {"errors", "model", "blocklist", "limits", "text"}
+PLAIN = {"errors", "model", "blocklist", "limits", "text", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
     "text": set(),
+    "naming": {"errors", "limits", "model", "text"},
     "model": {"errors"},
     "blocklist": {"errors", "model"},
     "telemetry": {"store"},

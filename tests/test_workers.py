@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from gateway.errors import Broken, DefinitionUnreadable
+from gateway.limits import MAX_OPERATIONS
 from gateway.model import Build, Problem, pack
 from gateway.openapi.build import build_openapi
-from gateway.openapi.reading import MAX_OPERATIONS
 from gateway.workers import Workers
 from tests.definitions import SOURCE, like_github, like_stripe, openapi, operation
 

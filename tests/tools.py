@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.model import Access, HttpOperation, Risk, Source, Tool
-from gateway.openapi.wording import fingerprint, token_cost, tool_annotations
+from gateway.naming import fingerprint, token_cost, tool_annotations
 
 
 def http_tool(

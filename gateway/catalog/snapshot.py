@@ -25,7 +25,7 @@ from gateway.catalog.definitions import prefix_of
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Permissions, Settings
 from gateway.model import OWN_TOOL_NAMES, Build, Level, Override, Problem, Skipped, Status, Tool
-from gateway.openapi.naming import Nameable, local_name, matching, override_for
+from gateway.naming import Nameable, local_name, matching, override_for
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
 Ranks = Mapping[str, int]  # connections, with the order in which they come

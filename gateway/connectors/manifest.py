@@ -26,9 +26,8 @@ from gateway.connectors.manifest_format import Manifest, Param, RequestBody, Val
 from gateway.connectors.manifest_format import Operation as Entry
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.model import Build, Override, Problem, RateLimit, Skipped, Source, Tool
+from gateway.naming import did_you_mean, override_for, renamed, unmatched
 from gateway.openapi.build import build_openapi
-from gateway.openapi.naming import did_you_mean, override_for, unmatched
-from gateway.openapi.wording import renamed
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 Schema = dict[str, Any]

@@ -45,8 +45,7 @@ from gateway.model import (
     UpstreamOperation,
     digest,
 )
-from gateway.openapi.naming import matching, override_for, unmatched
-from gateway.openapi.wording import opening, token_cost
+from gateway.naming import matching, opening, override_for, token_cost, unmatched
 from gateway.text import cut, visible
 from gateway.upstream.protocol import HeaderMarks, broken, header_marks, invalid_header_mark
 

@@ -15,7 +15,7 @@ from jsonschema_path import SchemaPath
 from openapi_spec_validator.shortcuts import get_validator_cls
 
 from gateway.model import Problem
-from gateway.openapi.reading import read_definition
+from gateway.openapi.document import read_definition
 from gateway.text import cut, visible
 
 MAX_ADVICE = 20

@@ -16,21 +16,19 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.blocklist import may_reroute
+from gateway.limits import MAX_LEVELS, MAX_WIDTH, MAX_WIRE_NAME
 from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Source, Style
 from gateway.openapi.document import (
     Document,
-    Made,
     Unusable,
+    found_at,
     is_internal,
     mapping,
     resolved,
     sequence,
-    spend,
-    spend_on,
     text_of,
 )
 from gateway.openapi.inputs import (
-    MAX_INPUTS,
     ArgumentNames,
     Content,
     RequestBody,
@@ -39,18 +37,15 @@ from gateway.openapi.inputs import (
     described,
     injected_as,
     rank_of,
-    remembered_slot,
+    slot_of,
 )
-from gateway.openapi.schema import Fragment, Schema, Schemas, default_of, types_of
+from gateway.openapi.keywords import types_of
+from gateway.openapi.schema import Fragment, Schema, Schemas, default_of
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 OCTETS = "application/octet-stream"
-_MAX_PARTS = 200  # of one allOf, parts of parts included
-_LOOKED_AT = 20  # schemas, for one unit of work
-_XML_LEVELS = 6
-_MAX_NEEDS = 1_000  # names in `dependentRequired`; a body that needs more counts as required
 _FORM_STYLES: Mapping[str, Style] = {
     "form": "form",
     "spaceDelimited": "spaceDelimited",
@@ -58,8 +53,6 @@ _FORM_STYLES: Mapping[str, Style] = {
     "tabDelimited": "tabDelimited",
     "deepObject": "deepObject",
 }
-MAX_PART_TYPES = 10
-MAX_PART_TYPE = 100  # characters
 _MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
 _TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
 _ANYTHING: Mapping[str, Any] = {}
@@ -114,12 +107,12 @@ def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) ->
         hidden := default_of(around.document, content.schema), Mapping
     ):
         media_type = sendable(content.media_type)
-        constants = constant(around.document, dict(hidden))
+        constants = constant(dict(hidden))
         return Taken(Body(media_type, required=bool(hidden), constants=constants))
     if kind in ("text", "octets"):
         return _opaque(around, content, body, names, kind)
     if kind == "multipart" and _is_file(around.document, content.schema):
-        content = replace(content, schema=Made(properties={"file": content.schema}))
+        content = replace(content, schema={"properties": {"file": content.schema}})
     shape = shape_of(around.document, content.schema)
     asked_whole = body.raw.get("x-gateway-whole") is True
     if shape is None or asked_whole or (kind == "json" and not _is_sayable(around, shape)):
@@ -188,11 +181,11 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
         if part.get(key)
     )
     more = _more(parts)
-    for name in required.union(*(each for group in alternatives for each in group)):
+    demanded = required.union(*(each for group in alternatives for each in group))
+    for name in sorted(demanded):  # in the same order on every start
         properties.setdefault(name, more[0] if more else True)  # named nowhere else
-    if not properties or len(properties) > MAX_INPUTS:
+    if not properties or len(properties) > MAX_WIDTH:
         return None
-    spend_on(document, len(properties))
     at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
     of_all = any(part.keys() & _OF_ALL for part in parts)
     return Shape(properties, required, alternatives, at_least, more, of_all)
@@ -203,7 +196,6 @@ def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[
     for part in parts:
         for name, raw in mapping(part.get("properties")).items():
             properties[name] = _refined(properties[name], raw) if name in properties else raw
-        spend(document, len(properties) // 10)
         if any(key in part for key in _DYNAMIC):
             properties.pop("dynamicProperties", None)  # the designer's placeholder
     return properties
@@ -212,7 +204,7 @@ def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[
 def _refined(base: Any, raw: Any) -> Any:
     """A property that a part of an object says more of than another part did before."""
     plain = isinstance(base, dict) and isinstance(raw, dict) and "$ref" not in {**base, **raw}
-    return Made({**base, **raw}) if plain and base != raw else raw
+    return {**base, **raw} if plain and base != raw else raw
 
 
 def _names(part: Mapping[str, Any]) -> frozenset[str]:
@@ -227,13 +219,11 @@ def _more(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
 
 def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
     """The schema and what its allOf adds, base first."""
-    waiting, total, seen = [schema], 0, set[int]()
+    waiting, seen = [schema], set[int]()
     found: list[Mapping[str, Any]] = []
     while waiting:
         part = resolved(document, waiting.pop())
-        total += 1
-        spend(document, 1)
-        if total > _MAX_PARTS or not _is_object(part):
+        if not _is_object(part):
             raise Unusable("not a plain object")
         if id(part) not in seen:
             seen.add(id(part))
@@ -244,31 +234,22 @@ def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
 
 def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
     """What an object may have besides, if it says its kind: the properties of what extends it."""
-    if "discriminator" not in base:
-        return {}
-    if id(base) not in document.kinds:
-        found: dict[str, Any] = {}
-        for part in _extending(document, base):
-            for name, raw in mapping(part.get("properties")).items():
-                found[name] = raw if found.get(name, raw) == raw else _ANYTHING
-        document.kinds[id(base)] = (base, found)
-    return document.kinds[id(base)][1]
+    found: dict[str, Any] = {}
+    for part in _extending(document, base) if "discriminator" in base else ():
+        for name, raw in mapping(part.get("properties")).items():
+            found[name] = raw if found.get(name, raw) == raw else _ANYTHING
+    return found
 
 
 def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     home = document.root if document.swagger else mapping(document.root.get("components"))
     named = mapping(home.get("definitions" if document.swagger else "schemas"))
-    spend(document, len(named) // _LOOKED_AT)
     for schema in named.values():
-        extended = sequence(mapping(schema).get("allOf"))
-        spend(document, len(extended) // _LOOKED_AT)
-        try:
-            if any(
-                "$ref" in mapping(part) and resolved(document, part) is base for part in extended
-            ):
+        parts = sequence(mapping(schema).get("allOf"))
+        extended = (part for part in parts if "$ref" in mapping(part))
+        if any(found_at(document, part) is base for part in extended):
+            with suppress(Unusable):
                 yield from _parts(document, schema)
-        except Unusable:
-            continue
 
 
 def _is_object(part: Mapping[str, Any]) -> bool:
@@ -308,7 +289,7 @@ def _taken_apart(
     needs = [f.argument for f in asked.values() if f.name in shape.required]
     keywords = _demands(around, shape, asked, filled, len(needs))
     can_be_left_out = body.required is False and not filled and not keywords
-    if can_be_left_out and len(needs) * len(asked) <= _MAX_NEEDS:
+    if can_be_left_out and len(needs) * len(asked) <= MAX_WIDTH:
         keywords = _together(needs, asked)
         needs = []
     form = media_kind(content.media_type) != "json"
@@ -322,7 +303,7 @@ def _taken_apart(
         sendable(content.media_type),
         tuple(fields),
         required=bool(body.required) or bool(constants),
-        constants=constant(around.document, constants),
+        constants=constant(constants),
         all_but=None if shape.more is None else _arguments(around, fields),
     )
     keywords = {**keywords, "additionalProperties": more}
@@ -434,15 +415,15 @@ def _field(
 
 def _media_types(written: Any) -> list[str]:
     """The media types, or ranges of them, that a definition lists for a part."""
-    listed = (each.strip() for each in text_of(written).split(",", MAX_PART_TYPES)[:MAX_PART_TYPES])
-    return [each for each in listed if len(each) <= MAX_PART_TYPE and _MEDIA_TYPE.fullmatch(each)]
+    listed = (each.strip() for each in text_of(written)[:MAX_WIRE_NAME].split(","))
+    return [each for each in listed if _MEDIA_TYPE.fullmatch(each)]
 
 
 def _field_slots(
     around: Surroundings, field: Field, raw: Any, needed: bool, form: bool
 ) -> Iterator[Slot]:
     if not field.file:
-        slot = remembered_slot(around.schemas, raw, field.argument, needed)
+        slot = slot_of(around.schemas, raw, field.argument, needed)
         least = _least(around.document, field, raw) if needed and form else {}
         yield replace(slot, schema={**mapping(slot.schema), **least}) if least else slot
         return
@@ -588,13 +569,13 @@ def _xml_layout(document: Document, schema: Any, level: int) -> dict[str, Any]:
         said = mapping(found.get("xml"))
         layout: dict[str, Any] = {key: said.get(key) for key in ("attribute", "wrapped")}
         layout |= {key: text_of(said.get(key)) for key in ("name", "prefix", "namespace")}
-        if level < _XML_LEVELS and (shape := shape_of(document, found)) is not None:
+        if level < MAX_LEVELS and (shape := shape_of(document, found)) is not None:
             inner = {
                 name: _xml_layout(document, part, level + 1)
                 for name, part in shape.properties.items()
             }
             layout["properties"] = {name: part for name, part in inner.items() if part}
-        if level < _XML_LEVELS and "items" in found:
+        if level < MAX_LEVELS and "items" in found:
             layout["items"] = _xml_layout(document, found["items"], level + 1)
         return {key: value for key, value in layout.items() if value}
     return {}

@@ -9,6 +9,7 @@ its parts do.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,35 +17,28 @@ from typing import Any
 
 import orjson
 
-from gateway.model import CONSTANTS
+from gateway.limits import (
+    INPUT_BYTES,
+    LISTED_BYTES,
+    MAX_EXTRA_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_WHOLE_BYTES,
+    SMALL_INPUT_BYTES,
+)
 from gateway.openapi.document import Unusable, mapping
-from gateway.openapi.schema import (
+from gateway.openapi.keywords import (
     MANY_SCHEMAS,
     NAMED_SCHEMAS,
-    Schema,
-    Schemas,
     compiles,
     joined,
     stub_of,
     written,
 )
+from gateway.openapi.schema import Fragment, Schemas
 from gateway.text import cut
 
-INPUT_BUDGET = 16 * 1024
-_SMALLEST_BUDGET = 1024
-LISTED_BUDGET = 1536 * 1024  # for the inputs of all tools together, where they are few
-LISTED_EACH = 4 * 1024  # and for each, where they are many: nothing smaller is ever cut
-_MOST_LISTED = 16 * 1024 * 1024
-MAX_INPUT = 64 * 1024  # what no pruning brings below this is not a tool
-MAX_WHOLE = 512 * 1024  # of an input that is not listed whole
-MAX_OUTPUT = 64 * 1024
-_SMALL = 300  # a leaf this small costs no more than a stub would
-_ALL_LEVELS = 1_000
-_PARTS = 4  # definitions put together, for one unit of work
-_COST = 256  # bytes of an input that is too large, for one unit of work
-_SHORT_DESCRIPTION = 100
 # What is tried where room is short: levels of objects, and characters of an input's description.
-_LEVELS = tuple((levels, _SHORT_DESCRIPTION) for levels in (_ALL_LEVELS, 5, 3, 2, 1)) + ((1, 0),)
+_LEVELS = ((math.inf, 100), (5, 100), (3, 100), (2, 100), (1, 100), (1, 0))
 _TAKES_MORE = "Takes more than is listed here."
 _TOO_LARGE = (
     "its inputs are too large to list whole: objects deep in them list only what they require; "
@@ -59,69 +53,61 @@ class Listed:
     text: bytes
     complete: bool  # nothing is left out for want of room, not even words
 
-    @property
-    def is_final(self) -> bool:
-        """Whether neither room nor readers will ever ask for it in another form."""
-        small = len(self.text) <= LISTED_EACH
-        return small and self.complete and CONSTANTS.encode() not in self.text
-
 
 def input_schema(
-    root: dict[str, Any],
-    refs: Collection[str],
-    schemas: Schemas,
-    report: Callable[[str, str], None],
-    budget: int = INPUT_BUDGET,
+    whole: Fragment, schemas: Schemas, report: Callable[[str, str], None], budget: int
 ) -> Listed:
     """A tool's input schema, within its budget and sure to compile."""
+    root, refs = mapping(whole.schema), whole.refs
     text = written(root)
     definitions = _all_below(refs, schemas, budget - len(text))
     complete = definitions is not None
     if definitions is None:
-        schemas.spend(len(text) // _COST)
         root, is_cut = _thin_root(root, schemas, budget)
         text, refs = written(root), refs_in(root)
         definitions, cut_below = _fitting(refs, schemas, budget - len(text))
         if is_cut or cut_below:
             report("warning", _TOO_LARGE)
-    if len(text) > MAX_INPUT:
-        raise Unusable(f"its inputs take {len(text):,} bytes, at most {MAX_INPUT:,} are listed")
+    if len(text) > MAX_SCHEMA_BYTES:
+        most = f"at most {MAX_SCHEMA_BYTES:,} are listed"
+        raise Unusable(f"its inputs take {len(text):,} bytes, {most}")
     if not compiles(joined(text, dict.fromkeys(refs, b"{}"))):
         text = _loosened(root, refs, report)
     return Listed(joined(text, definitions), complete)
 
 
-def whole_input(root: dict[str, Any], refs: Collection[str], schemas: Schemas) -> bytes:
+def whole_input(whole: Fragment, schemas: Schemas) -> bytes:
     """All of a tool's input schema, with words if there is room; b"" if it is larger than any."""
-    text = written(root)
-    definitions = _all_below(refs, schemas, MAX_INPUT - len(text))
+    root, text = mapping(whole.schema), written(whole.schema)
+    definitions = _all_below(whole.refs, schemas, MAX_SCHEMA_BYTES - len(text))
     if definitions is None:
-        text, names = written(_without_words(root)), _all_below(refs, schemas, MAX_WHOLE)
-        definitions = {name: _thin(schemas, name, _ALL_LEVELS)[0] for name in names or ()}
-    whole = joined(text, definitions)
-    return whole if len(whole) <= MAX_WHOLE else b""
+        text = written(_without_words(root))
+        names = _all_below(whole.refs, schemas, MAX_WHOLE_BYTES)
+        definitions = {name: _thin(schemas, name, math.inf)[0] for name in names or ()}
+    found = joined(text, definitions)
+    return found if len(found) <= MAX_WHOLE_BYTES else b""
 
 
 def input_budget(operations: int) -> int:
     """The room for one tool's input where there are so many."""
-    return max(_SMALLEST_BUDGET, min(INPUT_BUDGET, _MOST_LISTED // max(operations, 1)))
+    return max(SMALL_INPUT_BYTES, min(INPUT_BYTES, MAX_EXTRA_BYTES // max(operations, 1)))
 
 
 def fair_share(sizes: Sequence[int]) -> int:
     """The room for one input such that all fit together: small ones leave theirs to large ones."""
-    left = max(LISTED_BUDGET, len(sizes) * LISTED_EACH)
+    left = max(LISTED_BYTES, len(sizes) * SMALL_INPUT_BYTES)
     for index, size in enumerate(ordered := sorted(sizes)):
         share = left // (len(ordered) - index)
         if size > share:
-            return max(share, _SMALLEST_BUDGET)
+            return share
         left -= size
-    return INPUT_BUDGET
+    return INPUT_BYTES
 
 
-def output_schema(schema: Schema, refs: Iterable[str], schemas: Schemas) -> bytes | None:
+def output_schema(answer: Fragment, schemas: Schemas) -> bytes | None:
     """The JSON text of an answer's schema with all it refers to, unless that is too much."""
-    text = written(schema)
-    definitions = _all_below(refs, schemas, MAX_OUTPUT - len(text))
+    text = written(answer.schema)
+    definitions = _all_below(answer.refs, schemas, MAX_SCHEMA_BYTES - len(text))
     return None if definitions is None else joined(text, definitions)
 
 
@@ -155,7 +141,6 @@ def _all_below(refs: Iterable[str], schemas: Schemas, room: int) -> dict[str, by
             found[name] = definition.text
             room -= len(definition.text)
             waiting.extend(definition.refs)
-    schemas.spend(len(found) // _PARTS)
     return found if room >= 0 else None
 
 
@@ -169,7 +154,7 @@ def _fitting(refs: Collection[str], schemas: Schemas, room: int) -> tuple[dict[s
         if (name := waiting.popleft()) in seen:
             continue
         seen.add(name)
-        text, below = _thin(schemas, name, _ALL_LEVELS)
+        text, below = _thin(schemas, name, math.inf)
         more = _bare(below, schemas, chosen, room)
         cost = len(text) - len(chosen[name]) + _size(more)
         if cost <= max(room, 0):
@@ -182,7 +167,6 @@ def _fitting(refs: Collection[str], schemas: Schemas, room: int) -> tuple[dict[s
         if len(full) - len(text) <= room:
             room -= len(full) - len(text)
             chosen[name] = full
-    schemas.spend(len(chosen) // _PARTS)
     return chosen, len(plain) < len(chosen)
 
 
@@ -197,7 +181,7 @@ def _bare(
         if name in known or name in found:
             continue
         text, below = _thin(schemas, name, 0)
-        if len(text) > room and len(text) > _SMALL:
+        if len(text) > max(room, 300):  # a smaller one costs no more than a stub would
             text, below = stub_of(text), ()
         found[name] = text
         room -= len(text)
@@ -209,20 +193,21 @@ def _size(definitions: Mapping[str, bytes]) -> int:
     return sum(map(len, definitions.values()))
 
 
-def _thin(schemas: Schemas, name: str, levels: int) -> tuple[bytes, tuple[str, ...]]:
+def _thin(schemas: Schemas, name: str, levels: float) -> tuple[bytes, tuple[str, ...]]:
     """A definition without words and without what may be left out below so many levels."""
     known = schemas.thinner.get((name, levels))
     if known is None:
         schema = _thinned(orjson.loads(schemas.definition(name).text), levels)
         known = schemas.thinner[name, levels] = (written(schema), refs_in(schema))
-        schemas.spend(len(known[0]) // _COST)
     return known
 
 
 # --- one schema -----------------------------------------------------------------------------------
 
 
-def _thin_root(root: dict[str, Any], schemas: Schemas, budget: int) -> tuple[dict[str, Any], bool]:
+def _thin_root(
+    root: Mapping[str, Any], schemas: Schemas, budget: int
+) -> tuple[Mapping[str, Any], bool]:
     """The root with as many levels as leave room for all that is required; whether others went.
 
     It has words only on the inputs themselves, and short ones.
@@ -239,7 +224,7 @@ def _thin_root(root: dict[str, Any], schemas: Schemas, budget: int) -> tuple[dic
 
 
 def _without_words(
-    root: dict[str, Any], levels: int = _ALL_LEVELS, words: int = _SHORT_DESCRIPTION
+    root: Mapping[str, Any], levels: float = math.inf, words: int = 100
 ) -> dict[str, Any]:
     properties = dict(root["properties"])
     for name, part in properties.items():
@@ -249,7 +234,7 @@ def _without_words(
     return {**root, "properties": properties}
 
 
-def _thinned(schema: Any, levels: int) -> Any:
+def _thinned(schema: Any, levels: float) -> Any:
     """The schema without words; objects below so many levels name only what they require."""
     if not isinstance(schema, dict):
         return schema
@@ -275,7 +260,7 @@ def _only_required(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loosened(
-    root: dict[str, Any], refs: Collection[str], report: Callable[[str, str], None]
+    root: Mapping[str, Any], refs: Collection[str], report: Callable[[str, str], None]
 ) -> bytes:
     """The same with every input that does not compile by itself left open."""
     anything = dict.fromkeys(refs, b"{}")

@@ -2,18 +2,12 @@
 
 Everything version-specific about where things stand ends here: parameters come out merged and
 resolved as `Input`, bodies as `Content` by media type, form fields of 2.0 as an object schema.
-Schemas stay as they are written; `schema` translates them.
 
-From the parameters of an operation to arguments of a tool.
-
-One flat object takes them all, so names that clients can't spell are mended and names that would
-meet are told apart: `name` stays where it is first needed (path, query, header, cookie, body in
-this order), a later one says where it goes: `query_name`, `body_name`. The wire keeps its own.
-
-Which inputs can be looked up: Microsoft's dynamic values, lists, trees and schemas.
-
-The rules themselves go along with the tool, word for word, for whoever resolves them; the model
-only reads that there is a look-up and which other inputs it needs first.
+A tool takes all inputs in one flat object, so names that clients can't spell are mended and names
+that would meet are told apart: `name` stays where it is first needed (path, query, header, cookie,
+body in this order), a later one says where it goes: `query_name`, `body_name`. Rules for look-ups
+(Microsoft's dynamic values and schemas) go along with the tool, word for word; the model only reads
+that there is a look-up and which other inputs it needs first.
 """
 
 from __future__ import annotations
@@ -21,34 +15,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import orjson
 
 from gateway.blocklist import left_out, may_reroute
+from gateway.limits import (
+    MAX_PROBLEMS,
+    MAX_SCHEMA_BYTES,
+    MAX_TITLE,
+    MAX_TOOL_NAME,
+    MAX_VALUE_BYTES,
+    MAX_WIDTH,
+    MAX_WIRE_NAME,
+)
 from gateway.model import OWN_HEADERS, Parameter, Place, Problem, Source, Style, Tool
+from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
     Document,
-    Made,
     Operation,
     Unusable,
-    folded,
+    found_at,
     is_internal,
     mapping,
     resolved,
     sequence,
-    spend,
-    spend_on,
     text_of,
 )
-from gateway.openapi.schema import Schema, Schemas, written
-from gateway.openapi.wording import MAX_TITLE, phrase, property_description
-
-MAX_INPUTS = 1_000  # parameters of one operation
-MAX_NAME = 500  # of a parameter on the wire
-_MAX_MEDIA_TYPES = 30
-_MAX_MEDIA_TYPE = 200  # characters
+from gateway.openapi.keywords import written
+from gateway.openapi.schema import Schema, Schemas
 
 _EMPTY: Mapping[str, Any] = {}
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
@@ -118,12 +113,11 @@ def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, A
         for entry in sequence(entries):
             parameter = resolved(document, entry)
             name, place = parameter.get("name"), parameter.get("in")
-            if not isinstance(name, str) or not isinstance(place, str) or len(name) > MAX_NAME:
+            if not isinstance(name, str) or not isinstance(place, str) or len(name) > MAX_WIRE_NAME:
                 raise Unusable("a parameter has no name or no place")
             merged[name, place] = parameter
-            if len(merged) > MAX_INPUTS:
-                raise Unusable(f"it has more than {MAX_INPUTS:,} parameters")
-    spend_on(document, len(merged))
+            if len(merged) > MAX_WIDTH:
+                raise Unusable(f"it has more than {MAX_WIDTH:,} parameters")
     return tuple(merged.values())
 
 
@@ -179,7 +173,7 @@ def _parameter_schema(raw: Mapping[str, Any]) -> tuple[str | None, Any]:
 def _own_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
     own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
-    return Made({**mapping(raw.get("schema")), **own} if "schema" in raw else own)
+    return {**mapping(raw.get("schema")), **own} if "schema" in raw else own
 
 
 def _collection_style(raw: Mapping[str, Any], place: str) -> tuple[Style, bool]:
@@ -200,25 +194,18 @@ def request_body(
     if "requestBody" not in operation.raw:
         return None
     raw = resolved(document, operation.raw["requestBody"])
-    contents = tuple(
-        Content(media_type, _media(document, media).get("schema", {}), _encoding(document, media))
-        for media_type, media in _media_entries(raw)
-    )
+    contents = tuple(_content(document, *entry) for entry in _media_entries(raw))
     return RequestBody(contents, _said(raw.get("required")), raw) if contents else None
+
+
+def _content(document: Document, media_type: str, written: Any) -> Content:
+    media = resolved(document, written) if isinstance(written, dict) else _EMPTY
+    return Content(media_type, media.get("schema", {}), mapping(media.get("encoding")))
 
 
 def _media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     entries = mapping(raw.get("content")).items()
-    short = ((kind, media) for kind, media in entries if len(kind) <= _MAX_MEDIA_TYPE)
-    return islice(short, _MAX_MEDIA_TYPES)
-
-
-def _media(document: Document, media: Any) -> Mapping[str, Any]:
-    return resolved(document, media) if isinstance(media, Mapping) else _EMPTY
-
-
-def _encoding(document: Document, media: Any) -> Mapping[str, Any]:
-    return mapping(_media(document, media).get("encoding"))
+    return ((kind, media) for kind, media in entries if len(kind) <= MAX_WIRE_NAME)
 
 
 def _swagger_body(
@@ -241,7 +228,7 @@ def _form(fields: Sequence[Mapping[str, Any]], consumes: Sequence[str]) -> Reque
     multipart = has_file or "multipart/form-data" in consumes[:1]
     required = [raw["name"] for raw in fields if raw.get("required") is True]
     properties = {raw["name"]: _own_schema(raw) for raw in fields}
-    schema = Made(type="object", properties=properties, required=required)
+    schema = {"type": "object", "properties": properties, "required": required}
     styles = {raw["name"]: _collection_style(raw, "formData") for raw in fields}
     encoding = {name: {"style": s, "explode": e} for name, (s, e) in styles.items()}
     media_type = "multipart/form-data" if multipart else "application/x-www-form-urlencoded"
@@ -259,7 +246,7 @@ def _media_types(document: Document, operation: Operation, key: str) -> tuple[st
     own = operation.raw.get(key)
     listed = own if isinstance(own, list) else document.root.get(key)
     texts = (kind for kind in sequence(listed) if isinstance(kind, str))
-    return tuple(kind for kind in islice(texts, _MAX_MEDIA_TYPES) if len(kind) <= _MAX_MEDIA_TYPE)
+    return tuple(kind for kind in texts if len(kind) <= MAX_WIRE_NAME)
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -268,12 +255,8 @@ def _media_types(document: Document, operation: Operation, key: str) -> tuple[st
 def answers(document: Document, operation: Operation) -> tuple[Content, ...]:
     """What a successful answer may be: the contents of the first 2xx response that has any."""
     responses = mapping(operation.raw.get("responses"))
-    spend(document, len(responses) // 10)
-    for status in sorted(key for key in responses if str(key).startswith("2")):
-        try:
-            response = resolved(document, responses[status])
-        except Unusable:
-            continue
+    for status in sorted(key for key in responses if key.startswith("2")):
+        response = found_at(document, responses[status])
         if contents := _answer_contents(document, operation, response):
             return contents
     return ()
@@ -297,14 +280,11 @@ def _said(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-MAX_ARGUMENT = 64
-MAX_CONSTANT = 16 * 1024
 _OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
 _BRACKETED = re.compile(r"<([^<>]*)>")
 _COMPARED = re.compile(r"[<>]=?")
 _COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
 _PLACE_ORDER = ("path", "query", "header", "cookie")
-_NOTHING: Mapping[str, int] = {}
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 _RANKS = {"important": 0, "advanced": 2}
 
@@ -329,15 +309,15 @@ class ArgumentNames:
 
     def take(self, wire_name: str, place: str) -> str:
         """A name for what the wire calls so, unlike any taken before."""
-        if len(self._taken) > MAX_INPUTS:
-            raise Unusable(f"it has more than {MAX_INPUTS:,} inputs")
-        wanted = _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[:MAX_ARGUMENT] or place
+        if len(self._taken) > MAX_WIDTH:
+            raise Unusable(f"it has more than {MAX_WIDTH:,} inputs")
+        wanted = _OUTSIDE.sub("_", _spelled_out(wire_name)).strip("_")[:MAX_TOOL_NAME] or place
         name, turn = wanted, 1
         if name.lower() in self._taken:
-            name = wanted = f"{place}_{wanted}"[:MAX_ARGUMENT]
+            name = wanted = f"{place}_{wanted}"[:MAX_TOOL_NAME]
         while name.lower() in self._taken:
             turn += 1
-            name = f"{wanted[: MAX_ARGUMENT - 5]}_{turn}"
+            name = f"{wanted[: MAX_TOOL_NAME - 5]}_{turn}"
         self._taken.add(name.lower())
         return name
 
@@ -364,7 +344,7 @@ def parameter_slots(
         default = _default_of(document, given)
         internal = is_internal(given.raw)
         if internal and default is not None:
-            sent.append(_parameter(given, None, constant(document, default)))
+            sent.append(_parameter(given, None, constant(default)))
             continue
         if internal and not given.required:
             sent.append(_parameter(given, None, None))  # nobody is asked; a look-up may give it
@@ -373,8 +353,13 @@ def parameter_slots(
         injected = injected_as(source, given.place, given.name, argument)
         sent.append(_parameter(given, injected or argument, None))
         if injected is None:
-            slots.append(remembered_slot(schemas, given.raw, argument, given.required, given))
+            slots.append(slot_of(schemas, given.raw, argument, given.required, given))
     return sent, slots
+
+
+def folded(place: str, name: str) -> str:
+    """The name as it is compared: headers know no case."""
+    return name.lower() if place == "header" else name
 
 
 def injected_as(source: Source, place: str, wire_name: str, argument: str) -> str | None:
@@ -405,12 +390,10 @@ def without_detours(
     return kept, [slot for slot in slots if slot.argument not in arguments]
 
 
-def constant(document: Document, value: Any) -> Any:
+def constant(value: Any) -> Any:
     """A value that is sent without being asked for; one that is too large to keep is refused."""
-    size = len(orjson.dumps(value)) if isinstance(value, (str, dict, list)) else 1
-    if size > MAX_CONSTANT:
+    if len(orjson.dumps(value)) > MAX_VALUE_BYTES:
         raise Unusable("it has a default that is too large to be filled in")
-    spend(document, size // 50)
     return value
 
 
@@ -419,22 +402,11 @@ def rank_of(raw: Any) -> int:
     return _RANKS.get(text_of(mapping(raw).get("x-ms-visibility")).lower(), 1)
 
 
-def remembered_slot(
+def slot_of(
     schemas: Schemas, raw: Any, argument: str, required: bool, given: Input | None = None
 ) -> Slot:
-    """The input for what is written so; shared parameters and bodies are described once."""
-    if isinstance(raw, Made):
-        return _slot(schemas, raw, argument, required, given)
-    known = schemas.remembered.get(id(raw), {})
-    if (argument, required) not in known:
-        known[argument, required] = _slot(schemas, raw, argument, required, given)  # holds `raw`
-        schemas.remembered[id(raw)] = known
-    found: Slot = known[argument, required]
-    return found
-
-
-def _slot(schemas: Schemas, raw: Any, argument: str, required: bool, given: Input | None) -> Slot:
-    fragment = schemas.translated(given.schema) if given else schemas.translate(raw)
+    """The input for what is written so."""
+    fragment = schemas.translate(given.schema if given else raw)
     words = described(fragment.schema, mapping(raw), argument)
     if given and given.required and isinstance(words, dict):
         words |= _least(schemas.document, given)
@@ -478,27 +450,24 @@ def _least(document: Document, given: Input) -> Mapping[str, int]:
     try:
         schema = resolved(document, given.schema)
     except Unusable:
-        return _NOTHING
+        return {}
     least = _LEAST.get(str(schema.get("type", "string")), "")
     may_be_empty = least == "minLength" and (given.place != "path" or "enum" in schema)
     if not least or may_be_empty or schema.get(least) or given.media_type:
-        return _NOTHING
+        return {}
     return {least: 1}
 
 
 def _default_of(document: Document, given: Input) -> Any:
     if "default" in given.raw:
         return given.raw["default"]
-    try:
-        return resolved(document, given.schema).get("default")
-    except Unusable:
-        return None
+    return found_at(document, given.schema).get("default")
 
+
+# --- look-ups -------------------------------------------------------------------------------------
 
 VALUES = ("x-ms-dynamic-values", "x-ms-dynamic-list", "x-ms-dynamic-tree")
 SCHEMAS = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
-MAX_RULES = 64 * 1024  # bytes, of one tool
-MAX_DEAD = 50
 
 
 def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
@@ -509,7 +478,7 @@ def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
     if not rules:
         return b""
     text = written(rules)
-    return text if len(text) <= MAX_RULES else b""
+    return text if len(text) <= MAX_SCHEMA_BYTES else b""
 
 
 def with_hint(document: Document, slot: Slot) -> Slot:
@@ -533,7 +502,7 @@ def dead_look_ups(tools: Sequence[Tool], hidden: Sequence[Tool]) -> list[Problem
         if tool.lookups
         for argument, rules in orjson.loads(tool.lookups).items()
         for name in sorted(set(_operations(rules)) - callable_ids)
-    ][:MAX_DEAD]
+    ][:MAX_PROBLEMS]
 
 
 def _operations(rules: Any) -> Iterator[str]:

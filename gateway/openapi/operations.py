@@ -1,15 +1,12 @@
-"""Which operations become tools, and the reason in words for each that does not.
+"""Which operations become tools, where each is called, and the reason for each that is no tool.
 
 First everything is filtered by its own marks and by configuration; only then the newest revision
 of each family is chosen among what is left, so that a newer revision nobody may use does not take
 an older one with it. Microsoft's marks are structural: nothing is guessed from names.
 
-The path an operation is called at, out of the path its definition is filed under.
-
-The template's own text stays as it is: slashes are not tidied, some APIs tell operations apart by
-them. Three things are not part of a path: a fragment (it only tells operations apart, the address
-has none), a query (its variables are parameters, the rest is always sent), and `{connectionId}` in
-front, where Microsoft's connectors have it and their gateway fills it in.
+Configuration says where an API is, else an operation's own server, else its path's, else the
+document's. Where calls carry secrets, all of them go to one host: a definition can't name another
+one for some operation to draw them out.
 """
 
 from __future__ import annotations
@@ -18,26 +15,33 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urljoin, urlsplit
 
 from gateway.blocklist import blocked_by, may_reroute
-from gateway.model import ACCESS_OF_METHOD, Access, Override, Parameter, Place, Source
+from gateway.limits import MAX_LEVELS
+from gateway.model import (
+    ACCESS_OF_METHOD,
+    DEFAULT_KEY_HEADER,
+    Access,
+    Override,
+    Parameter,
+    Place,
+    Source,
+)
+from gateway.naming import Nameable, local_name, matching, override_for
 from gateway.openapi.document import (
     Document,
     Operation,
     Unusable,
+    found_at,
     is_internal,
     mapping,
-    resolved,
+    objects_in,
     sequence,
-    spend,
     text_of,
 )
-from gateway.openapi.inputs import MAX_INPUTS, Input, parameters, request_body
-from gateway.openapi.naming import Nameable, local_name, matching, override_for
-from gateway.openapi.reading import Parts, objects_in
-
-MAX_LEVELS = 6  # how deep a body is searched for a callback address
+from gateway.openapi.inputs import Input, folded, parameters, request_body
+from gateway.text import cut
 
 _DYNAMIC = (
     "x-ms-dynamic-values",
@@ -48,16 +52,17 @@ _DYNAMIC = (
     "x-ms-capabilities",
 )
 _TUNNEL_TAGS = frozenset({"agentic", "McpStreamable"})
+_VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What the whole document says that bears on single operations."""
 
-    microsoft: bool  # it uses Microsoft's extensions at all
-    callbacks: bool  # somewhere a property is marked as a callback address
-    subscribing: frozenset[str]  # operations that subscribe a trigger
-    looked_up: frozenset[str]  # operations that fill in values of others
+    microsoft: bool = False  # it uses Microsoft's extensions at all
+    callbacks: bool = False  # somewhere a property is marked as a callback address
+    subscribing: frozenset[str] = frozenset()  # operations that subscribe a trigger
+    looked_up: frozenset[str] = frozenset()  # operations that fill in values of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +83,24 @@ class Revision:
     annotated: bool  # it says so itself
 
 
-NO_MARKS = Marks(False, False, frozenset(), frozenset())
-
-
-def has_marks(raw: bytes) -> bool:
-    """Whether there is any of Microsoft's extensions: for most documents this one search is all."""
-    return b"x-ms-" in raw.replace(b"\0", b"")
-
-
 def marks_of(document: Document) -> Marks:
     """What Microsoft's extensions say of the whole document."""
     subscribing: set[str] = set()
     looked_up: set[str] = set()
     callbacks = False
-    for key, value in _keys(document.root):
-        if key == "x-ms-notification" and isinstance(value, Mapping):
-            subscribing.update(_operation_ids(value))
-        elif key in _DYNAMIC:
-            looked_up.update(_operation_ids(value))
-        elif key == "x-ms-notification-url":
-            callbacks = True
+    for part in objects_in(document.root):
+        callbacks = callbacks or "x-ms-notification-url" in part
+        if isinstance(notification := part.get("x-ms-notification"), dict):
+            subscribing.update(_operation_ids(notification))
+        for key in _DYNAMIC:
+            if key in part:
+                looked_up.update(_operation_ids(part[key]))
     return Marks(True, callbacks, frozenset(subscribing), frozenset(looked_up))
 
 
-def _keys(root: Any) -> Iterator[tuple[str, Any]]:
-    for part in objects_in(root):
-        if isinstance(part, Parts):
-            yield from ((key, part.passing(key)) for key in part)
-        else:
-            yield from part.items()
-
-
 def _operation_ids(value: Any) -> Iterator[str]:
-    return (found for key, found in _keys(value) if key == "operationId" and isinstance(found, str))
+    found = (part.get("operationId") for part in objects_in(value))
+    return (each for each in found if isinstance(each, str))
 
 
 def refusal(
@@ -122,7 +112,7 @@ def refusal(
 
 def name_for_globs(operation: Nameable) -> str:
     """What configuration calls it by: its id, else the name made of method and path."""
-    return operation.operation or local_name(operation)
+    return operation.id or local_name(operation)
 
 
 def override_of(operation: Nameable, source: Source) -> Override:
@@ -137,14 +127,13 @@ def access_of(operation: Nameable, source: Source) -> Access:
 
 
 def _configured(operation: Operation, source: Source, base_url: str) -> Refusal | None:
-    nameable = Nameable(operation.id, operation.method, operation.path)
-    name = name_for_globs(nameable)
+    name = name_for_globs(operation)
     if pattern := matching(name, source.exclude):
         return Refusal(f"excluded by {pattern!r}")
     for path in {operation.path, operation.path.replace("/{connectionId}", "", 1)}:
         if pattern := blocked_by(source.blocklist, base_url, path):
             return Refusal(f"its path is on the blocklist ({pattern})")
-    if override_of(nameable, source).access == "dangerous":
+    if override_of(operation, source).access == "dangerous":
         return Refusal("dangerous: never exposed")
     if not matching(name, source.include):
         return Refusal("not among the included operations", callable=True)
@@ -201,19 +190,14 @@ def _has_callback(document: Document, schema: Any) -> bool:
     level, seen = [schema], set[int]()
     for _ in range(MAX_LEVELS):
         below: list[Any] = []
-        spend(document, len(level) // 10)
         for part in level:
-            try:
-                found = resolved(document, part)
-            except Unusable:
-                continue
-            if id(found) in seen:
-                continue
-            seen.add(id(found))
+            found = found_at(document, part)
             if found.get("x-ms-notification-url") is True:
                 return True
-            below.extend(mapping(found.get("properties")).values())
-            below.extend(sequence(found.get("allOf")))
+            if id(found) not in seen:
+                seen.add(id(found))
+                below.extend(mapping(found.get("properties")).values())
+                below.extend(sequence(found.get("allOf")))
         level = below
     return False
 
@@ -244,11 +228,173 @@ def superseded(revisions: Sequence[Revision]) -> dict[int, str]:
     }
 
 
-_VARIABLE = re.compile(r"\{([^{}]*)\}")
+# --- where it is ----------------------------------------------------------------------------------
+
+
+def base_url_of(document: Document, source: Source) -> str:
+    """The definition's own base URL, or the configured one; "" if there is none."""
+    if source.base_url:
+        return source.base_url.rstrip("/")
+    if document.swagger:
+        return _swagger_url(document.root, source.location)
+    listed = document.root.get("servers")
+    return _first_usable(listed if listed else [{"url": "/"}], source.location)
+
+
+def operation_base_url(
+    document: Document, operation: Operation, source: Source, default: str
+) -> str:
+    """The operation's base URL: its own server or its path's, unless one is configured."""
+    if source.base_url or document.swagger:
+        return default
+    for listed in (operation.raw.get("servers"), operation.item.get("servers")):
+        if listed and (url := _first_usable(listed, default + "/" if default else source.location)):
+            return url
+    return default
+
+
+def home_of(document: Document, source: Source, default: str) -> str:
+    """The base URL that credentials are meant for; "" where the first operation decides it."""
+    return default if source.base_url or document.swagger or document.root.get("servers") else ""
+
+
+def elsewhere(source: Source, home: str, base_url: str) -> str | None:
+    """Why an operation at this base URL is no tool of a connection whose secrets are for `home`."""
+    if not source.carries_secrets or _origin(home) == _origin(base_url):
+        return None
+    there = urlsplit(base_url).netloc or "nowhere"
+    return f"its server ({there}) is not the one that the connection's credentials are for"
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
+
+
+def _first_usable(servers: Any, location: str) -> str:
+    for server in sequence(servers):
+        if url := _server_url(mapping(server), location):
+            return url
+    return ""
+
+
+def _server_url(server: Mapping[str, Any], location: str) -> str:
+    variables = mapping(server.get("variables"))
+    url = _VARIABLE.sub(
+        lambda found: _default_of(mapping(variables.get(found[1])), found[0]),
+        text_of(server.get("url")).strip(),
+    )
+    return _absolute(url, location)
+
+
+def _default_of(variable: Mapping[str, Any], unknown: str) -> str:
+    value = variable.get("default", next(iter(sequence(variable.get("enum"))), unknown))
+    return str(value) if isinstance(value, (str, int)) else unknown
+
+
+def _swagger_url(root: Mapping[str, Any], location: str) -> str:
+    host = text_of(root.get("host")).strip()
+    path = text_of(root.get("basePath")).strip()
+    schemes = [scheme for scheme in sequence(root.get("schemes")) if scheme in ("https", "http")]
+    origin = urlsplit(location)
+    if not host:
+        return _absolute(path or "/", location)
+    default = origin.scheme if origin.scheme == "http" and origin.netloc == host else "https"
+    scheme = "https" if "https" in schemes else next(iter(schemes), default)
+    if root.get("schemes") and not schemes:
+        return ""
+    return _absolute(f"{scheme}://{host}/{path.lstrip('/')}", "")
+
+
+def _absolute(url: str, location: str) -> str:
+    """The URL against where the definition came from, "" unless it is plain http or https."""
+    try:
+        joined = urljoin(location, url) if location.startswith(("http://", "https://")) else url
+        parts = urlsplit(joined)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        return ""
+    if not usable or "@" in parts.netloc or "{" in joined or any(map(str.isspace, joined)):
+        return ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+
+
+# --- credentials ----------------------------------------------------------------------------------
+
+
+def sent_with_every_call(document: Document, source: Source) -> frozenset[tuple[str, str]]:
+    """Place and name of what the connection itself sends: nobody's to fill in."""
+    sent = {("header", name) for name in source.headers}
+    keys = declared_keys(document, source)
+    if source.auth_type == "api-key":
+        name, place = keys[0] if len(keys) == 1 else (DEFAULT_KEY_HEADER, "header")
+        sent.add((source.auth_in or place, source.auth_name or name))
+    elif source.auth_type != "none":
+        sent.add(("header", "Authorization"))
+    if source.kind == "arm":  # Azure holds what a connector asks for
+        sent.update((place, name) for name, place in keys)
+    return frozenset((place, folded(place, name)) for place, name in sent)
+
+
+def declared_keys(document: Document, source: Source) -> list[tuple[str, str]]:
+    """Name and place of each API key of the definition that the connection's may be."""
+    schemes = (_scheme(document, name) for name in _schemes(document))
+    found = (
+        (text_of(scheme.get("name")), text_of(scheme.get("in")))
+        for scheme in schemes
+        if scheme.get("type") == "apiKey" and scheme.get("in") in ("header", "query")
+    )
+    return [
+        (name, place)
+        for name, place in dict.fromkeys(found)
+        if source.auth_name in (None, name) and source.auth_in in (None, place)
+    ]
+
+
+def required_credentials(document: Document, operation: Operation) -> str:
+    """The credentials an operation asks for, always spelled the same: a change is a risk."""
+    own = operation.raw.get("security")
+    listed = own if isinstance(own, list) else document.root.get("security")
+    spelled = {_spelled(document, mapping(each)) for each in sequence(listed)}
+    return cut(" or ".join(sorted(spelled)), 1_000)
+
+
+def _spelled(document: Document, requirement: Mapping[str, Any]) -> str:
+    schemes = (_scheme(document, name) for name in sorted(requirement))
+    return " and ".join(map(_words, schemes)) or "none"
+
+
+def _words(scheme: Mapping[str, Any]) -> str:
+    parts = [text_of(scheme.get(key)) for key in ("type", "scheme", "in", "name")]
+    return " ".join([part for part in parts if part] + sorted(_addresses(scheme)))
+
+
+def _addresses(scheme: Mapping[str, Any]) -> Iterator[str]:
+    """Where tokens come from: an address that changed would get the client's secret."""
+    for each in (scheme, *mapping(scheme.get("flows")).values()):
+        for key in ("tokenUrl", "authorizationUrl", "openIdConnectUrl"):
+            if address := text_of(mapping(each).get(key)):
+                yield cut(address, 200)
+
+
+def _schemes(document: Document) -> Mapping[str, Any]:
+    root = document.root
+    components = mapping(root.get("components"))
+    return mapping(root.get("securityDefinitions")) or mapping(components.get("securitySchemes"))
+
+
+def _scheme(document: Document, name: str) -> Mapping[str, Any]:
+    return found_at(document, _schemes(document).get(name))
+
+
+# --- its path -------------------------------------------------------------------------------------
+
+# The template's own text stays as it is: slashes are not tidied, some APIs tell operations apart by
+# them. Three things are not part of a path: a fragment (it only tells operations apart, the address
+# has none), a query (its variables are parameters, the rest is always sent), and this in front,
+# where Microsoft's connectors have it and their gateway fills it in.
 _CONNECTION = "{connectionId}"
-# The same for all, so that what is remembered of them is as well.
-_TEXT = {"type": "string"}
-_SAYS_NOTHING: Mapping[str, Any] = {}
 
 
 def called_path(
@@ -259,7 +405,7 @@ def called_path(
     if _is_microsofts(path, declared, microsoft, arm):
         path = path.replace(_CONNECTION, "", 1).replace("//", "/", 1)
     inputs, fixed = list(declared), list[Parameter]()
-    for pair in query.split("&", MAX_INPUTS) if query else ():
+    for pair in query.split("&") if query else ():
         name, equals, value = pair.partition("=")
         wire = unquote_plus(name) if equals else name.strip("{}")
         if "{" in wire:
@@ -305,7 +451,7 @@ def _with_place(path: str, inputs: Sequence[Input]) -> Iterator[Input]:
 
 
 def _undeclared(name: str, place: Place) -> Input:
-    return Input(name, place, True, _TEXT, _SAYS_NOTHING, "simple", False)
+    return Input(name, place, True, {"type": "string"}, {}, "simple", False)
 
 
 def _is_microsofts(path: str, inputs: Sequence[Input], microsoft: bool, arm: bool) -> bool:

@@ -3,291 +3,55 @@
 A reference becomes `#/$defs/NAME` and its target is put off until somebody bundles it: recursion
 and diamonds cost nothing, and no schema is ever written out as a tree. Keywords that 2020-12 does
 not know, or that hold what they may not hold, are left out: the result accepts more, never less.
-
 References that lead back to themselves without going down into the value, or that fan out too far
 on one level, would keep a validator busy for ever: they are opened where the circle closes.
 
 What callers give must be accepted wherever the API takes it: in inputs `oneOf` becomes `anyOf`,
 since alternatives overlap. Properties that Microsoft calls internal are not asked for: their
-defaults are noted at the object they belong to, under `CONSTANTS`, for whoever fills them in.
-
-JSON Schema keywords one by one: which are kept, and what each may hold.
-
-OpenAPI's dialects differ from 2020-12 in a few keywords, and writers get many values wrong. A
-keyword with a value it may not have is left out: the schema then accepts more, never less.
-
-Whether a schema can be used to check arguments, by the very engine that will check them.
+defaults are noted at the object they belong to, under `CONSTANTS`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
-import jsonschema_rs
-import orjson
-
+from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_TITLE, MAX_WIDTH
 from gateway.model import CONSTANTS
+from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
-    MAX_HOPS,
     Document,
-    Made,
     Unusable,
     is_internal,
     mapping,
     resolved,
     sequence,
-    spend,
     target_of,
 )
-from gateway.openapi.wording import MAX_TITLE, phrase, property_description
-
-_MAX_VALUE = 12 * 1024  # bytes of an enum, a constant or a default
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
-_NAMING_KEYWORDS = ("title", "description")
-
-
-def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
-    """`exclusiveMinimum: true` beside `minimum` is how it was written before 2020-12."""
-    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if raw.get(exclusive) is True and limit in result:
-            result[exclusive] = result.pop(limit)
-
-
-def mend_enum(result: dict[str, Any]) -> bool:
-    """Leave only values in an enum that its own type allows; False where there were none.
-
-    What no value fits says what a list's items are, or nothing: it is left out.
-    """
-    values, types = result["enum"], types_of(result)
-    fitting = [value for value in (mended(each, types) for each in values) if _is_any(value, types)]
-    if fitting:
-        result["enum"] = list({orjson.dumps(value): value for value in fitting}.values())
-        return True
-    del result["enum"]
-    items = result.get("items", {})
-    if "array" in types and isinstance(items, dict) and not items.keys() & {"enum", "$ref"}:
-        inner = {**items, "enum": values}
-        result["items"] = inner if mend_enum(inner) else items
-    return False
-
-
-def mended(value: Any, types: Sequence[str]) -> Any:
-    """The value in one of these types: writers of YAML forget quotes, others set too many."""
-    if _is_any(value, types):
-        return value
-    if type(value) in (int, float, bool) and "string" in types:
-        return str(value).lower()  # true, 1e5
-    if isinstance(value, str):
-        with suppress(orjson.JSONDecodeError):
-            read = orjson.loads(value)
-            return read if _is_any(read, types) else value
-    return value
-
-
-def _is_any(value: Any, types: Sequence[str]) -> bool:
-    return not types or any(_is(value, kind) for kind in types)
-
-
-def types_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types a value may have; none said: any."""
-    kind = schema.get("type")
-    listed = kind if isinstance(kind, list) else [kind]
-    return [each for each in listed if isinstance(each, str)]
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind in ("integer", "number"):
-        return type(value) is int or (
-            type(value) is float and (kind == "number" or value.is_integer())
-        )
-    return type(value) is _PYTHON_TYPES.get(kind)
-
-
-def allow_null(result: dict[str, Any]) -> None:
-    if "enum" in result and None not in result["enum"]:
-        result["enum"] = [*result["enum"], None]
-    kind = result.get("type")
-    if isinstance(kind, str):
-        result["type"] = [kind, "null"] if kind != "null" else kind
-    elif isinstance(kind, list):
-        result["type"] = list(dict.fromkeys([*kind, "null"]))
-    elif kind is None and any(key in result for key in ("allOf", "anyOf", "oneOf", "properties")):
-        inner = {key: result.pop(key) for key in list(result) if key not in _NAMING_KEYWORDS}
-        result["anyOf"] = [inner, {"type": "null"}]
-
-
-def _type(value: Any) -> Any:
-    if value == "file":
-        return "string"
-    if isinstance(value, str):
-        return value if value in _TYPES else None
-    if isinstance(value, list):
-        known = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
-        return known if known and len(known) == len(value) else None
-    return None
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _positive(value: Any) -> Any:
-    number = _number(value)
-    return number if number is not None and number > 0 else None
-
-
-def _count(value: Any) -> Any:
-    number = _number(value)
-    return int(number) if number is not None and number >= 0 and number == int(number) else None
-
-
-def _text(value: Any) -> Any:
-    return value if isinstance(value, str) and value else None
-
-
-def _true(value: Any) -> Any:
-    return True if value is True else None
-
-
-def _some(value: Any) -> Any:
-    return list(value) if isinstance(value, list) and value and _is_small(value) else None
-
-
-def _datum(value: Any) -> Any:
-    return value if not isinstance(value, (str, list, dict)) or _is_small(value) else None
-
-
-def _is_small(value: Any) -> bool:
-    return len(value) <= _MAX_VALUE and len(orjson.dumps(value)) <= _MAX_VALUE
-
-
-def _names_by_name(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return None
-    return {key: names for key, names in value.items() if _is_names(names)} or None
-
-
-def _is_names(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(isinstance(name, str) for name in value)
-        and len(set(value)) == len(value)
-    )
-
-
-PLAIN: Mapping[str, Callable[[Any], Any]] = {
-    "type": _type,
-    "enum": _some,
-    "const": _datum,
-    "default": _datum,
-    "format": _text,
-    "multipleOf": _positive,
-    "maximum": _number,
-    "exclusiveMaximum": _number,
-    "minimum": _number,
-    "exclusiveMinimum": _number,
-    "maxLength": _count,
-    "minLength": _count,
-    "maxItems": _count,
-    "minItems": _count,
-    "uniqueItems": _true,
-    "maxContains": _count,
-    "minContains": _count,
-    "maxProperties": _count,
-    "minProperties": _count,
-    "dependentRequired": _names_by_name,
-    "contentEncoding": _text,
-    "contentMediaType": _text,
-    "deprecated": _true,
-}
-ONE_SCHEMA = frozenset(
-    ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
-    + ("unevaluatedItems", "unevaluatedProperties")
+from gateway.openapi.keywords import (
+    MANY_SCHEMAS,
+    NAMED_SCHEMAS,
+    ONE_SCHEMA,
+    PLAIN,
+    SAME_VALUE,
+    allow_null,
+    compiles,
+    joined,
+    mend_enum,
+    mend_limits,
+    mended,
+    stub_of,
+    types_of,
+    usable_pattern,
+    written,
 )
-SAME_VALUE = frozenset({"not", "if", "then", "else"})
-MANY_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
-
-MAX_PATTERN = 1_000  # characters
-_PATTERN_BYTES = 256 * 1024  # compiled
-PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES)
-_LITERAL = re.compile(r"/(\^.+\$)/([a-z]*)")  # as JavaScript writes it, perhaps with flags
-_TOKENS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|\{\d+,\d\d+\}|.", re.DOTALL)
-
-
-def compiles(text: bytes) -> bool:
-    """Whether the schema can be used to check arguments."""
-    return _compiles(orjson.loads(text))
-
-
-def usable_pattern(pattern: str) -> str | None:
-    """The pattern as an engine that never goes back can check it, or one that accepts more.
-
-    What is left out of such a one are looks ahead or behind, and the highest of high numbers.
-    """
-    if literal := _LITERAL.fullmatch(pattern):
-        pattern = literal[1] if not literal[2] else ".*"
-    return next((each for each in (pattern, _looser(pattern)) if _is_linear(each)), None)
-
-
-def _looser(pattern: str) -> str:
-    kept: list[str] = []
-    groups = [False]  # whether each that is open is left out
-    for token in _TOKENS.findall(pattern):
-        if token[0] == "(":
-            groups.append(groups[-1] or len(token) > 1)
-        gone = groups.pop() if token == ")" and len(groups) > 1 else groups[-1]
-        if not gone:
-            high = len(token) > 1 and token[0] == "{"
-            kept.append(f"{token.partition(',')[0]},}}" if high else token)
-    return "".join(kept)
-
-
-@lru_cache(maxsize=8192)
-def _is_linear(pattern: str) -> bool:
-    return len(pattern) <= MAX_PATTERN and _compiles({"pattern": pattern})
-
-
-def _compiles(schema: Any) -> bool:
-    try:
-        jsonschema_rs.Draft202012Validator(schema, pattern_options=PATTERN_OPTIONS, offline=True)
-    except (jsonschema_rs.ValidationError, ValueError):
-        return False
-    return True
-
-
-def joined(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
-    """Definitions are serialised once a document, so putting them together is joining bytes."""
-    if not definitions:
-        return text
-    listed = b",".join(b'"%b":%b' % (name.encode(), part) for name, part in definitions.items())
-    comma = b"" if text == b"{}" else b","
-    return b'%b%b"$defs":{%b}}' % (text[:-1], comma, listed)
-
-
-def written(value: Any) -> bytes:
-    """The JSON text of a value, to be kept: orjson's own takes four kilobytes at the least."""
-    return bytes(memoryview(orjson.dumps(value)))
-
-
-Direction = Literal["input", "output"]
 Schema = dict[str, Any] | bool
 
-MAX_WEIGHT = 1_000  # schemas that one value is checked against on one level
-MAX_PATTERNS = 1_000  # different ones in one document
-MAX_NODES = 20_000  # of one schema between references
-_MAX_CHAIN = 60
-_NODES = 2  # translated, for one unit of work
-_COMPILED = 512  # bytes, for one unit of work
-_MAX_LEVELS = 8  # of defaults that make up one hidden value, of allOf
 _WORDS = frozenset(
     ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
 )
@@ -323,21 +87,19 @@ _OPEN = Definition(b"{}", (), ())
 class _Trace:
     refs: dict[str, None] = field(default_factory=dict)
     in_place: list[str] = field(default_factory=list)
-    nodes: int = 0
 
 
 class Schemas:
     """The schemas of one document as seen in requests or in answers."""
 
     def __init__(
-        self, document: Document, direction: Direction, report: Callable[[str, str], None]
+        self, document: Document, *, asked: bool, report: Callable[[str, str], None]
     ) -> None:
         self.document = document
-        self._asked = direction == "input"
-        self._hidden = "readOnly" if self._asked else "writeOnly"
+        self._asked = asked
+        self._hidden = "readOnly" if asked else "writeOnly"
         self._report = report
         self._siblings_count = document.format == "openapi-3.1"
-        self._fragments: dict[int, tuple[Any, Fragment]] = {}
         self._names: dict[str, str | None] = {}  # by reference, None where it is broken
         self._names_of_targets: dict[int, str] = {}
         self._targets: dict[str, Any] = {}
@@ -345,27 +107,13 @@ class Schemas:
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
         self._checked: set[str] = set()
-        self._patterns: set[str] = set()
-        # For whoever describes inputs: by id, then by what is called so and whether it is needed.
-        self.remembered: dict[int, dict[tuple[str, bool], Any]] = {}
         # For whoever puts them together: by name and levels, what is left where room is short.
-        self.thinner: dict[tuple[str, int], tuple[bytes, tuple[str, ...]]] = {}
-        document.by_others.extend((self._fragments, self.remembered))
+        self.thinner: dict[tuple[str, float], tuple[bytes, tuple[str, ...]]] = {}
 
     def translate(self, raw: Any) -> Fragment:
-        """The schema in 2020-12. The same object is translated once; nobody may change it."""
-        if isinstance(raw, Made):
-            return self.translated(raw)
-        known = self._fragments.get(id(raw))
-        if known is None:
-            known = self._fragments[id(raw)] = (raw, self.translated(raw))
-        return known[1]
-
-    def translated(self, raw: Any) -> Fragment:
-        """The same, for whoever remembers it by something else."""
+        """The schema in 2020-12."""
         trace = _Trace()
         schema = self._schema(raw, trace, in_place=True)
-        self.spend(trace.nodes // _NODES)
         return Fragment(schema, tuple(trace.refs))
 
     def definition(self, name: str) -> Definition:
@@ -376,25 +124,17 @@ class Schemas:
             self._checked.add(name)
         return self._definitions[name]
 
-    def spend(self, amount: int) -> None:
-        """Count work on the document's account."""
-        spend(self.document, amount)
-
     def is_hidden(self, raw: Any) -> bool:
         """Whether a property has no place in this direction, also when a reference says so."""
         for _ in range(MAX_HOPS):
-            if not isinstance(raw, dict):
-                return False
-            if raw.get(self._hidden) is True:
-                return True
-            reference = raw.get("$ref")
-            if not isinstance(reference, str):
-                return False
+            raw = mapping(raw)
+            if raw.get(self._hidden) is True or not isinstance(raw.get("$ref"), str):
+                break
             try:
-                raw = target_of(self.document, reference)
+                raw = target_of(self.document, raw["$ref"])
             except Unusable:
                 return False
-        return False
+        return mapping(raw).get(self._hidden) is True
 
     def visible(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The properties of an object that are asked for, and the values of those that are not.
@@ -478,9 +218,7 @@ class Schemas:
             trace = _Trace()
             try:
                 schema = self._schema(self._targets[name], trace, in_place=True)
-                text = written(schema)
-                self.spend(trace.nodes // _NODES + len(text) // _COMPILED)
-                found = Definition(text, tuple(trace.refs), tuple(trace.in_place))
+                found = Definition(written(schema), tuple(trace.refs), tuple(trace.in_place))
             except (TypeError, RecursionError):
                 self._report("warning", f"schema {name} is nested too deeply; it is left open")
                 found = _OPEN
@@ -491,14 +229,14 @@ class Schemas:
         """How many schemas a value meets here on one level; opens what would not end."""
         if name in self._weights:
             return self._weights[name]
-        self._weights[name] = MAX_WEIGHT  # whoever comes back here meanwhile closes a circle
+        self._weights[name] = MAX_WIDTH  # whoever comes back here meanwhile closes a circle
         definition = self._define(name)
-        weight = MAX_WEIGHT if depth > _MAX_CHAIN else 1
+        weight = MAX_WIDTH if depth > MAX_HOPS else 1
         for reference in definition.in_place:
-            if weight >= MAX_WEIGHT:
+            if weight >= MAX_WIDTH:
                 break
             weight += self._weigh(reference, depth + 1)
-        if weight >= MAX_WEIGHT:
+        if weight >= MAX_WIDTH:
             self._report("warning", f"schema {name} refers to itself without end; it is left open")
             self._definitions[name] = Definition(stub_of(definition.text), (), ())
             weight = 1
@@ -518,11 +256,6 @@ class Schemas:
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, dict):
-            return {}
-        trace.nodes += 1
-        if trace.nodes > MAX_NODES:
-            if trace.nodes == MAX_NODES + 1:
-                self._report("warning", "a schema is too large; the rest of it is left open")
             return {}
         if isinstance(raw.get("$ref"), str):
             return self._reference(raw, trace, in_place)
@@ -556,7 +289,7 @@ class Schemas:
         with suppress(Unusable):
             target = resolved(self.document, part)
             if target.get("additionalProperties") is False:
-                opened = Made({k: v for k, v in target.items() if k != "additionalProperties"})
+                opened = {k: v for k, v in target.items() if k != "additionalProperties"}
                 if target is part:
                     return opened
                 key = f"{part['$ref']}\0"  # no reference is spelled so
@@ -620,10 +353,8 @@ class Schemas:
                     part["properties"] = {name: {"enum": known}}
 
     def _mend_pattern(self, pattern: Any, result: dict[str, Any]) -> None:
-        """Compiling patterns is dear: a document has so many, and the rest is not checked."""
-        if len(self._patterns) >= MAX_PATTERNS or not isinstance(pattern, str):
+        if not isinstance(pattern, str):
             return
-        self._patterns.add(pattern)
         if usable := usable_pattern(pattern):
             result["pattern"] = usable
         else:
@@ -646,12 +377,10 @@ class Schemas:
     def _absent_by_parts(self, raw: Mapping[str, Any], level: int) -> set[str]:
         """The properties that a schema has by its allOf, and that have no place here."""
         absent = set[str]()
-        for part in sequence(raw.get("allOf")) if level < _MAX_LEVELS else ():
+        for part in sequence(raw.get("allOf")) if level < MAX_LEVELS else ():
             with suppress(Unusable):
                 found = resolved(self.document, part)
-                properties = mapping(found.get("properties"))
-                self.spend(len(properties) // 10)
-                absent |= properties.keys() - self.visible(found)[0].keys()
+                absent |= mapping(found.get("properties")).keys() - self.visible(found)[0].keys()
                 absent |= self._absent_by_parts(found, level + 1)
         return absent
 
@@ -664,22 +393,14 @@ def default_of(document: Document, schema: Any, level: int = 0) -> Any:
         return None
     if "default" in found:
         return mended(found["default"], types_of(found))
-    if level >= _MAX_LEVELS:
+    if level >= MAX_LEVELS:
         return None
-    properties = mapping(found.get("properties"))
-    spend(document, len(properties))
     parts = {
         name: value
-        for name, raw in properties.items()
+        for name, raw in mapping(found.get("properties")).items()
         if (value := default_of(document, raw, level + 1)) is not None
     }
     return parts or None
-
-
-def stub_of(text: bytes) -> bytes:
-    """A schema of which only the type is left: it accepts more, and needs nothing."""
-    schema = orjson.loads(text)
-    return written({"type": schema["type"]} if "type" in mapping(schema) else {})
 
 
 def _loosen_alternatives(result: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.model import Access, Tool
-from gateway.openapi.naming import Nameable, tool_names
+from gateway.naming import Nameable, tool_names
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "search"
 _ACCESS: dict[str, Access] = {"GET": "read", "DELETE": "delete"}

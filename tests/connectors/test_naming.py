@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.model import Access, Override, Problem
-from gateway.openapi.naming import (
+from gateway.naming import (
     Nameable,
     collisions,
     local_name,

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from gateway.model import Access, Source
-from gateway.openapi.wording import NOT_AUTHENTICATED, description_of, token_cost, tool_annotations
+from gateway.naming import NOT_AUTHENTICATED, description_of, token_cost, tool_annotations
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from gateway.model import (
     encode_build,
 )
 from gateway.openapi.build import build_openapi
-from tests.definitions import SOURCE, Json, built, only_tool, openapi, operation
+from tests.definitions import Json, built, only_tool, openapi, operation
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "openapi"
 BOOKS = Source("books", "openapi", "Book shop", "books_", auth_type="api-key")
@@ -340,18 +340,6 @@ def test_versions_are_made_out(version: Json, format_name: str) -> None:
 def test_unknown_versions_are_refused(version: Json) -> None:
     with pytest.raises(DefinitionUnreadable, match="Not an OpenAPI definition we know"):
         built({**version, "paths": {}})
-
-
-def test_operations_that_share_one_large_body_stay_within_bounds() -> None:
-    properties = {f"field_{n}": {"type": "string", "description": "d" * 250} for n in range(800)}
-    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/S"}}}}
-    paths = {
-        f"/{n}": {"post": operation(operationId=f"op{n}", requestBody=body)} for n in range(800)
-    }
-    schemas = {"S": {"type": "object", "properties": properties}}
-
-    with pytest.raises(DefinitionUnreadable):
-        built(openapi(paths, components={"schemas": schemas}), SOURCE)
 
 
 def test_a_definition_without_operations_says_so() -> None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Build
 from gateway.openapi.build import build_openapi
-from gateway.openapi.schema import PATTERN_OPTIONS
+from gateway.openapi.keywords import PATTERN_OPTIONS
 from tests.definitions import CORPUS, SOURCE, skip_reasons
 
 UNREADABLE = "ppc-zohosign.json"

@@ -8,9 +8,8 @@ import jsonschema_rs
 import orjson
 import pytest
 
+from gateway.limits import INPUT_BYTES, MAX_WIDTH
 from gateway.model import Problem, whole_schema
-from gateway.openapi.bundle import INPUT_BUDGET
-from gateway.openapi.schema import MAX_WEIGHT
 from tests.definitions import Json, built, only_tool, openapi, operation, schema_of
 
 STRING = {"type": "string"}
@@ -238,7 +237,7 @@ def test_fan_out_on_one_level_is_bounded() -> None:
     (tool,) = build.tools
     assert any("without end" in problem.message for problem in build.problems)
     assert jsonschema_rs.Draft202012Validator(schema_of(tool)).is_valid({"p": "x"})
-    assert len(tool.input_schema) < 40 * MAX_WEIGHT
+    assert len(tool.input_schema) < 40 * MAX_WIDTH
 
 
 CUT = Problem(
@@ -273,7 +272,7 @@ def test_where_room_is_short_words_go_first_the_deepest_before_others() -> None:
 
     (tool,) = build.tools
     listed, whole = schema_of(tool)["$defs"], orjson.loads(whole_schema(tool))["$defs"]
-    assert len(tool.input_schema) < INPUT_BUDGET + 1_000
+    assert len(tool.input_schema) < INPUT_BYTES + 1_000
     assert "description" in listed["S0"]["properties"]["field_1"]
     assert listed["S7"] == _level(7, "", True) | {
         "properties": dict.fromkeys((f"field_{n}" for n in range(20)), {"type": "integer"})
@@ -292,7 +291,7 @@ def test_where_room_is_shorter_still_deep_objects_name_what_they_require_and_sta
 
     (tool,) = build.tools
     schema, whole = schema_of(tool), orjson.loads(whole_schema(tool))
-    assert len(tool.input_schema) < INPUT_BUDGET + 2_000
+    assert len(tool.input_schema) < INPUT_BYTES + 2_000
     assert len(schema["$defs"]["S3"]["properties"]) == 21
     assert schema["$defs"]["S38"] == {
         "type": "object",
@@ -315,7 +314,7 @@ def test_an_inline_body_that_is_too_large_keeps_what_its_deepest_levels_require(
     build = built(_posting(nested(5)))
 
     (tool,) = build.tools
-    assert len(tool.input_schema) <= INPUT_BUDGET
+    assert len(tool.input_schema) <= INPUT_BYTES
     deepest = schema_of(tool)["properties"]["n0"]["properties"]["n1"]
     while "n2" in deepest["properties"]:
         deepest = deepest["properties"]["n2"]

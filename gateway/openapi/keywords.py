@@ -1,0 +1,255 @@
+"""JSON Schema keywords one by one: which are kept, what each may hold, and whether it all compiles.
+
+OpenAPI's dialects differ from 2020-12 in a few keywords, and writers get many values wrong. A
+keyword with a value it may not have is left out: the schema then accepts more, never less. Whether
+a schema can be used to check arguments is asked of the very engine that will check them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from gateway.limits import MAX_VALUE_BYTES, PATTERN_BYTES
+
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
+
+
+def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
+    """`exclusiveMinimum: true` beside `minimum` is how it was written before 2020-12."""
+    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if raw.get(exclusive) is True and limit in result:
+            result[exclusive] = result.pop(limit)
+
+
+def mend_enum(result: dict[str, Any]) -> bool:
+    """Leave only values in an enum that its own type allows; False where there were none.
+
+    What no value fits says what a list's items are, or nothing: it is left out.
+    """
+    values, types = result["enum"], types_of(result)
+    fitting = [value for value in (mended(each, types) for each in values) if _is_any(value, types)]
+    if fitting:
+        result["enum"] = list({orjson.dumps(value): value for value in fitting}.values())
+        return True
+    del result["enum"]
+    items = result.get("items", {})
+    if "array" in types and isinstance(items, dict) and not items.keys() & {"enum", "$ref"}:
+        inner = {**items, "enum": values}
+        result["items"] = inner if mend_enum(inner) else items
+    return False
+
+
+def mended(value: Any, types: Sequence[str]) -> Any:
+    """The value in one of these types: writers of YAML forget quotes, others set too many."""
+    if _is_any(value, types):
+        return value
+    if type(value) in (int, float, bool) and "string" in types:
+        return str(value).lower()  # true, 1e5
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            read = orjson.loads(value)
+            return read if _is_any(read, types) else value
+    return value
+
+
+def _is_any(value: Any, types: Sequence[str]) -> bool:
+    return not types or any(_is(value, kind) for kind in types)
+
+
+def types_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types a value may have; none said: any."""
+    kind = schema.get("type")
+    listed = kind if isinstance(kind, list) else [kind]
+    return [each for each in listed if isinstance(each, str)]
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind in ("integer", "number"):
+        return type(value) is int or (
+            type(value) is float and (kind == "number" or value.is_integer())
+        )
+    return type(value) is _PYTHON_TYPES.get(kind)
+
+
+def allow_null(result: dict[str, Any]) -> None:
+    if "enum" in result and None not in result["enum"]:
+        result["enum"] = [*result["enum"], None]
+    kind = result.get("type")
+    if isinstance(kind, str):
+        result["type"] = [kind, "null"] if kind != "null" else kind
+    elif isinstance(kind, list):
+        result["type"] = list(dict.fromkeys([*kind, "null"]))
+    elif kind is None and any(key in result for key in ("allOf", "anyOf", "oneOf", "properties")):
+        keys = [key for key in result if key not in ("title", "description")]
+        inner = {key: result.pop(key) for key in keys}
+        result["anyOf"] = [inner, {"type": "null"}]
+
+
+def _type(value: Any) -> Any:
+    if value == "file":
+        return "string"
+    if isinstance(value, str):
+        return value if value in _TYPES else None
+    if isinstance(value, list):
+        known = list(dict.fromkeys(kind for kind in value if kind in _TYPES))
+        return known if known and len(known) == len(value) else None
+    return None
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _positive(value: Any) -> Any:
+    number = _number(value)
+    return number if number is not None and number > 0 else None
+
+
+def _count(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) and value else None
+
+
+def _true(value: Any) -> Any:
+    return True if value is True else None
+
+
+def _some(value: Any) -> Any:
+    return list(value) if isinstance(value, list) and value and _is_small(value) else None
+
+
+def _datum(value: Any) -> Any:
+    return value if not isinstance(value, (str, list, dict)) or _is_small(value) else None
+
+
+def _is_small(value: Any) -> bool:
+    return len(value) <= MAX_VALUE_BYTES and len(orjson.dumps(value)) <= MAX_VALUE_BYTES
+
+
+def _names_by_name(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return None
+    return {key: names for key, names in value.items() if _is_names(names)} or None
+
+
+def _is_names(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) for name in value)
+        and len(set(value)) == len(value)
+    )
+
+
+PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "type": _type,
+    "enum": _some,
+    "const": _datum,
+    "default": _datum,
+    "format": _text,
+    "multipleOf": _positive,
+    "maximum": _number,
+    "exclusiveMaximum": _number,
+    "minimum": _number,
+    "exclusiveMinimum": _number,
+    "maxLength": _count,
+    "minLength": _count,
+    "maxItems": _count,
+    "minItems": _count,
+    "uniqueItems": _true,
+    "maxContains": _count,
+    "minContains": _count,
+    "maxProperties": _count,
+    "minProperties": _count,
+    "dependentRequired": _names_by_name,
+    "contentEncoding": _text,
+    "contentMediaType": _text,
+    "deprecated": _true,
+}
+ONE_SCHEMA = frozenset(
+    ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
+    + ("unevaluatedItems", "unevaluatedProperties")
+)
+SAME_VALUE = frozenset({"not", "if", "then", "else"})
+MANY_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})
+
+
+# --- the engine that checks arguments -------------------------------------------------------------
+
+PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES)
+_LITERAL = re.compile(r"/(\^.+\$)/([a-z]*)")  # as JavaScript writes it, perhaps with flags
+_TOKENS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|\{\d+,\d\d+\}|.", re.DOTALL)
+
+
+def compiles(text: bytes) -> bool:
+    """Whether the schema can be used to check arguments."""
+    return _compiles(orjson.loads(text))
+
+
+def usable_pattern(pattern: str) -> str | None:
+    """The pattern as an engine that never goes back can check it, or one that accepts more.
+
+    What is left out of such a one are looks ahead or behind, and the highest of high numbers.
+    """
+    if literal := _LITERAL.fullmatch(pattern):
+        pattern = literal[1] if not literal[2] else ".*"
+    return next((each for each in (pattern, _looser(pattern)) if _is_linear(each)), None)
+
+
+def _looser(pattern: str) -> str:
+    kept: list[str] = []
+    groups = [False]  # whether each that is open is left out
+    for token in _TOKENS.findall(pattern):
+        if token[0] == "(":
+            groups.append(groups[-1] or len(token) > 1)
+        gone = groups.pop() if token == ")" and len(groups) > 1 else groups[-1]
+        if not gone:
+            high = len(token) > 1 and token[0] == "{"
+            kept.append(f"{token.partition(',')[0]},}}" if high else token)
+    return "".join(kept)
+
+
+@lru_cache(maxsize=8192)
+def _is_linear(pattern: str) -> bool:
+    return _compiles({"pattern": pattern})
+
+
+def _compiles(schema: Any) -> bool:
+    try:
+        jsonschema_rs.Draft202012Validator(schema, pattern_options=PATTERN_OPTIONS, offline=True)
+    except (jsonschema_rs.ValidationError, ValueError):
+        return False
+    return True
+
+
+def joined(text: bytes, definitions: Mapping[str, bytes]) -> bytes:
+    """Definitions are serialised once a document, so putting them together is joining bytes."""
+    if not definitions:
+        return text
+    listed = b",".join(b'"%b":%b' % (name.encode(), part) for name, part in definitions.items())
+    comma = b"" if text == b"{}" else b","
+    return b'%b%b"$defs":{%b}}' % (text[:-1], comma, listed)
+
+
+def written(value: Any) -> bytes:
+    """The JSON text of a value, to be kept: orjson's own takes four kilobytes at the least."""
+    return bytes(memoryview(orjson.dumps(value)))
+
+
+def stub_of(text: bytes) -> bytes:
+    """A schema of which only the type is left: it accepts more, and needs nothing."""
+    schema = orjson.loads(text)
+    has_type = isinstance(schema, dict) and "type" in schema
+    return written({"type": schema["type"]} if has_type else {})
