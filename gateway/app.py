@@ -33,9 +33,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.azure.directory import AzureDirectory
-from gateway.calls.admission import Admission, SharedRates
+from gateway.calls.admission import Admission
 from gateway.calls.approvals import Approvals
-from gateway.calls.call import Invoker, Senders
+from gateway.calls.call import Invoker
+from gateway.calls.call import Send as SendCall
 from gateway.calls.credentials import (
     Credentials,
     PreparedConnections,
@@ -44,9 +45,10 @@ from gateway.calls.credentials import (
     azure_identity,
     prove,
 )
+from gateway.calls.held import CANCEL
 from gateway.calls.record import Signals
-from gateway.calls.running import CANCEL, ApprovedRuns, Housekeeping, Resume, this_replica
-from gateway.calls.send import HttpSender, UpstreamSender
+from gateway.calls.send import Sender
+from gateway.calls.upkeep import ApprovedRuns, Housekeeping, Resume, this_replica
 from gateway.catalog.catalog import Catalog, refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy
 from gateway.catalog.discover import Discoverer
@@ -95,7 +97,7 @@ class Line:
     """One call's way through this process."""
 
     def __init__(
-        self, db: Database, seal: Seal, senders: Senders, current: Callable[[], Snapshot]
+        self, db: Database, seal: Seal, send: SendCall, current: Callable[[], Snapshot]
     ) -> None:
         self._db = db
         self._seal = seal
@@ -115,11 +117,11 @@ class Line:
         self.invoker = Invoker(
             db,
             prepared,
-            senders,
+            send,
+            self.approvals,
+            self.signals,
+            seal,
             replica=replica.id,
-            seal=seal,
-            signals=self.signals,
-            approver=self.approvals,
         )
         self.invoker.on_finished(self.feed.result)
         self.signals.on(CANCEL, self.invoker.running.cancel)
@@ -338,11 +340,10 @@ async def running(
         azure = AzureWatch(discoverer.azure, catalog, persistence)
         stack.push_async_callback(azure.close)
         await catalog.load()
-        limits = Admission(settings.limits.max_concurrent_calls, rates=_rates(settings, db))
-        link = discoverer.azure.sign_in_link
-        http = HttpSender(egress, own_egress, credentials, limits, db, workers.work, link)
-        senders = Senders(http, UpstreamSender(upstreams.sessions, limits, db))
-        line = Line(db, seal, senders, lambda: catalog.current)
+        limits = Admission(settings.limits.max_concurrent_calls, shared=_shared(settings, db))
+        ways = (egress, own_egress, credentials, upstreams.sessions)
+        send = Sender(*ways, limits, db, workers.work, discoverer.azure.sign_in_link)
+        line = Line(db, seal, send, lambda: catalog.current)
         gateway = Gateway(catalog, line.invoker, line.approvals, db, azure, workers.work, OWN_TOOLS)
         gateway.wake = schedule.wake
         if (traced := tracer()) is not None:
@@ -374,10 +375,10 @@ async def running(
         yield app
 
 
-def _rates(settings: Settings, db: Database) -> SharedRates | None:
-    """Rate limits are counted together where there are, or may be, other processes."""
+def _shared(settings: Settings, db: Database) -> Database | None:
+    """Where rate limits are counted if there are, or may be, other processes."""
     alone = settings.server.workers == 1 and settings.store.url.startswith("sqlite")
-    return None if alone else SharedRates(db)
+    return None if alone else db
 
 
 def demo_connection(own_url: str) -> OpenApiConnection:

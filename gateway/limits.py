@@ -69,6 +69,32 @@ LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left
 
 # --- calls ----------------------------------------------------------------------------------------
 
+CALLS_PER_CONNECTION = 32  # at the same time: a slow API must not take all of max_concurrent_calls
+CALLS_PER_PRINCIPAL = 32  # that go on without a request: undecided, in the background, or held
+MAX_WAITING_CALLS = 256  # for a slot or for an answer of their client: beyond, `busy` is kinder
+MOMENT_SECONDS = 2.0  # a wait nobody minds: for a slot, or before looking again for a lost signal
+
+FAILURES_TO_OPEN = 5  # in a row, then the API is left alone for a while
+OPEN_SECONDS = 10.0  # after which one call tries again
+MAX_PAUSE_SECONDS = 300.0  # of a Retry-After that is believed
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of an API's answer, unless max_output_bytes is more
+LARGE_BYTES = 256 * 1024  # of an answer: up to this size nobody has to ask for room
+LARGE_ANSWERS = 4  # that are held at the same time: each may take MAX_ANSWER_BYTES
+HEAVY_BYTES = 65_536  # shaping more takes a millisecond: in a thread; one part is no larger
+RESULT_SECONDS = 3600.0  # a model that works with a large answer reads it within the hour
+DEFAULT_ITEMS = 100  # of a large array that are read at once
+MAX_RECORDED_BYTES = 16 * 1024  # of arguments or output in the ledger: a history, no archive
+PREVIEW_CHARS = 2_000  # of a large answer, some 430 tokens
+MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
+MAX_TOLD_ITEMS = 20  # problems or names that are listed one by one
+
+CHECK_STEPS = 10_000  # of checking and filling in, before a schema counts as endless
+SHORTEST_SECRET = 6  # characters: shorter ones would tear holes into innocent text
+SESSION_GRANT_SECONDS = 7 * 24 * 3600.0  # "always allow" in a session: its longest life
+TOKEN_SECONDS = 10.0  # for a token endpoint's answer, and between two tries to renew
+TOKEN_LIFE_SECONDS = 300.0  # of a token that does not say
+
 # --- store ----------------------------------------------------------------------------------------
 
 # --- mcp ------------------------------------------------------------------------------------------

@@ -4,72 +4,96 @@ JSON is both text and structure, images and audio are themselves, other files ar
 answer over the bound is a preview and the promise of the rest. Headers that say how to go on are
 told too. A status of 300 or more is an error with the words the API itself found for it. An answer
 that strays from its own content type is shown as what it turns out to be; nothing here fails.
+Answers are read in UTF-8, whatever they came in: only then can they be searched for secrets.
 
-Answers come out in UTF-8, whatever they came in: only then can they be searched for secrets.
-Pure. `shape` parses and decodes: hand answers over `HEAVY_BYTES` to a thread.
+The rest of a large answer is read in parts. A JSON pointer leads to a part of it: of an array,
+offset and limit count items, elsewhere characters of the text. Each part is bounded too, and a
+large JSON text is parsed in a worker process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
-import msgspec
+import orjson
 from msgspec.structs import replace
 
-from gateway.calls.limits import HEAVY_BYTES
+from gateway.calls.arguments import problem, step_into
+from gateway.calls.redact import Redactor
+from gateway.errors import Fixable
+from gateway.limits import (
+    DEFAULT_ITEMS,
+    HEAVY_BYTES,
+    MAX_QUOTE_CHARS,
+    MAX_REMEMBERED,
+    MAX_TOLD_ITEMS,
+    PREVIEW_CHARS,
+)
 from gateway.outbound.client import Answer, Pairs
 from gateway.outbound.content import (
     CUT_JSON,
     NOT_JSON,
+    Work,
     as_json,
     as_text,
     charset_of,
     essence,
     in_utf8,
+    is_heavy_json,
     may_be_json,
+    text_or_base64,
 )
 
-PREVIEW_CHARS = 2_000
-MAX_ERROR_CHARS = 500
-MAX_HEADER_CHARS = 4_096
-MAX_TOLD_HEADERS = 32
-MAX_HEADER_NAMES = 1_024  # that are remembered
+HEADERS_META = "gateway/headers"  # of an API's answer
 
-
-class Shaped(msgspec.Struct, frozen=True):
-    """The content of a tool result, and the whole body where it was too large to be in it."""
-
-    content: list[dict[str, Any]]
-    structured: dict[str, Any] | None
-    is_error: bool
-    status: int
-    media_type: str = ""  # as the answer's Content-Type says, parameters included
-    oversized: bytes | None = None  # to be kept under the result id
-    headers: dict[str, str] | None = None  # those that a caller may need, by lower-case name
+Result = dict[str, Any]  # of a tool's call, as MCP writes it
+Kept = tuple[str, bytes]  # the media type and the body of an answer
 
 
 def shape(
     answer: Answer,
+    redactor: Redactor,
     *,
     max_output_bytes: int,
     result_id: str = "",
     headers_out: tuple[str, ...] = (),
-) -> Shaped:
-    """The answer as MCP content; `result_id` is where the caller keeps it if it is too large.
+) -> tuple[Result, Kept | None]:
+    """The answer as a tool's result; and what is to be kept, where it was too large for that.
 
-    `headers_out` names headers that are told beside those every caller is told.
+    `result_id` is where it will be kept. `headers_out` names headers that are told beside those
+    every caller is told.
     """
-    shaped = _shaped(with_text_in_utf8(answer), max_output_bytes, result_id)
-    told = _told_headers(answer.headers, headers_out)
-    if not told:
-        return shaped
-    said = [] if shaped.is_error else [_text(line) for line in _onward(answer.status, told)]
-    return replace(shaped, headers=told, content=[*shaped.content, *said])
+    answer = cleared(with_text_in_utf8(answer), redactor)
+    is_large = answer.truncated or len(answer.body) > max_output_bytes
+    is_kept = is_large and answer.body and answer.status < 300
+    result = _preview_result(answer, result_id) if is_kept else _whole_result(answer)
+    if told := _told_headers(answer.headers, headers_out):
+        result["_meta"] = {HEADERS_META: told}
+        if not result["isError"]:
+            result["content"] += [_text(line) for line in _onward(answer.status, told)]
+    return result, (_kept_type(answer), answer.body) if is_kept else None
+
+
+def _kept_type(answer: Answer) -> str:
+    media_type = answer.header("content-type") or ""
+    cut_off = answer.truncated and may_be_json(answer.body, media_type)
+    return CUT_JSON if cut_off else media_type
+
+
+def cleared(answer: Answer, redactor: Redactor) -> Answer:
+    """The same answer without secrets; the very object where it holds none."""
+    headers, body = redactor.pairs(answer.headers), redactor.bytes(answer.body)
+    if headers is answer.headers and body is answer.body:
+        return answer
+    return replace(answer, body=body, headers=headers)
 
 
 def with_text_in_utf8(answer: Answer) -> Answer:
@@ -84,17 +108,15 @@ def with_text_in_utf8(answer: Answer) -> Answer:
     return replace(answer, body=in_utf8(answer.body, charset), headers=headers)
 
 
-def _shaped(answer: Answer, max_output_bytes: int, result_id: str) -> Shaped:
-    media_type = answer.header("content-type") or ""
+def _whole_result(answer: Answer) -> Result:
     if answer.status >= 300:
-        return _error(answer, media_type)
+        return _error(answer)
     if not answer.body:
         said = f"{answer.status} {_phrase(answer.status)}: done, without content."
-        return Shaped([_text(said)], None, False, answer.status, media_type)
-    if answer.truncated or len(answer.body) > max_output_bytes:
-        return _oversized(answer, media_type, result_id)
-    content, structured = _content(answer.body, media_type)
-    return Shaped(content, structured, False, answer.status, media_type)
+        return {"content": [_text(said)], "isError": False}
+    content, structured = _content(answer.body, answer.header("content-type") or "")
+    result: Result = {"content": content, "isError": False}
+    return result if structured is None else {**result, "structuredContent": structured}
 
 
 def _content(body: bytes, media_type: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -115,26 +137,33 @@ def _content(body: bytes, media_type: str) -> tuple[list[dict[str, Any]], dict[s
     return [_text(text)], value if isinstance(value, dict) else {"result": value}
 
 
-def _oversized(answer: Answer, media_type: str, result_id: str) -> Shaped:
+def _preview_result(answer: Answer, result_id: str) -> Result:
+    media_type = answer.header("content-type") or ""
     preview = _preview(answer.body, media_type)
-    size, kind = len(answer.body), essence(media_type) or "unknown type"
-    structured: dict[str, Any] = {
-        "truncated": True,
-        "bytes": size,
-        "result_id": result_id,
-        "preview": preview,
-    }
-    if answer.truncated:
-        structured["incomplete"] = True
+    kind = essence(media_type) or "unknown type"
     cut = " There was more, which the gateway did not read." if answer.truncated else ""
+    result = preview_result(result_id, len(answer.body), preview, f", {kind}.{cut}")
+    if answer.truncated:
+        result["structuredContent"]["incomplete"] = True
+    return result
+
+
+def preview_result(result_id: str, size: int, preview: str, more: str = ".") -> Result:
+    """What a caller gets in place of an answer that is too large to show."""
     said = (
-        f"The answer is too large to show: {size} bytes, {kind}.{cut} Read it in parts with "
+        f"The answer is too large to show: {size} bytes{more} Read it in parts with "
         f"read_result and result_id {result_id!r}."
     )
-    shown = f"{said} It begins:\n\n{preview}" if preview else said
-    if answer.truncated and may_be_json(answer.body, media_type):
-        media_type = CUT_JSON
-    return Shaped([_text(shown)], structured, False, answer.status, media_type, answer.body)
+    return {
+        "content": [_text(f"{said} It begins:\n\n{preview}" if preview else said)],
+        "structuredContent": {
+            "truncated": True,
+            "bytes": size,
+            "result_id": result_id,
+            "preview": preview,
+        },
+        "isError": False,
+    }
 
 
 def _preview(body: bytes, media_type: str) -> str:
@@ -148,11 +177,8 @@ def _preview(body: bytes, media_type: str) -> str:
 
 # --- headers --------------------------------------------------------------------------------------
 
-_PLACES = (
-    "location",
-    "operation-location",
-    "azure-asyncoperation",
-)  # of what is made or being made
+# Of what is made or being made.
+_PLACES = ("location", "operation-location", "azure-asyncoperation")
 _TELLING = re.compile(
     rf"link|etag|retry-after|content-range|{'|'.join(_PLACES)}|.*(rate-?limit|call-limit).*"
     r"|(.*[-_])?(next|prev|page|pagin|cursor|continuation|total|has-?more).*"
@@ -162,7 +188,7 @@ _LINK = re.compile(r"\s*<([^>]*)>.*?;\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,]+))", 
 _NEXT_NAME = re.compile(r"(.*[-_])?(next|continuation).*")
 
 
-@lru_cache(maxsize=MAX_HEADER_NAMES)
+@lru_cache(maxsize=MAX_REMEMBERED)
 def _is_telling(name: str) -> bool:
     """Whether a header says how to go on: pages, versions, places, and when to ask again."""
     return _TELLING.fullmatch(name) is not None
@@ -172,9 +198,8 @@ def _told_headers(pairs: Pairs, more: tuple[str, ...]) -> dict[str, str]:
     """The headers that a caller may need; one that comes several times is joined."""
     told: dict[str, str] = {}
     for name, value in pairs:
-        if value and (_is_telling(name) or name in more) and len(told) < MAX_TOLD_HEADERS:
-            whole = f"{told[name]}, {value}" if name in told else value
-            told[name] = whole[:MAX_HEADER_CHARS]
+        if value and (_is_telling(name) or name in more):
+            told[name] = f"{told[name]}, {value}" if name in told else value
     return told
 
 
@@ -201,34 +226,38 @@ _HINTS = {
 }
 
 
-def _error(answer: Answer, media_type: str) -> Shaped:
-    body, value = answer.body, NOT_JSON
-    if len(body) > HEAVY_BYTES or answer.truncated:  # its words are near the beginning
-        text = _preview(body, media_type)
-    else:
-        text, value = as_text(body, media_type) or "", as_json(body, media_type)
-    said = _said(value, text)
-    redirected = answer.status < 400
-    message = f"The API answered {answer.status} {_phrase(answer.status)}".rstrip()
-    if redirected:
+def _error(answer: Answer) -> Result:
+    status, text, value = answer.status, _error_text(answer), NOT_JSON
+    if text and not answer.truncated and len(answer.body) <= HEAVY_BYTES:
+        value = as_json(answer.body, answer.header("content-type") or "")
+    said, points_elsewhere = _said(value, text), status < 400
+    message = f"The API answered {status} {_phrase(status)}".rstrip()
+    if points_elsewhere:
         message += " and points elsewhere, which is not followed"
     error: dict[str, Any] = {
         "code": "upstream_error",
         "message": f"{message}: {said}" if said else f"{message}.",
-        "hint": _hint(answer.status),
-        "status": answer.status,
+        "hint": _hint(status),
+        "status": status,
     }
     if text:
         error["body"] = text[:PREVIEW_CHARS]
     for name, key in _TELLING_HEADERS:
-        value = answer.header(name)
-        if value and (name != "location" or redirected):
-            seconds = name == "retry-after" and value.isascii() and value.isdigit()
-            error[key] = int(value[:9]) if seconds else value[:PREVIEW_CHARS]
+        header = answer.header(name)
+        if header and (name != "location" or points_elsewhere):
+            seconds = name == "retry-after" and header.isascii() and header.isdigit()
+            error[key] = int(header[:9]) if seconds else header[:PREVIEW_CHARS]
     shown = f"{error['message']}\n{error['hint']}"
-    if text and said not in (text, text[:MAX_ERROR_CHARS]):
+    if text and said not in (text, text[:MAX_QUOTE_CHARS]):
         shown += f"\n\n{error['body']}"
-    return Shaped([_text(shown)], {"error": error}, True, answer.status, media_type)
+    return {"content": [_text(shown)], "isError": True, "structuredContent": {"error": error}}
+
+
+def _error_text(answer: Answer) -> str:
+    media_type = answer.header("content-type") or ""
+    if len(answer.body) > HEAVY_BYTES or answer.truncated:  # its words are near the beginning
+        return _preview(answer.body, media_type)
+    return as_text(answer.body, media_type) or ""
 
 
 _TELLING_HEADERS = (
@@ -247,22 +276,8 @@ def _hint(status: int) -> str:
 
 
 # Where APIs put their words, the most telling first.
-_WORD_FIELDS = (
-    "message",
-    "error",
-    "errors",
-    "error_description",
-    "detail",
-    "details",
-    "title",
-    "description",
-    "reason",
-    "fault",
-    "faultstring",
-    "error_message",
-    "errormessage",
-    "msg",
-)
+_WORD_FIELDS = """message error errors error_description detail details title description reason
+    fault faultstring error_message errormessage msg""".split()
 
 
 def _said(value: Any, text: str) -> str:
@@ -270,7 +285,7 @@ def _said(value: Any, text: str) -> str:
     words = _words(value) if value is not NOT_JSON else None
     if words is None and value is NOT_JSON and not text.lstrip().startswith("<"):
         words = text
-    return " ".join((words or "").split())[:MAX_ERROR_CHARS]
+    return " ".join((words or "").split())[:MAX_QUOTE_CHARS]
 
 
 def _words(value: Any, depth: int = 0) -> str | None:
@@ -303,3 +318,129 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
+
+
+# --- reading a large answer in parts --------------------------------------------------------------
+
+
+async def read_part(
+    work: Work, body: bytes, media_type: str, *, pointer: str, offset: int, limit: int | None
+) -> dict[str, Any]:
+    """`{bytes, total, offset, value, next_offset?}` of the part that the pointer leads to."""
+    if offset < 0:
+        raise problem("offset", "can't be negative")
+    if limit is not None and limit < 1:
+        raise problem("limit", "must be at least 1")
+    if not is_heavy_json(body, media_type):
+        part = await asyncio.to_thread(part_of, body, media_type, pointer, offset, limit)
+    else:
+        asked = json.dumps([pointer, offset, limit])
+        data = await work(part_in_worker, body, media_type, asked)
+        if data is not None:
+            part = _part_from_worker(data)
+        elif pointer:
+            raise problem("pointer", "can't be followed: this result is too intricate")
+        else:
+            part = await asyncio.to_thread(_part_of_text, body, media_type, offset, limit)
+    return {"bytes": len(body), **part}
+
+
+def part_in_worker(body: bytes, media_type: str, asked: str) -> bytes:
+    """As `part_of`, from and to another process."""
+    try:
+        return orjson.dumps({"part": part_of(body, media_type, *json.loads(asked))})
+    except Fixable as refusal:
+        return orjson.dumps({"refusal": refusal.as_dict()})
+
+
+def _part_from_worker(data: bytes | bytearray) -> dict[str, Any]:
+    found = orjson.loads(data)
+    if "refusal" in found:
+        raise Fixable(**found["refusal"])
+    part: dict[str, Any] = found["part"]
+    return part
+
+
+def part_of(
+    body: bytes,
+    media_type: str,
+    pointer: str,
+    offset: int,
+    limit: int | None,
+    max_bytes: int = HEAVY_BYTES,
+) -> dict[str, Any]:
+    """`{total, offset, value, next_offset?}` of the part that the pointer leads to."""
+    value = as_json(body, media_type)
+    if value is NOT_JSON:
+        if pointer:
+            raise problem("pointer", "leads nowhere: this result is not JSON, or was cut")
+        return _part_of_text(body, media_type, offset, limit, max_bytes)
+    target = _follow(value, pointer)
+    if isinstance(target, list):
+        return _items(target, pointer, offset, limit, max_bytes)
+    if isinstance(target, str):
+        return _characters(target, offset, limit, max_bytes)
+    text = as_text(body, media_type) if not pointer else None
+    return _characters(text or orjson.dumps(target).decode(), offset, limit, max_bytes)
+
+
+def _part_of_text(
+    body: bytes, media_type: str, offset: int, limit: int | None, max_bytes: int = HEAVY_BYTES
+) -> dict[str, Any]:
+    return _characters(text_or_base64(body, media_type), offset, limit, max_bytes)
+
+
+def _characters(text: str, offset: int, limit: int | None, max_bytes: int) -> dict[str, Any]:
+    end = offset + (10 * PREVIEW_CHARS if limit is None else limit)
+    value = text[offset : min(end, offset + max_bytes)]
+    if len(value.encode("utf-8", "replace")) > max_bytes:
+        value = value.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore")
+    return _part(len(text), offset, value)
+
+
+def _items(
+    items: list[Any], pointer: str, offset: int, limit: int | None, max_bytes: int
+) -> dict[str, Any]:
+    value: list[Any] = []
+    size = 0
+    for item in items[offset : offset + (DEFAULT_ITEMS if limit is None else limit)]:
+        size += len(orjson.dumps(item)) + 1
+        if size > max_bytes:
+            break
+        value.append(item)
+    if not value and offset < len(items):
+        raise Fixable(
+            "invalid_arguments",
+            f"Item {offset} alone is larger than {max_bytes} bytes.",
+            f"Read it with the pointer {pointer}/{offset}.",
+        )
+    return _part(len(items), offset, value)
+
+
+def _part(total: int, offset: int, value: str | list[Any]) -> dict[str, Any]:
+    part = {"total": total, "offset": offset, "value": value}
+    if value and offset + len(value) < total:
+        part["next_offset"] = offset + len(value)
+    return part
+
+
+def _follow(value: Any, pointer: str) -> Any:
+    """What a JSON pointer (RFC 6901) leads to; `items/0` is taken for `/items/0`."""
+    if pointer in ("", "#"):
+        return value
+    for step in pointer.removeprefix("#").removeprefix("/").split("/"):
+        try:
+            value = step_into(value, step)
+        except LookupError:
+            words = f"{pointer[:100]!r} leads nowhere: at {step[:50]!r} {_describe(value)}"
+            raise problem("pointer", words) from None
+    return value
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, dict):
+        keys = ", ".join(repr(key[:50]) for key in islice(value, MAX_TOLD_ITEMS))
+        return f"there are the keys {keys}" if keys else "there is an empty object"
+    if isinstance(value, list):
+        return f"there is an array of {len(value)}"
+    return "there is nothing further inside"

@@ -15,26 +15,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import structlog
 
-from gateway.calls import asking
-from gateway.calls.asking import (
-    Decision,
-    always_words,
-    binds,
-    grant_of,
-    judged_again,
-    may_always,
-    name_of_client,
-    new_approval,
-    opened_state,
-    sealed_state,
-    too_late,
-)
 from gateway.calls.credentials import PreparedConnections
-from gateway.calls.held import ELICIT
+from gateway.calls.held import open_state, seal_state
+from gateway.calls.questions import (
+    ELICIT,
+    QUESTION,
+    Decision,
+    approval_question,
+    decision_of,
+    input_required,
+    warnings,
+)
 from gateway.calls.record import (
     UNATTENDED,
     Attempt,
@@ -44,15 +39,27 @@ from gateway.calls.record import (
     arguments_digest,
     execution_of,
     failed_result,
-    going_on,
     heard_within,
     meta_of,
+    pending_result,
+    shown_arguments,
     takes_forms,
 )
-from gateway.calls.tokens import with_token
+from gateway.calls.request import build_request
+from gateway.calls.upkeep import ticket_of
 from gateway.catalog.snapshot import Snapshot
-from gateway.errors import GatewayError, NotFound, Overloaded, Refused
-from gateway.model import Principal
+from gateway.config.connection import McpConnection
+from gateway.config.settings import Permissions
+from gateway.errors import GatewayError, NotFound, Overloaded, Refused, UnknownTool
+from gateway.limits import (
+    CALLS_PER_PRINCIPAL,
+    MAX_QUOTE_CHARS,
+    MOMENT_SECONDS,
+    PREVIEW_CHARS,
+    SESSION_GRANT_SECONDS,
+)
+from gateway.model import Principal, Tool
+from gateway.policy.access import permit, principal_now
 from gateway.policy.view import elicitation_modes
 from gateway.store import approvals as store
 from gateway.store.approvals import (
@@ -60,28 +67,15 @@ from gateway.store.approvals import (
     Approval,
     OpenApproval,
     StandingGrant,
-    approval_of,
-    changed_since_used,
-    count_pending,
-    let_go,
-    open_approvals,
-    take_over,
-    wrote_before,
 )
 from gateway.store.cluster import living
 from gateway.store.database import Database
 from gateway.store.ledger import FINISHED, Execution, get_execution
-from gateway.store.secrets import Seal
+from gateway.store.secrets import Seal, new_id
 
 log = structlog.get_logger("gateway.approvals")
 
-MAX_PENDING = 32  # of one principal
-MAX_PENDING_OVERALL = 500
-TICK_SECONDS = 2.0  # between two looks at the store, and two words of progress
-HANDOVER_SECONDS = 3.0  # one who waits has used an approval long before that
-
-Told = Callable[[Approval], None]
-Ended = Callable[[Execution], None]
+PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
 
 
 class Approvals:
@@ -96,8 +90,8 @@ class Approvals:
         current: Callable[[], Snapshot],
         *,
         replica: str,
-        told: Told = lambda approval: None,
-        ended: Ended = lambda execution: None,
+        told: Callable[[Approval], None] = lambda approval: None,
+        ended: Callable[[Execution], None] = lambda execution: None,
     ) -> None:
         self._db = db
         self._seal = seal
@@ -112,7 +106,10 @@ class Approvals:
         self._draining = False
 
     async def obtain(self, attempt: Attempt) -> Approval | None:
-        """See `call.Approver`."""
+        """What the call may go on with: an approval to be used up, or None where none is needed.
+
+        Raises NotApproved, or Unanswered where the caller can't be kept waiting.
+        """
         if grant := await self._grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             return None
@@ -124,7 +121,7 @@ class Approvals:
         return await self._usable(attempt, approval)
 
     async def waited_for(self, execution: Execution) -> bool:
-        """See `call.Approver`."""
+        """Whether someone still waits for the decision on this call."""
         return await self._has_waiter(execution.id, execution.era, execution.replica)
 
     async def decide(self, id: str, decision: Decision, by: Principal) -> Approval:
@@ -153,7 +150,8 @@ class Approvals:
     async def recheck(self, attempt: Attempt, approval: Approval) -> None:
         """Judges the call on what holds now; an approval for something else is void."""
         try:
-            attempt.snapshot, attempt.tool = judged_again(self._current(), attempt, approval)
+            attempt.tool = judge_again(snapshot := self._current(), attempt, approval)
+            attempt.snapshot = snapshot
         except Refused as refused:
             await self.void(approval)
             error = NotApproved(
@@ -170,7 +168,7 @@ class Approvals:
 
     async def withdraw(self, execution_id: str, by: str) -> bool:
         """Ends a call that still waits for a decision; False: it does not wait any more."""
-        approval = await approval_of(self._db, execution_id)
+        approval = await store.approval_of(self._db, execution_id)
         return approval is not None and await self._decide(approval, "deny", by) is not None
 
     async def expire(self) -> None:
@@ -189,7 +187,7 @@ class Approvals:
             return None
         return await store.find_grant(
             self._db,
-            principal=caller.principal.name,
+            principal=attempt.principal,
             tool=tool.name,
             fingerprint=tool.fingerprint,
             session=caller.session or "",
@@ -200,20 +198,19 @@ class Approvals:
     async def _answered(self, attempt: Attempt) -> Approval | None:
         """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
         caller = attempt.caller
-        state = opened_state(self._seal, caller.request_state) if takes_forms(caller) else None
-        if state is None:
+        state = open_state(self._seal, PURPOSE, caller.request_state)
+        if state is None or not takes_forms(caller):
             return None
-        id = binds(state, attempt, time.time())
-        approval = await store.get_approval(self._db, id) if id else None
-        if approval is None:
+        approval = await store.get_approval(self._db, state[0])
+        if approval is None or not _is_for(approval, attempt) or time.time() >= approval.expires_at:
             raise Refused(
                 "approval_expired",
                 "The answer came too late, or belongs to another call.",
                 "Call again without it to be asked anew.",
             )
-        answer = (caller.input_responses or {}).get(asking.QUESTION)
+        answer = (caller.input_responses or {}).get(QUESTION)
         if approval.status == "pending" and answer is not None:
-            decision = asking.decision_of(answer, may_always(attempt.snapshot, approval.risk))
+            decision = decision_of(answer, may_always(attempt.snapshot, approval.risk))
             decided = await self._decide(
                 replace(approval, session=caller.session), decision, caller.principal.name
             )
@@ -223,9 +220,9 @@ class Approvals:
     async def _open(self, attempt: Attempt) -> Approval:
         """The approval this call left behind when it was cut off, else a new question."""
         if not attempt.unattended:
-            for found in await open_approvals(
+            for found in await store.open_approvals(
                 self._db,
-                principal=attempt.caller.principal.name,
+                principal=attempt.principal,
                 tool=attempt.tool.name,
                 fingerprint=attempt.tool.fingerprint,
                 args_digest=arguments_digest(attempt.arguments),
@@ -238,11 +235,12 @@ class Approvals:
     async def _took_over(self, found: OpenApproval) -> bool:
         approval, replica = found.approval, found.replica
         if await self._has_waiter(approval.execution_id, found.era, replica):
+            # Who waits uses an approval at once: one that lies there is nobody's any more.
             decided = approval.decided_at or time.time()
-            return found.era != UNATTENDED and time.time() - decided > HANDOVER_SECONDS
+            return found.era != UNATTENDED and time.time() - decided > MOMENT_SECONDS
         if approval.status == "approved":
             return True  # of several who want to use it, one will
-        return await take_over(self._db, approval.execution_id, replica, self._replica)
+        return await store.take_over(self._db, approval.execution_id, replica, self._replica)
 
     async def _has_waiter(self, execution_id: str, era: str, replica: str) -> bool:
         if era == UNATTENDED:
@@ -253,41 +251,71 @@ class Approvals:
         return bool(replica) and replica in await living(self._db)
 
     async def _ask(self, attempt: Attempt) -> Approval:
-        now, caller, tool = time.time(), attempt.caller, attempt.tool
-        principal = caller.principal.name
-        await self._check_room(principal, now)
-        prepared = self._prepared.of(attempt.snapshot, tool.connection)
-        method, url = asking.target(attempt, prepared)
-        wrote = await wrote_before(self._db, principal, tool.connection, caller.session)
-        changed = await changed_since_used(self._db, principal, tool.name, tool.connection)
-        warnings = asking.warnings(attempt, first_write=not wrote, changed=changed)
-        approval = new_approval(self._seal, attempt, method, url, warnings, now)
+        now, tool, principal = time.time(), attempt.tool, attempt.principal
+        mine, _ = await store.count_pending(self._db, principal, now)
+        if mine >= CALLS_PER_PRINCIPAL:
+            raise Overloaded(
+                "busy",
+                f"{mine} calls already wait for a decision.",
+                "Try again when some have been decided.",
+            )
+        session = attempt.caller.session
+        wrote = await store.wrote_before(self._db, principal, tool.connection, session)
+        changed = await store.changed_since_used(self._db, principal, tool.name, tool.connection)
+        approval = self._new_approval(
+            attempt, now, tuple(warnings(attempt, first_write=not wrote, changed=changed))
+        )
         execution = execution_of(attempt, "pending_confirmation")
         await store.create_approval(self._db, approval, execution)
         self._told(approval)
         return approval
 
-    async def _check_room(self, principal: str, now: float) -> None:
-        mine, everyone = await count_pending(self._db, principal, now)
-        if mine >= MAX_PENDING or everyone >= MAX_PENDING_OVERALL:
-            raise Overloaded(
-                "busy",
-                f"{mine if mine >= MAX_PENDING else everyone} calls already wait for a decision.",
-                "Try again when some have been decided.",
-            )
+    def _new_approval(self, attempt: Attempt, now: float, warnings: tuple[str, ...]) -> Approval:
+        """The question about this call, bound to who asks, the tool as it is and the arguments."""
+        caller, tool = attempt.caller, attempt.tool
+        method, url = self._target(attempt)
+        return Approval(
+            id=new_id(now),
+            execution_id=attempt.id,
+            principal=attempt.principal,
+            tool=tool.name,
+            connection=tool.connection,
+            fingerprint=tool.fingerprint,
+            args_digest=arguments_digest(attempt.arguments),
+            arguments=shown_arguments(attempt),
+            sealed_arguments=self._seal.encrypt_json(asdict(ticket_of(attempt))),
+            risk=tool.risk,
+            created_at=now,
+            expires_at=now + attempt.snapshot.permissions.timeout_seconds,
+            session=caller.session,
+            client=caller.client,
+            method=method,
+            url=url,
+            warnings=warnings,
+        )
+
+    def _target(self, attempt: Attempt) -> tuple[str, str]:
+        """Method and address of the request that would be made; raises where none could be."""
+        operation, settings = attempt.tool.http, attempt.state.settings
+        if operation is None:
+            url = settings.url if isinstance(settings, McpConnection) else None
+            place = url.partition("?")[0] if url else attempt.state.name
+            return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
+        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
+        arguments = {**attempt.arguments, **prepared.inject}
+        request = build_request(operation, arguments, prepared.blocklist)
+        return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
 
     def _refuse_to_wait(self, attempt: Attempt, approval: Approval) -> None:
         """Answers callers at once who don't wait: they read later, or call again."""
         if attempt.unattended:
             text = "The call waits for a person's decision and runs by itself once approved."
-            raise Unanswered(
-                with_token(going_on(attempt, "pending_confirmation", text), attempt.token)
-            )
+            raise Unanswered(pending_result(attempt, "pending_confirmation", text))
         if takes_forms(attempt.caller):
             always = always_words(attempt.snapshot, approval)
-            state = sealed_state(self._seal, approval)
+            state = seal_state(self._seal, PURPOSE, [approval.id])
             name = attempt.state.display_name
-            raise Unanswered(asking.input_required(approval, name, always, state))
+            raise Unanswered(input_required(approval, name, always, state))
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval when it is no longer pending."""
@@ -303,7 +331,7 @@ class Approvals:
                     self._stop_waiting_for_nobody(attempt, gone)
                     await self._say_progress(attempt, approval)
                     left = approval.expires_at - time.time()
-                    if not await heard_within(heard, min(left, TICK_SECONDS)):
+                    if not await heard_within(heard, min(left, MOMENT_SECONDS)):
                         await self._look_after(attempt, approval)
             self._stop_waiting_for_nobody(attempt, gone)
             return approval
@@ -312,7 +340,7 @@ class Approvals:
             if elicited is not None:
                 elicited.cancel()
             if approval.status in ("pending", "approved"):
-                let_go(self._db, attempt.id, self._replica)
+                store.let_go(self._db, attempt.id, self._replica)
 
     async def _as_it_is(self, approval: Approval) -> Approval:
         """The approval now; while the store can't be asked, as it was: the wait outlasts that."""
@@ -355,11 +383,11 @@ class Approvals:
         caller, always = attempt.caller, always_words(attempt.snapshot, approval)
         assert caller.ask is not None
         try:
-            question = asking.question(approval, attempt.state.display_name, always)
+            question = approval_question(approval, attempt.state.display_name, always)
             answer = await caller.ask(ELICIT, question)
             if caller.gone is not None and caller.gone():
                 return  # cut off, which is no answer
-            decision = asking.decision_of(answer, bool(always))
+            decision = decision_of(answer, bool(always))
             # The session that answers may be another one than that which first asked.
             mine = replace(approval, session=caller.session)
             await self._decide(mine, decision, caller.principal.name)
@@ -412,3 +440,86 @@ class Approvals:
     def _tell(self, approval: Approval) -> None:
         self._signals.hear(APPROVAL_CHANGED, approval.id)
         self._told(approval)
+
+
+def _is_for(approval: Approval, attempt: Attempt) -> bool:
+    """Whether an approval was asked for exactly this call."""
+    bound_to = (approval.principal, approval.tool, approval.fingerprint, approval.args_digest)
+    digest = arguments_digest(attempt.arguments)
+    return bound_to == (attempt.principal, attempt.tool.name, attempt.tool.fingerprint, digest)
+
+
+def judge_again(snapshot: Snapshot, attempt: Attempt, approval: Approval) -> Tool:
+    """The tool that the call may be made of now; raises Refused.
+
+    An approval is for one tool as it was, asked for by someone with the right to it.
+    """
+    principal = principal_now(snapshot.settings, attempt.caller.principal)
+    if principal is None:
+        raise Refused("access_denied", "the caller has no access any more")
+    try:
+        if attempt.door is not None:
+            tool = attempt.door.find(snapshot, principal)
+        else:
+            tool = snapshot.tools[attempt.tool.name]
+    except (UnknownTool, GatewayError, KeyError):
+        raise Refused("access_denied", "the tool is no longer there for the caller") from None
+    permit(snapshot, principal, tool, attempt.door.judged if attempt.door else None)
+    if tool.fingerprint != approval.fingerprint:
+        raise Refused("access_denied", "the tool has changed since")
+    return tool
+
+
+def may_always(snapshot: Snapshot, risk: str) -> bool:
+    """Whether "always allow" is offered for tools of this risk."""
+    return risk != "high" or snapshot.permissions.always_allow_high_risk
+
+
+def too_late(approval: Approval | None) -> NotApproved:
+    """Why an approval can't be decided or used any more."""
+    words = {
+        "approved": "it has been approved already",
+        "denied": "it has been denied already",
+        "used": "it has been used already",
+        "void": "the tool or the caller's rights have changed since",
+    }
+    status = approval.status if approval else ""
+    why = words.get(status, "nobody decided in time")
+    error = NotApproved(
+        "approval_expired", f"The approval can't be used: {why}.", "Call again to ask anew."
+    )
+    error.void = status == "void"
+    return error
+
+
+def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) -> StandingGrant:
+    """ "Always allow": for the rest of the session, or for a while where there is none."""
+    lasts = SESSION_GRANT_SECONDS if approval.session else permissions.always_allow_minutes * 60
+    return StandingGrant(
+        id=new_id(now),
+        principal=approval.principal,
+        tool=approval.tool,
+        connection=approval.connection,
+        fingerprint=approval.fingerprint,
+        session=approval.session or "",
+        client=name_of_client(approval.client),
+        request=f"{approval.method} {approval.url.partition('?')[0]}"[:MAX_QUOTE_CHARS],
+        granted_by=by,
+        created_at=now,
+        expires_at=now + lasts,
+    )
+
+
+def always_words(snapshot: Snapshot, approval: Approval) -> str:
+    """What "always allow" means for this call; "" where it is not offered."""
+    if not may_always(snapshot, approval.risk):
+        return ""
+    if approval.session:
+        return "for the rest of this session"
+    client = name_of_client(approval.client) or "this client"
+    return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
+
+
+def name_of_client(client: str) -> str:
+    """The name of `name/version`: a client that was updated is the same one."""
+    return client.rpartition("/")[0] or client.strip("/")

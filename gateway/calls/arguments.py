@@ -1,12 +1,12 @@
 """Arguments are checked strictly before anything is sent, and every problem is named at once.
 
 The check itself is one call of a compiled validator, kept by the tool's fingerprint; `oneOf` counts
-as `anyOf`, since alternatives overlap. Only arguments that fail it are looked at again: what has a
-default is filled in; then for the words, each problem with its place, the value shortened, an
-unknown name with the nearest known one. A lenient connection sends values inside a body that are
-not what its definition says, with a warning. References are never fetched, formats are not asserted
-and patterns run in linear time, since schemas are somebody else's text; those that multiply with
-every level are counted before (see `intricacy`).
+as `anyOf`, since alternatives overlap. Only arguments that fail it are looked at again: first what
+has a default is filled in, then each problem is put into words, with its place and the nearest
+known name. A lenient connection sends values inside a body that are not what its definition says,
+with a warning. Schemas are somebody else's text: references are never fetched, formats are not
+asserted, patterns run in linear time, and where a schema can ask several times as much of each
+level as of the one above, so that no check would ever end, the work is counted first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from jsonschema_rs import (
@@ -26,17 +28,12 @@ from jsonschema_rs import (
     ValidationErrorKind,
 )
 
-from gateway.calls.filling import Filler, is_too_much, multiplies, with_constants
 from gateway.calls.redact import names_a_secret
 from gateway.errors import Fixable
-from gateway.model import Tool
+from gateway.limits import CHECK_STEPS, MAX_QUOTE_CHARS, MAX_REMEMBERED, MAX_TOLD_ITEMS
+from gateway.model import CONSTANTS, Tool, unpack
+from gateway.text import cut
 
-MAX_PROBLEMS = 20
-MAX_QUOTED = 80
-MAX_WORDS = 300
-MAX_VALIDATORS = 4096
-MAX_BACKTRACKS = 10_000
-_MISSPELT = 0.8  # of its letters are those of a name that is known
 _NEVER_FORGIVEN = (
     ValidationErrorKind.Required,
     ValidationErrorKind.AdditionalProperties,
@@ -47,18 +44,18 @@ _LENIENT_HINT = (
     ' validation = "lenient" for the connection.'
 )
 
-# By the schema's key, in the order they were made, with whether the work must be counted first.
-_validators: dict[str, tuple[Draft202012Validator, bool]] = {}
+Problems = list[dict[str, str]]  # each with its path and message
+Schema = Any
 
 
-Problems = list[dict[str, str]]
-
-
-def check_arguments(schema_key: str, schema: bytes, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not fit the schema; another schema has another `schema_key`."""
+def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not fit the schema."""
     given = _as_json(arguments)
-    if not _fit(schema_key, schema, given):
-        raise _refusal(list(islice(_problems(_parsed(schema), given), MAX_PROBLEMS + 1)))
+    if not _fit(schema, given):
+        parsed = _parsed(schema)
+        errors = _compiled(parsed, _MASK).iter_errors(given)
+        words = (each for error in errors for each in _worded(error, parsed))
+        raise _refusal([*islice(words, MAX_TOLD_ITEMS + 1)])
 
 
 def fitting_arguments(
@@ -66,12 +63,13 @@ def fitting_arguments(
 ) -> tuple[dict[str, Any], Problems]:
     """A tool's arguments with what is filled in for the caller, and what to warn the caller of."""
     given, warnings = _as_json(arguments), Problems()
-    if not _fit(tool.fingerprint, tool.input_schema, given):
-        given = _with_defaults(tool.input_schema, given)
-        if not _fit(tool.fingerprint, tool.input_schema, given):
+    if not _fit(tool.input_schema, given):
+        if b'"default"' in tool.input_schema:
+            given = _Filler(_parsed(tool.input_schema)).filled(given)
+        if not _fit(tool.input_schema, given):
             warnings = _forgiven(tool, given, lenient)
     if tool.whole_schema:
-        given = with_constants(tool.whole_schema, given)
+        given = _with_constants(tool.whole_schema, given)
     return given, warnings
 
 
@@ -84,39 +82,29 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse what our parsers may let in and JSON, or what we write it with, does not have."""
     arguments = arguments if isinstance(arguments, dict) else dict(arguments)
     try:
-        written = orjson.dumps(arguments)  # not: half characters, endless nesting, over 64 bits
+        written = orjson.dumps(arguments)
         if orjson.loads(written) != arguments:  # NaN and infinity become null: the slow one tells
             json.dumps(arguments, allow_nan=False)
-    except TypeError as error:
-        raise _refusal([{"path": "", "message": _unwritable(str(error))}]) from None
+    except TypeError:
+        words = "is nested too deeply, or holds half a character or a number of over 64 bits"
+        raise _refusal([{"path": "", "message": words}]) from None
     except ValueError:
         raise _refusal([{"path": "", "message": "holds a number that JSON can't"}]) from None
     return arguments
 
 
-def _unwritable(said: str) -> str:
-    if "Recursion" in said:
-        return "is nested too deeply"
-    if "UTF-8" in said:
-        return "holds text that is not valid Unicode"
-    return "holds a number of more than 64 bits" if "64-bit" in said else "is not JSON"
-
-
-def _fit(key: str, schema: bytes, arguments: dict[str, Any]) -> bool:
-    validator, counted = _validator(key, schema)
-    if counted and is_too_much(_parsed(schema), arguments):
+def _fit(schema: bytes, arguments: dict[str, Any]) -> bool:
+    validator, multiplies = _validator(schema)
+    if multiplies and _is_too_much(_parsed(schema), arguments):
         raise _refusal([{"path": "", "message": "is nested too deeply to be checked"}])
     return validator.is_valid(arguments)
 
 
-def _validator(key: str, schema: bytes) -> tuple[Draft202012Validator, bool]:
-    known = _validators.get(key)
-    if known is None:
-        if len(_validators) >= MAX_VALIDATORS:
-            del _validators[next(iter(_validators))]
-        parsed = _parsed(schema)
-        known = _validators[key] = (_compiled(parsed), multiplies(parsed))
-    return known
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _validator(schema: bytes) -> tuple[Draft202012Validator, bool]:
+    """What checks the schema, and whether its work must be counted first."""
+    parsed = _parsed(schema)
+    return _compiled(parsed), _multiplies(parsed)
 
 
 def _parsed(schema: bytes) -> Any:
@@ -137,15 +125,9 @@ def _loosened(schema: Any) -> Any:
     return loose
 
 
-def _with_defaults(schema: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
-    if b'"default"' not in schema:
-        return arguments
-    return Filler(_parsed(schema)).filled(arguments)
-
-
 def _compiled(schema: Any, mask: str | None = None) -> Draft202012Validator:
     # Most patterns fit the linear engine; the few that look around get a bound instead.
-    for engine in (RegexOptions(), FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS)):
+    for engine in (RegexOptions(), FancyRegexOptions(backtrack_limit=CHECK_STEPS)):
         try:
             return Draft202012Validator(
                 schema, validate_formats=False, offline=True, pattern_options=engine, mask=mask
@@ -160,7 +142,7 @@ def _compiled(schema: Any, mask: str | None = None) -> Draft202012Validator:
 
 
 def _refusal(problems: Problems, hint: str = "") -> Fixable:
-    shown = problems[:MAX_PROBLEMS]
+    shown = problems[:MAX_TOLD_ITEMS]
     words = "; ".join(f"{p['path'] or 'arguments'}: {p['message']}" for p in shown)
     more = "; and more" if len(problems) > len(shown) else ""
     return Fixable(
@@ -176,22 +158,17 @@ def _refusal(problems: Problems, hint: str = "") -> Fixable:
 _MASK = "\x00"
 
 
-def _problems(schema: Any, arguments: dict[str, Any]) -> Iterator[dict[str, str]]:
-    for error in _compiled(schema, _MASK).iter_errors(arguments):
-        yield from _worded(error, schema)
-
-
 def _forgiven(tool: Tool, arguments: dict[str, Any], lenient: bool) -> Problems:
     """What the caller is only warned of; raises where there is more."""
     schema, problems, warnings = _parsed(tool.input_schema), Problems(), Problems()
     body = tool.http.body if tool.http else None
     for error in _compiled(schema, _MASK).iter_errors(arguments):
-        if len(problems) > MAX_PROBLEMS:
+        if len(problems) > MAX_TOLD_ITEMS:
             break
         if body is not None and body.all_but is not None and _is_unknown_argument(error):
             # Properties that the body does not name; one that looks misspelt is meant otherwise.
             for name, near in _unknown_names(error, schema):
-                misspelt = near is not None and _likeness(name, near) >= _MISSPELT
+                misspelt = near is not None and _likeness(name, near) >= 0.8
                 listed = problems if misspelt and not lenient else warnings
                 sent = "" if listed is problems else "; it was sent in the body as it is"
                 listed.append({"path": _pointer([name]), "message": f"{_unknown(near)}{sent}"})
@@ -200,7 +177,7 @@ def _forgiven(tool: Tool, arguments: dict[str, Any], lenient: bool) -> Problems:
             (warnings if forgiven else problems).extend(_worded(error, schema))
     if problems:
         raise _refusal(problems, "" if lenient else _LENIENT_HINT)
-    return warnings[:MAX_PROBLEMS]
+    return warnings[:MAX_TOLD_ITEMS]
 
 
 def _is_unknown_argument(error: ValidationError) -> bool:
@@ -251,16 +228,14 @@ def _is_mismatch(error: ValidationError) -> bool:
 
 
 def _quoted(error: ValidationError) -> str:
-    words = error.message.replace(_MASK, _value(error), 1)
-    return words if len(words) <= MAX_WORDS else words[: MAX_WORDS - 1] + "…"
+    return cut(error.message.replace(_MASK, _value(error), 1), MAX_QUOTE_CHARS)
 
 
 def _value(error: ValidationError) -> str:
     """The value in question, shortened, unless its name says that it is nobody's business."""
     if any(isinstance(part, str) and names_a_secret(part) for part in error.instance_path):
         return "the value"
-    text = json.dumps(error.instance, ensure_ascii=False)
-    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+    return cut(json.dumps(error.instance, ensure_ascii=False), MAX_QUOTE_CHARS)
 
 
 def _unknown_names(error: ValidationError, schema: Any) -> Iterator[tuple[str, str | None]]:
@@ -281,24 +256,288 @@ def _unknown(near: str | None) -> str:
 
 def _properties(schema: Any, schema_path: Sequence[str | int]) -> list[str]:
     """The property names that stand beside the keyword at this path."""
-    node = schema
+    node, references = schema, _References(schema)
     for step in schema_path[:-1]:
-        if step == "$ref":
-            node = _resolved(schema, str(node.get("$ref", "")))
-        elif isinstance(node, list) and isinstance(step, int):
-            node = node[step] if step < len(node) else {}
+        if step in _REFERENCES and isinstance(node, dict):
+            node = next(references.targets(node), {})
         else:
-            node = node.get(str(step), {}) if isinstance(node, dict) else {}
-    return list(node.get("properties", ())) if isinstance(node, dict) else []
-
-
-def _resolved(schema: Any, reference: str) -> Any:
-    node = schema
-    for step in reference.removeprefix("#").strip("/").split("/"):
-        name = step.replace("~1", "/").replace("~0", "~")
-        node = node.get(name, {}) if isinstance(node, dict) else {}
-    return node
+            try:
+                node = step_into(node, str(step))
+            except LookupError:
+                return []
+    return list(_mapping(node, "properties"))
 
 
 def _pointer(path: Sequence[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def step_into(value: Any, step: str) -> Any:
+    """What one step of a JSON pointer (RFC 6901) leads to; raises LookupError where to nothing."""
+    name = step.replace("~1", "/").replace("~0", "~")
+    if isinstance(value, dict):
+        return value[name]
+    if isinstance(value, list) and name.isascii() and name.isdigit():
+        return value[int(name[:18])]
+    raise LookupError(name)
+
+
+# --- filling in -----------------------------------------------------------------------------------
+
+_MISSING = object()
+
+
+def _with_constants(whole_schema: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a tool with what its packed schema says is always there."""
+    filler = _filler(whole_schema)
+    return filler.filled(arguments) if filler is not None else arguments
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _filler(whole_schema: bytes) -> _Filler | None:
+    schema = unpack(whole_schema)
+    return _Filler(orjson.loads(schema)) if CONSTANTS.encode() in schema else None
+
+
+class _Filler:
+    """Fills in what a caller need not give: required values with a default, and constants.
+
+    The schema is walked along with the arguments. Among alternatives the first that fits as it is
+    counts, else the first that fits once it is filled in. A value that the caller gave is never
+    replaced but by a constant. What would take too many steps is left as it is: the check then
+    says what is missing.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._references = _References(schema)
+        self._multiplies = _multiplies(schema)
+        self._validators: dict[int, Draft202012Validator | None] = {}
+        self._steps = 0
+        self._making: set[int] = set()  # a schema may ask for itself
+
+    def filled(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with what is missing; the very same where nothing is."""
+        self._steps = 0
+        self._making.clear()
+        try:
+            filled: dict[str, Any] = self._value(self._schema, arguments)
+        except (RecursionError, OverflowError):
+            return arguments
+        return filled
+
+    def _value(self, schema: Schema, value: Any) -> Any:
+        if not isinstance(schema, dict) or not isinstance(value, (dict, list)):
+            return value
+        self._steps += 1
+        if self._steps > CHECK_STEPS:
+            raise OverflowError
+        for same in (*self._references.targets(schema), *_list(schema, "allOf")):
+            value = self._value(same, value)
+        for key in ("anyOf", "oneOf"):
+            value = self._alternative(_list(schema, key), value)
+        fill = self._object if isinstance(value, dict) else self._items
+        return fill(schema, value)
+
+    def _object(self, schema: Mapping[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+        properties = _mapping(schema, "properties")
+        more = dict(_mapping(schema, CONSTANTS))
+        for name in _needed(schema, value):
+            part = properties.get(name)
+            default = self._default(part)
+            default = self._made(part) if default is _MISSING else default
+            if default is not _MISSING:
+                more[name] = default
+        for name, inner in value.items():
+            part = properties.get(name, schema.get("additionalProperties"))
+            if name not in more and (filled := self._value(part, inner)) is not inner:
+                more[name] = filled
+        return {**value, **more} if more else value
+
+    def _items(self, schema: Mapping[str, Any], value: list[Any]) -> list[Any]:
+        first = _list(schema, "prefixItems")
+        parts = [*first, *[schema.get("items")] * (len(value) - len(first))]
+        filled = [self._value(part, inner) for part, inner in zip(parts, value, strict=False)]
+        same = all(new is old for new, old in zip(filled, value, strict=True))
+        return value if same else filled
+
+    def _alternative(self, branches: Sequence[Schema], value: Any) -> Any:
+        tried = [(branch, self._value(branch, value)) for branch in branches]
+        if all(filled is value for _, filled in tried):
+            return value
+        for branch, filled in sorted(tried, key=lambda each: each[1] is not value):
+            if self._fits(branch, filled):
+                return filled
+        return value
+
+    def _fits(self, branch: Schema, value: Any) -> bool:
+        shared = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
+        schema = {**shared, "allOf": [branch]}
+        if id(branch) not in self._validators:
+            try:
+                validator = Draft202012Validator(schema, validate_formats=False, offline=True)
+            except (ValidationError, ValueError):
+                validator = None
+            self._validators[id(branch)] = validator
+        validator = self._validators[id(branch)]
+        if validator is None or (self._multiplies and _is_too_much(schema, value)):
+            return False
+        return validator.is_valid(value)
+
+    def _made(self, schema: Schema) -> Any:
+        """An object of which nothing is left to ask for, once it is filled in."""
+        if id(schema) in self._making:
+            return _MISSING
+        self._making.add(id(schema))
+        made = self._value(schema, {})
+        self._making.discard(id(schema))
+        return made if made and self._fits(schema, made) else _MISSING
+
+    def _default(self, schema: Schema, hops: int = 20) -> Any:
+        if not isinstance(schema, dict) or not hops:
+            return _MISSING
+        if "default" in schema:
+            return schema["default"]
+        for same in (*self._references.targets(schema), *_list(schema, "allOf")):
+            if (found := self._default(same, hops - 1)) is not _MISSING:
+                return found
+        return _MISSING
+
+
+def _needed(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[str]:
+    """The names that must be there and are not."""
+    yield from (name for name in _list(schema, "required") if name not in value)
+    for given, names in _mapping(schema, "dependentRequired").items():
+        if given in value:
+            yield from (name for name in names if name not in value)
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_ENDLESS = 1 << 62
+
+
+def _multiplies(schema: Schema) -> bool:
+    """Whether it is many times as large with its references written out, or without end."""
+    references, weights = _References(schema), dict[int, int]()
+    try:
+        return _weight(schema, references, weights) > CHECK_STEPS + 4 * len(weights)
+    except RecursionError:
+        return True
+
+
+def _is_too_much(schema: Schema, arguments: Mapping[str, Any]) -> bool:
+    """Whether checking these arguments would take too long."""
+    count = _Count(_References(schema))
+    try:
+        applied = count.of(schema, arguments)
+    except (RecursionError, OverflowError):
+        return True
+    return applied > CHECK_STEPS + 100 * len({value for _, value in count.known})
+
+
+class _References:
+    """Where the references of one schema lead."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._named: dict[str, Schema] = {}
+        waiting = [root]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, dict):
+                for key in ("$anchor", "$dynamicAnchor", "$id"):
+                    if isinstance(name := part.get(key), str):
+                        self._named[name.rstrip("#") if key == "$id" else f"#{name}"] = part
+                waiting.extend(part.values())
+            elif isinstance(part, list):
+                waiting.extend(part)
+
+    def targets(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+        for key in _REFERENCES:
+            if isinstance(reference := part.get(key), str):
+                yield self._target(reference)
+
+    def _target(self, reference: str) -> Schema:
+        if reference in self._named:
+            return self._named[reference]
+        place, _, fragment = reference.partition("#")
+        found = self._named.get(place, self._root)  # what nobody knows may be all of it
+        if f"#{fragment}" in self._named:
+            return self._named[f"#{fragment}"]
+        for step in unquote(fragment).split("/")[1:]:
+            try:
+                found = step_into(found, step)
+            except LookupError:
+                return self._root
+        return found
+
+
+def _weight(part: Schema, references: _References, known: dict[int, int]) -> int:
+    """How many parts it has with all references written out."""
+    if not isinstance(part, (dict, list)):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = _ENDLESS  # until it is known: who comes here again goes in a circle
+        inner = list(part.values() if isinstance(part, dict) else part)
+        inner += references.targets(part) if isinstance(part, dict) else ()
+        known[id(part)] = min(1 + sum(_weight(i, references, known) for i in inner), _ENDLESS)
+    return known[id(part)]
+
+
+class _Count:
+    """How often parts are applied, by the ids of part and value: both stay while it is counted."""
+
+    def __init__(self, references: _References) -> None:
+        self._references = references
+        self.known: dict[tuple[int, int], int] = {}
+
+    def of(self, part: Schema, value: Any) -> int:
+        if not isinstance(part, dict):
+            return 1
+        key = (id(part), id(value))
+        if key not in self.known:
+            if len(self.known) >= 20 * CHECK_STEPS:
+                raise OverflowError
+            self.known[key] = _ENDLESS
+            here = sum(self.of(each, value) for each in self._here(part))
+            below = sum(self.of(each, inner) for each, inner in _below(part, value))
+            self.known[key] = min(1 + here + below, _ENDLESS)
+        return self.known[key]
+
+    def _here(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+        """What is applied to the same value."""
+        yield from self._references.targets(part)
+        for key in ("allOf", "anyOf", "oneOf"):
+            yield from _list(part, key)
+        yield from (part[key] for key in ("not", "if", "then", "else") if key in part)
+        yield from _mapping(part, "dependentSchemas").values()
+
+
+def _below(part: Mapping[str, Any], value: Any) -> Iterator[tuple[Schema, Any]]:
+    """What is applied to the values inside."""
+    if isinstance(value, dict):
+        named = _mapping(part, "properties")
+        patterns = list(_mapping(part, "patternProperties").values())
+        others = [part[k] for k in ("additionalProperties", "unevaluatedProperties") if k in part]
+        for name, inner in value.items():
+            yield from ((each, inner) for each in patterns)
+            yield from ((each, inner) for each in ([named[name]] if name in named else others))
+            if "propertyNames" in part:
+                yield part["propertyNames"], name
+    elif isinstance(value, list):
+        first = _list(part, "prefixItems")
+        every = [part[key] for key in ("items", "contains", "unevaluatedItems") if key in part]
+        for index, inner in enumerate(value):
+            yield from ((each, inner) for each in (*first[index : index + 1], *every))
+
+
+def _mapping(schema: Any, key: str) -> dict[str, Any]:
+    found = schema.get(key) if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []

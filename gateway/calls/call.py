@@ -1,49 +1,52 @@
 """One call, start to end, in one straight line.
 
-decide → check the arguments → ask a person where one must be asked → claim the token → put a write
-on disk → send → shape → record. Whatever door a call came through, it comes through here, and it
-always ends in exactly one execution record. A write that was begun is finished and recorded even if
-its caller has gone; a read ends with its caller.
+decide → check the arguments → ask a person where one must be asked → claim the token and put a
+write on disk → send → shape → record. Whatever door a call came through, it comes through here, and
+it always ends in exactly one execution record. A write that was begun is finished and recorded even
+if its caller has gone; a read ends with its caller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
+from gateway.calls.answer import Result
+from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import fitting_arguments
 from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.held import HeldCalls, may_be_held
+from gateway.calls.held import HeldCalls, Running, may_be_held, to_its_end
 from gateway.calls.record import (
-    ANSWERED,
+    BACKGROUND_META,
+    REFUSED_UPSTREAM,
     Attempt,
     Caller,
     Door,
     NotApproved,
     Signals,
     Unanswered,
+    describe_failure,
     execution_of,
     failed_result,
-    failure,
-    going_on,
     meta_of,
     outcome_unknown,
+    pending_result,
     status_of,
     was_sent,
+    with_token,
     with_warnings,
 )
-from gateway.calls.running import Running, to_its_end
-from gateway.calls.tokens import FirstAnswers, take_token, with_token
+from gateway.calls.tokens import earlier_answer, first_answer, take_token
 from gateway.catalog.snapshot import Snapshot
-from gateway.errors import Broken, GatewayError, Refused
+from gateway.errors import Broken, GatewayError
+from gateway.limits import MOMENT_SECONDS
 from gateway.model import Tool
-from gateway.policy.access import decide, level, shows
+from gateway.policy.access import permit
 from gateway.store.approvals import Approval, use_approval
 from gateway.store.database import Database
 from gateway.store.ledger import (
@@ -58,35 +61,7 @@ from gateway.store.secrets import Seal
 
 log = structlog.get_logger("gateway.call")
 
-BACKGROUND_META = "gateway/background"
-RECORD_SECONDS = 2.0
-
-Sender = Callable[[Attempt, Prepared], Awaitable[dict[str, Any]]]
-Finished = Callable[[Execution], None]
-
-
-class Approver(Protocol):
-    """Asks a person."""
-
-    async def obtain(self, attempt: Attempt) -> Approval | None:
-        """What the call may go on with: an approval to be used up, or None where none is needed.
-
-        Raises NotApproved, or Unanswered where the caller can't be kept waiting.
-        """
-
-    async def waited_for(self, execution: Execution) -> bool:
-        """Whether someone still waits for the decision on this call."""
-
-    async def void(self, approval: Approval) -> None:
-        """Withdraws an approval that is not going to be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Senders:
-    """The two ways out of the gateway."""
-
-    http: Sender
-    upstream: Sender
+Send = Callable[[Attempt, Prepared], Awaitable[Result]]
 
 
 class Invoker:
@@ -96,29 +71,28 @@ class Invoker:
         self,
         db: Database,
         prepared: PreparedConnections,
-        senders: Senders,
+        send: Send,
+        approvals: Approvals,
+        signals: Signals,
+        seal: Seal,
         *,
         replica: str,
-        seal: Seal,
-        signals: Signals | None = None,
-        approver: Approver | None = None,
     ) -> None:
         self._db = db
         self._prepared = prepared
-        self._senders = senders
+        self._send_prepared = send
+        self._approvals = approvals
+        self._signals = signals
         self._replica = replica
-        self._signals = signals or Signals()
-        self._approver = approver
-        self._first_answers = FirstAnswers(db, self._signals)
-        self._listeners: list[Finished] = []
+        self._listeners: list[Callable[[Execution], None]] = []
         self.running = Running()
-        self.held = HeldCalls(db, seal, self._signals, self.running, replica)
+        self.held = HeldCalls(db, seal, signals, self.running, replica)
 
-    def on_finished(self, listener: Finished) -> None:
+    def on_finished(self, listener: Callable[[Execution], None]) -> None:
         """Calls back with the record of each call that ended here."""
         self._listeners.append(listener)
 
-    async def call(
+    def call(
         self,
         snapshot: Snapshot,
         tool: Tool,
@@ -126,35 +100,13 @@ class Invoker:
         caller: Caller,
         bundle_ids: tuple[str, ...] = (),
         door: Door | None = None,
-    ) -> dict[str, Any]:
-        """The wire dict of the result. Failures are results too."""
+    ) -> Coroutine[Any, Any, Result]:
+        """The result of the call. Failures are results too."""
         attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
         attempt.background = attempt.read_later = caller.meta.get(BACKGROUND_META) is True
-        try:
-            said = await self.held.next_word(attempt)
-        except GatewayError as error:
-            return self._refuse(attempt, error)
-        if said is not None:
-            return said
-        outcome = self._outcome(attempt)
-        return await (self.held.first_word(attempt, outcome) if may_be_held(attempt) else outcome)
-
-    async def _outcome(self, attempt: Attempt) -> dict[str, Any]:
-        try:
-            return await self._call(attempt)
-        except Unanswered as unanswered:
-            return unanswered.result
-        except NotApproved as error:
-            return with_token(failed_result(attempt, error), attempt.token)
-        except GatewayError as error:
-            return self._refuse(attempt, error)
-        except asyncio.CancelledError:
-            if attempt.tool.access == "read" and not attempt.on_disk:
-                self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
-            raise
-        except Exception as error:  # the boundary: a caller gets a code, the log gets the place
-            log.error("call failed", tool=attempt.tool.name, execution=attempt.id, **failure(error))
-            return self._refuse(attempt, Broken("internal", "the gateway failed on this call"))
+        if caller.request_state is None and not may_be_held(attempt):
+            return self._outcome(attempt)
+        return self._outcome_or_question(attempt)
 
     def attempt(
         self,
@@ -174,80 +126,71 @@ class Invoker:
         if self.running.draining:
             return  # it stays approved: another process makes the call, or the next one here
         attempt.read_later = True
-        self._allow(attempt)
-        await self.running.finished(attempt, self._write(attempt, approval))
+        self._decide(attempt)
+        self._check(attempt)
+        await self.running.finish(attempt, self._make_write(attempt, approval))
 
-    async def _call(self, attempt: Attempt) -> dict[str, Any]:
-        approval = await self._approved(attempt) if self._allow(attempt) else None
+    async def _outcome_or_question(self, attempt: Attempt) -> Result:
+        """As `_outcome`, for clients that are asked by answering them, and for their answers."""
+        try:
+            said = await self.held.next_word(attempt)
+        except GatewayError as error:
+            return self._refuse(attempt, error)
+        if said is not None:
+            return said
+        if may_be_held(attempt):
+            return await self.held.first_word(attempt, self._outcome(attempt))
+        return await self._outcome(attempt)
+
+    async def _outcome(self, attempt: Attempt) -> Result:
+        try:
+            return await self._make(attempt)
+        except Unanswered as unanswered:
+            return unanswered.result
+        except NotApproved as error:
+            return failed_result(attempt, error)
+        except GatewayError as error:
+            return self._refuse(attempt, error)
+        except asyncio.CancelledError:
+            if attempt.tool.access == "read" and not attempt.on_disk:
+                self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
+            raise
+        except Exception as error:  # the boundary: a caller gets a code, the log gets the place
+            name, failure = attempt.tool.name, describe_failure(error)
+            log.error("call failed", tool=name, execution=attempt.id, **failure)
+            return self._refuse(attempt, Broken("internal", "the gateway failed on this call"))
+
+    async def _make(self, attempt: Attempt) -> Result:
+        must_ask = self._decide(attempt)
+        self._check(attempt)
+        approval = await self._ask(attempt) if must_ask else None
         if isinstance(approval, dict):
             return approval
         if attempt.background:
-            return await self._in_background(attempt, approval)
+            return await self._make_in_background(attempt, approval)
         if attempt.tool.access == "read" and attempt.token is None and approval is None:
-            result = await self._send(attempt)
-            self._record(attempt, _ended(result), result)
+            result = self._shape(attempt, await self._send(attempt))
+            self._record(attempt, _status(result), result)
             return result
-        return await self.running.finished(attempt, self._write(attempt, approval))
+        return await self.running.finish(attempt, self._make_write(attempt, approval))
 
-    def _allow(self, attempt: Attempt) -> bool:
-        """Whether a person must be asked first; raises where the call may not be made at all."""
-        snapshot, tool = attempt.snapshot, attempt.tool
-        granted = level(snapshot, attempt.caller.principal, attempt.state)
-        if not shows(granted, tool):
-            raise Refused("access_denied", f"you have no access to {attempt.state.display_name}")
-        judged = attempt.door.judged if attempt.door else None
-        decision = decide(judged or tool, snapshot.permissions)
-        attempt.reason = decision.reason
-        if decision.outcome == "block":
-            raise Refused(decision.code, _blocked(attempt, decision.code), decision.reason)
-        attempt.arguments, attempt.warnings = fitting_arguments(
-            tool, attempt.arguments, lenient=attempt.state.settings.validation == "lenient"
-        )
-        if attempt.token is None:
-            take_token(attempt)
-        return decision.outcome == "confirm" and self._approver is not None
-
-    async def _approved(self, attempt: Attempt) -> Approval | dict[str, Any] | None:
-        """The approval to use up, or the answer where the caller's token had one already."""
-        assert self._approver is not None
-        if attempt.token_given:
-            earlier = await self._first_answers.earlier(attempt, self._approver.waited_for)
-            if earlier is not None:
-                return earlier
-        return await self._approver.obtain(attempt)
-
-    async def _in_background(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any]:
+    async def _make_in_background(self, attempt: Attempt, approval: Approval | None) -> Result:
         """Begins a call and answers at once; the outcome is read from its record."""
         self.running.check_room(attempt)
-        first = await self._begin(attempt, approval)
+        first = await self._claim(attempt, approval)
         if first is not None:
             return first
         self.running.start(attempt, self._complete(attempt))
-        started = going_on(attempt, "executing", "The call runs in the background.")
-        return with_token(started, attempt.token)
+        return pending_result(attempt, "executing", "The call runs in the background.")
 
-    async def _write(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any]:
-        first = await to_its_end(self._begin(attempt, approval))  # else its row had no end
+    async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
+        first = await to_its_end(self._claim(attempt, approval))  # else its row had no end
         return first if first is not None else await self._complete(attempt)
 
-    async def _begin(self, attempt: Attempt, approval: Approval | None) -> dict[str, Any] | None:
-        """Puts the call on disk; gives the first answer where its token had one already."""
-        execution = execution_of(attempt, "executing")
-        attempt.on_disk = True
-        if approval is None:
-            begun = await begin(self._db, execution)
-        else:
-            begun = await use_approval(self._db, approval, execution, time.time())
-        if begun.outcome == "new":
-            return None
-        if approval is not None and begun.outcome != "ended" and self._approver is not None:
-            await self._approver.void(approval)  # its call was made already, under its token
-        return await self._first_answers.answer_of(attempt, begun)
-
-    async def _complete(self, attempt: Attempt) -> dict[str, Any]:
+    async def _complete(self, attempt: Attempt) -> Result:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
-            result = await self._send(attempt)
+            result = self._shape(attempt, await self._send(attempt))
         except asyncio.CancelledError as error:
             # Someone wanted it stopped. The task is the call's own: what it has to tell is how
             # the call ended.
@@ -257,55 +200,66 @@ class Invoker:
         except GatewayError as error:
             return await self._fail(attempt, error, error)
         except Exception as error:  # whatever it was, the row must not stay as executing
-            log.error("call failed", execution=attempt.id, **failure(error))
+            log.error("call failed", execution=attempt.id, **describe_failure(error))
             told = Broken("internal", "the gateway failed on this call")
             return await self._fail(attempt, told, error)
         result = with_token(result, attempt.token)
-        await self._end(attempt, execution_of(attempt, _ended(result), result))
+        await self._record_end(attempt, execution_of(attempt, _status(result), result))
         return result
 
-    async def _fail(
-        self, attempt: Attempt, error: GatewayError, cause: BaseException
-    ) -> dict[str, Any]:
-        """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
-        sent = was_sent(attempt, cause)
-        in_doubt = attempt.token is not None or error.code == "cancelled"
-        if sent and in_doubt and error.code not in ANSWERED and attempt.tool.access != "read":
-            error = outcome_unknown(attempt, error)
-        result = with_token(failed_result(attempt, error), attempt.token)
-        execution = execution_of(attempt, status_of(error), result, error)
-        await self._end(attempt, execution, sent=sent)
-        return result
+    # --- the steps --------------------------------------------------------------------------------
 
-    async def _send(self, attempt: Attempt) -> dict[str, Any]:
+    def _decide(self, attempt: Attempt) -> bool:
+        """Whether a person must be asked first; raises where the call may not be made at all."""
+        principal = attempt.caller.principal
+        decision = permit(attempt.snapshot, principal, attempt.tool, attempt.judged)
+        attempt.reason = decision.reason
+        return decision.outcome == "confirm"
+
+    def _check(self, attempt: Attempt) -> None:
+        """Refuses arguments that do not fit; fills in defaults and the token."""
+        lenient = attempt.state.settings.validation == "lenient"
+        fitting = fitting_arguments(attempt.tool, attempt.arguments, lenient=lenient)
+        attempt.arguments, attempt.warnings = fitting
+        if attempt.token is None:
+            take_token(attempt)
+
+    async def _ask(self, attempt: Attempt) -> Approval | Result | None:
+        """The approval to use up, or the answer where the caller's token had one already."""
+        if attempt.token_given:
+            waited_for = self._approvals.waited_for
+            earlier = await earlier_answer(self._db, self._signals, attempt, waited_for)
+            if earlier is not None:
+                return earlier
+        return await self._approvals.obtain(attempt)
+
+    async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
+        """Puts the call on disk; gives the first answer where its token had one already."""
+        execution = execution_of(attempt, "executing")
+        attempt.on_disk = True
+        if approval is None:
+            begun = await begin(self._db, execution)
+        else:
+            begun = await use_approval(self._db, approval, execution, time.time())
+        if begun.outcome == "new":
+            return None
+        if approval is not None and begun.outcome != "ended":
+            await self._approvals.void(approval)  # its call was made already, under its token
+        return await first_answer(self._db, self._signals, attempt, begun)
+
+    def _send(self, attempt: Attempt) -> Awaitable[Result]:
         prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
-        send = self._senders.http if attempt.tool.http else self._senders.upstream
-        result = await send(attempt, prepared)
-        result["_meta"] = {**result.get("_meta", {}), **meta_of(attempt, _ended(result))}
-        return with_warnings(attempt, result)
+        return self._send_prepared(attempt, prepared)
 
-    async def _end(self, attempt: Attempt, execution: Execution, *, sent: bool = True) -> None:
-        try:
-            await finish(self._db, execution, sent=sent)
-        except GatewayError:
-            # It has happened, and the caller is told so; the record follows when the store is back.
-            self.running.start_unbounded(attempt, self._finish_later(execution, sent))
-        self._tell(execution)
+    def _shape(self, attempt: Attempt, result: Result) -> Result:
+        """The result with what it says of its call."""
+        meta = {**result.get("_meta", {}), **meta_of(attempt, _status(result))}
+        return with_warnings(attempt, {**result, "_meta": meta})
 
-    async def _finish_later(self, execution: Execution, sent: bool) -> None:
-        """Tries until the store is back: such calls stay few, since none begins without it."""
-        try:
-            while True:
-                await asyncio.sleep(RECORD_SECONDS)
-                with suppress(GatewayError):
-                    await finish(self._db, execution, sent=sent)
-                    return
-        except asyncio.CancelledError:
-            log.error("execution not recorded", execution=execution.id)
-            raise
+    # --- the record -------------------------------------------------------------------------------
 
-    def _refuse(self, attempt: Attempt, error: GatewayError) -> dict[str, Any]:
-        result = with_token(failed_result(attempt, error), attempt.token)
+    def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
+        result = failed_result(attempt, error)
         self._record(attempt, status_of(error), result, error)
         return result
 
@@ -313,7 +267,7 @@ class Invoker:
         self,
         attempt: Attempt,
         status: ExecutionStatus,
-        result: Mapping[str, Any] | None,
+        result: Result | None,
         error: GatewayError | None = None,
     ) -> None:
         self.record(execution_of(attempt, status, result, error))
@@ -323,6 +277,40 @@ class Invoker:
         record_finished(self._db, execution)
         self._tell(execution)
 
+    async def _fail(self, attempt: Attempt, error: GatewayError, cause: BaseException) -> Result:
+        """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
+        sent = was_sent(attempt, cause)
+        in_doubt = attempt.token is not None or error.code == "cancelled"
+        is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
+        if sent and in_doubt and not is_final:
+            error = outcome_unknown(attempt, error.code)
+        result = failed_result(attempt, error)
+        execution = execution_of(attempt, status_of(error), result, error)
+        await self._record_end(attempt, execution, sent=sent)
+        return result
+
+    async def _record_end(
+        self, attempt: Attempt, execution: Execution, *, sent: bool = True
+    ) -> None:
+        try:
+            await finish(self._db, execution, sent=sent)
+        except GatewayError:
+            # It has happened, and the caller is told so; the record follows when the store is back.
+            self.running.start_unbounded(attempt, self._record_later(execution, sent))
+        self._tell(execution)
+
+    async def _record_later(self, execution: Execution, sent: bool) -> None:
+        """Tries until the store is back: such calls stay few, since none begins without it."""
+        try:
+            while True:
+                await asyncio.sleep(MOMENT_SECONDS)
+                with suppress(GatewayError):
+                    await finish(self._db, execution, sent=sent)
+                    return
+        except asyncio.CancelledError:
+            log.error("execution not recorded", execution=execution.id)
+            raise
+
     def _tell(self, execution: Execution) -> None:
         if execution.idempotency_token is not None:
             self._signals.hear(FINISHED, execution.id)
@@ -330,11 +318,5 @@ class Invoker:
             listener(execution)
 
 
-def _ended(result: Mapping[str, Any]) -> ExecutionStatus:
+def _status(result: Result) -> ExecutionStatus:
     return "failed" if result.get("isError") else "completed"
-
-
-def _blocked(attempt: Attempt, code: str) -> str:
-    if code == "read_only":
-        return f"You have read-only access to {attempt.state.display_name}"
-    return f"{attempt.tool.name} is blocked"

@@ -1,45 +1,30 @@
-"""Calls that are held while their client is asked (2026-07-28): there a question ends the request.
+"""Calls that outlive the request they came in with.
 
-The client gets the question as its answer and replies by calling again. Meanwhile the call goes on
-here, in a task of its own, so that its approval, its token, its row and its request upstream are
-the same before and after. What the client hands back is sealed: it names the process, the call and
-the question, and is bound to who calls what. A question is answered once; whoever repeats an answer
-hears what came of it. Another process passes an answer on to the one that holds the call.
+A write runs in a task of its own: once begun it is finished and recorded, whether or not its caller
+is still there; a caller who says so stops it. A background call is one whose caller does not wait.
 
-Passes a client's answer on to the process that holds its call, and brings back what it says.
-
-Both are letters: signals of the store. The process that holds the call may end meanwhile; then
-nothing comes back.
-
-What an upstream asks while a call runs, put to the client that made the call.
-
-It asks for words of the client's user (elicitation), for what the client's model says (sampling),
-or for the folders the client works in (roots). Questions come by key, one from a server of the 2025
-era, any number at once from later ones, and so do the answers. A client is only asked what it said
-that it can answer. An elicitation that can't be put is declined, and no answer in time is a
-`cancel`; the others have no such words, so there the server's request fails. Of a question and of
-an answer nothing goes on but what the protocol says they hold, questions cleared of secrets.
+From 2026-07-28 on an upstream's question ends the request: the client gets it as its answer and
+replies by calling again, while the call is held here, so that its approval, token, row and request
+upstream stay the same. What the client hands back is sealed: it names the process, the call and the
+question, and is bound to who calls what. Another process passes an answer on to the one that holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import orjson
 import structlog
 from cryptography.fernet import InvalidToken
 
-from gateway.calls.asking import MAX_STATE_CHARS
+from gateway.calls.answer import Result
 from gateway.calls.record import (
-    Ask,
-    AskClient,
     Attempt,
     Caller,
     Signals,
@@ -48,11 +33,14 @@ from gateway.calls.record import (
     meta_of,
     outcome_unknown,
 )
-from gateway.calls.redact import Redactor
-from gateway.calls.running import Running
-from gateway.calls.tokens import longest
-from gateway.errors import Fixable, GatewayError, Overloaded, UpstreamFailed
-from gateway.policy.view import elicitation_modes
+from gateway.calls.tokens import longest_seconds
+from gateway.errors import Fixable, GatewayError, Overloaded
+from gateway.limits import (
+    CALLS_PER_PRINCIPAL,
+    MAX_RECORDED_BYTES,
+    MAX_WAITING_CALLS,
+    MOMENT_SECONDS,
+)
 from gateway.store.cluster import living, signal
 from gateway.store.database import Database
 from gateway.store.ledger import get_execution
@@ -60,237 +48,112 @@ from gateway.store.secrets import Seal, new_id
 
 log = structlog.get_logger("gateway.call")
 
-LETTER = "held_letter"  # the signal: to which process, which letter, what it says
-LOOK_SECONDS = 2.0  # between two looks at whether the other process lives
-MAX_LETTERS = 256  # being answered at a time
-
-Hear = Callable[[str, int, Any], Awaitable[dict[str, Any] | None]]
-
-
-class HeldRelay:
-    """One process's letters about held calls."""
-
-    def __init__(self, db: Database, signals: Signals, replica: str, hear: Hear) -> None:
-        self._db = db
-        self._replica = replica
-        self._hear = hear
-        self._awaited: dict[str, asyncio.Future[Any]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
-        signals.on(LETTER, self._take)
-
-    async def passed_on(
-        self, attempt: Attempt, replica: str, told: tuple[str, int, Any]
-    ) -> dict[str, Any] | None:
-        """What the call says to the answer; None: it is held no longer."""
-        letter, deadline = new_id(time.time()), time.monotonic() + longest(attempt)
-        said = self._awaited[letter] = asyncio.get_running_loop().create_future()
-        try:
-            await self._send(replica, letter, [self._replica, *told])
-            while time.monotonic() < deadline:
-                alive = replica in await living(self._db)
-                await asyncio.wait([said], timeout=LOOK_SECONDS)
-                if said.done() or not alive:
-                    found: dict[str, Any] | None = said.result() if said.done() else None
-                    return found
-        finally:
-            del self._awaited[letter]
-        hint = f"get_execution {attempt.id} tells what became of it."
-        raise Overloaded("busy", "The call is still on its way.", hint)
-
-    def _take(self, payload: str) -> None:
-        to, _, rest = payload.partition(" ")
-        if to != self._replica:
-            return
-        letter, _, text = rest.partition(" ")
-        value, said = json.loads(text), self._awaited.get(letter)
-        if said is not None:
-            if not said.done():
-                said.set_result(value)
-        elif isinstance(value, list) and len(self._answering) < MAX_LETTERS:
-            task = asyncio.create_task(self._answer(letter, *value), name=f"letter {letter}")
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, letter: str, sender: str, id: str, round: int, answers: Any) -> None:
-        try:
-            await self._send(sender, letter, await self._hear(id, round, answers))
-        except GatewayError as error:
-            log.warning("letter not answered", code=error.code)
-
-    async def _send(self, to: str, letter: str, value: Any) -> None:
-        payload = f"{to} {letter} {json.dumps(value)}"
-        await self._db.write(lambda tx: signal(tx, LETTER, payload))
-
-
-ELICIT, SAMPLE, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
-ASKED_BY: Mapping[str, str] = {ELICIT: "elicitation", SAMPLE: "sampling", ROOTS: "roots"}
-# What a question of each kind holds. `includeContext` would show one server what others said.
-PARAMS: Mapping[str, Sequence[str]] = {
-    SAMPLE: """messages modelPreferences systemPrompt temperature maxTokens stopSequences metadata
-    tools toolChoice""".split(),
-    ROOTS: (),
-}
-ANSWERS: Mapping[str, tuple[str, ...]] = {  # and an answer, the first of which it must have
-    SAMPLE: ("content", "role", "model", "stopReason"),
-    ROOTS: ("roots",),
-}
-OF_TOOLS = ("tools", "toolChoice")
-MAX_QUESTION_BYTES = 65_536
-MAX_MESSAGE_CHARS = 500
-REFUSED = -1  # the protocol's code for a user who said no
-CANCEL: dict[str, Any] = {"action": "cancel"}
-DECLINE: Mapping[str, Any] = {"action": "decline"}
-
+CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
+Work = Coroutine[Any, Any, Any]
 ByKey = Mapping[str, Any]
+_T = TypeVar("_T")
 
 
-def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None) -> Ask | None:
-    """How questions reach this caller within so many seconds; None: they don't.
+class Running:
+    """The calls of this process that no request carries."""
 
-    `put` is the way to a client that can't be asked on its request's own stream.
-    """
-    reach = put or (None if caller.ask is None else one_by_one(caller.ask))
-    if reach is None or not caller.askable:
-        return None
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Any]] = {}  # by execution
+        self._background: dict[str, str] = {}  # the principal, by execution
+        self._more: set[asyncio.Task[Any]] = set()
+        self.draining = False  # this process ends: what waits in the store is left to others
 
-    async def ask(questions: ByKey) -> ByKey:
-        cleared = {key: _plain(question) for key, question in redactor.json(questions).items()}
-        check_offered(cleared, caller.askable)
-        wanted = {k: q for k, q in cleared.items() if _can_be_put(q, caller.askable)}
-        found = await _within(seconds, reach, wanted) if wanted else {}
-        answers = {key: _answer(wanted[key]["method"], found.get(key)) for key in wanted}
-        return {**dict.fromkeys(cleared.keys() - wanted.keys(), DECLINE), **answers}
+    async def finish(self, attempt: Attempt, work: Work) -> Result:
+        """What the work gives; a caller who leaves does not stop it, one who says so does."""
+        task = self._start(attempt.id, work)
+        try:
+            result: Result = await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if error.args == (CANCEL,):
+                task.cancel()
+            raise
+        return result
 
-    return ask
-
-
-def one_by_one(ask_client: AskClient) -> Ask:
-    """Asks each question on the stream of the client's own request."""
-
-    async def ask(questions: ByKey) -> ByKey:
-        return {
-            key: await ask_client(each["method"], _of_2025(each["params"]))
-            for key, each in questions.items()
-        }
-
-    return ask
-
-
-def check_offered(questions: ByKey, askable: Mapping[str, Any]) -> None:
-    """Raises where a server asks for what the client does not offer, and can't be declined."""
-    for question in questions.values():
-        method = str(question.get("method")) if isinstance(question, Mapping) else ""
-        if method != ELICIT and not _is_offered(method, question, askable):
-            raise UpstreamFailed(
-                "upstream_error",
-                "The server asks for something that this client does not offer",
-                "Use a client that offers it (elicitation, sampling, roots).",
+    def check_room(self, attempt: Attempt) -> None:
+        """Refuses one background call too many."""
+        if list(self._background.values()).count(attempt.principal) >= CALLS_PER_PRINCIPAL:
+            raise Overloaded(
+                "busy",
+                f"{CALLS_PER_PRINCIPAL} of your calls are running in the background.",
+                "Wait until one has ended, or cancel one.",
             )
 
+    def start(self, attempt: Attempt, work: Work) -> None:
+        """Runs a background call of the principal."""
+        self._background[attempt.id] = attempt.principal
+        self._start(attempt.id, work)
 
-def _is_offered(method: str, question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool:
-    offered, params = askable.get(ASKED_BY.get(method, "")), question.get("params")
-    if method != SAMPLE or offered is None or "tools" in offered:
-        return offered is not None
-    return not isinstance(params, Mapping) or not any(name in params for name in OF_TOOLS)
+    def start_unbounded(self, attempt: Attempt, work: Work) -> asyncio.Task[Any]:
+        """Runs what others bound: a call that may be held, or what is left to do of one."""
+        task = asyncio.create_task(work, name=f"more of {attempt.id}")
+        self._more.add(task)
+        task.add_done_callback(self._more.discard)
+        return task
 
+    def cancel(self, id: str) -> bool:
+        """Cancels a call; False: it does not run here."""
+        task = self._tasks.get(id)
+        return task is not None and task.cancel()
 
-def unanswered(method: str, error: Any = None) -> dict[str, Any]:
-    """What counts as the answer of a client that gave none, or an error; raises if nothing does."""
-    if method == ELICIT:
-        return CANCEL
-    given = error if isinstance(error, Mapping) else {}
-    code, said = given.get("code"), given.get("message")
-    words = said[:MAX_MESSAGE_CHARS] if isinstance(said, str) else "no answer came"
-    raise UpstreamFailed(
-        "upstream_error",
-        f"The client did not give what the server asked it for ({ASKED_BY[method]}): {words}",
-        "Allow it in the client, or use another tool.",
-        rpc_code=code if isinstance(code, int) else REFUSED,
-    )
-
-
-async def _within(seconds: float, reach: Ask, wanted: ByKey) -> ByKey:
-    try:
-        async with asyncio.timeout(seconds):
-            return await reach(wanted)
-    except TimeoutError:
-        return {}
-
-
-def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool:
-    if question["method"] != ELICIT:
+    async def cancel_and_wait(self, id: str) -> bool:
+        """Cancels a call and waits until it is recorded; False: it does not run here."""
+        task = self._tasks.get(id)
+        if task is None or not task.cancel():
+            return False
+        await asyncio.wait([task], timeout=MOMENT_SECONDS)
         return True
-    params, modes = question["params"], elicitation_modes(askable)
-    name, kind = ("url", str) if params["mode"] == "url" else ("requestedSchema", dict)
-    is_whole = isinstance(params.get(name), kind)
-    return is_whole and params["mode"] in modes and _is_small(params)
+
+    async def drain(self, seconds: float) -> None:
+        """Waits until nothing runs any more, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while tasks := {*self._tasks.values(), *self._more}:  # one may begin another
+                    await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Ends what still runs; each call is recorded as what it then is."""
+        tasks = {*self._tasks.values(), *self._more}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
+
+    def _start(self, id: str, work: Work) -> asyncio.Task[Any]:
+        task = self._tasks[id] = asyncio.create_task(work, name=f"call {id}")
+        task.add_done_callback(lambda _: self._end(id, task))
+        return task
+
+    def _end(self, id: str, task: asyncio.Task[Any]) -> None:
+        if self._tasks.get(id) is task:
+            del self._tasks[id]
+            self._background.pop(id, None)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; nobody may have to
 
 
-def _is_small(params: Mapping[str, Any]) -> bool:
+async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """What the work gives; a cancellation meanwhile counts afterwards."""
+    task = asyncio.ensure_future(work)
     try:
-        return len(orjson.dumps(params)) <= MAX_QUESTION_BYTES
-    except TypeError:  # nested too deeply
-        return False
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        result = await task
+        if (waiting := asyncio.current_task()) is not None:
+            waiting.cancel()
+        return result
 
 
-def _plain(question: Any) -> dict[str, Any]:
-    """A question without what belongs to its hop."""
-    found = question if isinstance(question, Mapping) else {}
-    params = found.get("params")
-    params = params if isinstance(params, Mapping) else {}
-    if (method := found.get("method")) != ELICIT:
-        names = PARAMS.get(str(method), ())
-        return {"method": method, "params": {k: v for k, v in params.items() if k in names}}
-    mode = "url" if params.get("mode") == "url" else "form"
-    fields = ("url", "elicitationId") if mode == "url" else ("requestedSchema",)
-    kept = {name: params[name] for name in fields if name in params}
-    message = str(params.get("message", ""))
-    return {"method": ELICIT, "params": {"mode": mode, "message": message, **kept}}
+# --- calls that are held --------------------------------------------------------------------------
 
+PURPOSE = "held-call/1"
+LETTER = "held_letter"  # the signal: to which process, which letter, what it says
 
-def _of_2025(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A question in the words of 2025: a form is not named as one, a page has an id."""
-    if params.get("mode") == "url":
-        return {"elicitationId": secrets.token_hex(16), **params}
-    return {key: value for key, value in params.items() if key != "mode"}
-
-
-def _answer(method: str, answer: Any) -> Any:
-    """An answer as it goes to the server; what is none is a cancel, where that exists."""
-    given = answer if isinstance(answer, Mapping) else {}
-    if method == ELICIT:
-        return _elicited(given)
-    names = ANSWERS[method]
-    if names[0] not in given:
-        return unanswered(method)
-    return {name: given[name] for name in names if name in given}
-
-
-def _elicited(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    if answer.get("action") not in ("accept", "decline"):
-        return CANCEL
-    content = answer.get("content")
-    if answer["action"] == "decline" or not isinstance(content, Mapping):
-        return {"action": answer["action"]}
-    return {"action": "accept", "content": content}
-
-
-PURPOSE = "held-call/1"  # one key seals other things too: none of them opens as this
-MAX_HELD = 256  # calls of this process that wait for an answer, or did so a moment ago
-MAX_HELD_OF_ONE = 16  # of one principal
-KEEP_SECONDS = 60.0  # for a client that did not hear the end
-
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """What the client's state names: a question of a call in a process."""
-
-    replica: str
-    execution: str
-    round: int
+Hear = Callable[[str, int, Any], Awaitable[Result | None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -352,14 +215,24 @@ class HeldCalls:
 
     async def next_word(self, attempt: Attempt) -> Result | None:
         """What a held call says to the answer this client brings; None: it brings none to us."""
-        named = self._named(attempt)
-        if named is None:
+        found = open_state(self._seal, PURPOSE, attempt.caller.request_state)
+        if found is None:
             return None
-        attempt.id = named.execution
-        try:
-            return await self._heard(named, attempt) or failed_result(
-                attempt, await self._gone(attempt)
+        replica, attempt.id, round, *bound_to = found
+        if bound_to != _bound_to(attempt):
+            attempt.id = new_id(attempt.at)
+            raise Fixable(
+                "invalid_arguments",
+                "The answer belongs to another call.",
+                "Call again without it to be asked anew.",
             )
+        answer = (attempt.id, round, attempt.caller.input_responses)
+        try:
+            if replica == self._replica:
+                said = await self._hear(*answer, attempt.caller)
+            else:
+                said = await self._relay.pass_on(attempt, replica, answer)
+            return said or failed_result(attempt, await self._why_gone(attempt))
         except GatewayError as error:  # of this answer, not of the call
             return failed_result(attempt, error)
 
@@ -368,12 +241,6 @@ class HeldCalls:
         self._draining = True
         for held in self._held.values():
             held.take(held.round, dict.fromkeys(held.asked))
-
-    async def _heard(self, named: Named, attempt: Attempt) -> Result | None:
-        told = (named.execution, named.round, attempt.caller.input_responses)
-        if named.replica == self._replica:
-            return await self._hear(*told, attempt.caller)
-        return await self._relay.passed_on(attempt, named.replica, told)
 
     async def _hear(
         self, execution: str, round: int, answers: ByKey | None, caller: Caller | None = None
@@ -416,58 +283,34 @@ class HeldCalls:
                 held.said = _future()
 
     def _makes_room(self, held: _Held) -> bool:
-        if held.attempt.id in self._held:
+        attempt = held.attempt
+        if attempt.id in self._held:
             return True
-        who = held.attempt.caller.principal.name
-        ended = [id for id, other in self._held.items() if other.over]
-        mine = sum(
-            other.attempt.caller.principal.name == who
-            for other in self._held.values()
-            if not other.over
-        )
-        if mine >= MAX_HELD_OF_ONE or len(self._held) - len(ended) >= MAX_HELD:
+        others = [other.attempt.principal for other in self._held.values() if not other.over]
+        mine = others.count(attempt.principal)
+        if mine >= CALLS_PER_PRINCIPAL or len(self._held) >= MAX_WAITING_CALLS:
             return False
-        if len(self._held) >= MAX_HELD:
-            del self._held[ended[0]]
-        self._held[held.attempt.id] = held
+        self._held[attempt.id] = held
         assert held.task is not None
-        held.task.add_done_callback(lambda _: self._forget_later(held.attempt.id))
+        held.task.add_done_callback(lambda _: self._forget_later(attempt))
         return True
 
-    def _forget_later(self, id: str) -> None:
-        asyncio.get_running_loop().call_later(KEEP_SECONDS, self._held.pop, id, None)
+    def _forget_later(self, attempt: Attempt) -> None:
+        """Keeps the outcome a while, for a client that did not hear the end."""
+        seconds = attempt.snapshot.permissions.timeout_seconds
+        asyncio.get_running_loop().call_later(seconds, self._held.pop, attempt.id, None)
 
     def _question(self, held: _Held) -> Result:
         attempt = held.attempt
-        named = [self._replica, attempt.id, held.round]
-        state = self._seal.encrypt_json([PURPOSE, *named, *held.bound_to])
+        named = [self._replica, attempt.id, held.round, *held.bound_to]
         return {
             "resultType": "input_required",
             "inputRequests": dict(held.asked),
-            "requestState": state.decode("ascii"),
+            "requestState": seal_state(self._seal, PURPOSE, named),
             "_meta": meta_of(attempt, "executing"),
         }
 
-    def _named(self, attempt: Attempt) -> Named | None:
-        state = attempt.caller.request_state
-        if state is None or len(state) > MAX_STATE_CHARS:
-            return None
-        try:
-            value: Any = self._seal.decrypt_json(state.encode("utf-8", "replace"))
-        except (InvalidToken, ValueError):
-            return None
-        if not isinstance(value, list) or value[:1] != [PURPOSE]:
-            return None
-        _, replica, execution, round, *binding = value
-        if binding != _bound_to(attempt):
-            raise Fixable(
-                "invalid_arguments",
-                "The answer belongs to another call.",
-                "Call again without it to be asked anew.",
-            )
-        return Named(replica, execution, round)
-
-    async def _gone(self, attempt: Attempt) -> GatewayError:
+    async def _why_gone(self, attempt: Attempt) -> GatewayError:
         """Why an answer reaches nobody; the call's own row stays what it is."""
         row = await get_execution(self._db, attempt.id)
         if row is not None and row.status not in ("executing", "unknown"):
@@ -480,12 +323,12 @@ class HeldCalls:
             return Overloaded(
                 "busy", "The gateway was restarted before the answer came.", "Call again."
             )
-        return outcome_unknown(attempt, UpstreamFailed("internal", ""))
+        return outcome_unknown(attempt)
 
 
 def _bound_to(attempt: Attempt) -> list[str]:
     digest = arguments_digest(attempt.arguments)
-    return [attempt.caller.principal.name, attempt.tool.name, digest]
+    return [attempt.principal, attempt.tool.name, digest]
 
 
 def _future() -> asyncio.Future[Any]:
@@ -497,3 +340,78 @@ def may_be_held(attempt: Attempt) -> bool:
     caller = attempt.caller
     asks = attempt.tool.upstream is not None and not attempt.unattended
     return asks and caller.era == "2026" and bool(caller.askable)
+
+
+def seal_state(seal: Seal, purpose: str, values: Sequence[Any]) -> str:
+    """What a client of 2026 hands back with its answer; one key seals states of several kinds."""
+    return seal.encrypt_json([purpose, *values]).decode("ascii")
+
+
+def open_state(seal: Seal, purpose: str, state: str | None) -> list[Any] | None:
+    """The values in a state of ours; None: it is none of this kind."""
+    if state is None or len(state) > MAX_RECORDED_BYTES:
+        return None
+    try:
+        value = seal.decrypt_json(state.encode("utf-8", "replace"))
+    except (InvalidToken, ValueError):
+        return None
+    return value[1:] if isinstance(value, list) and value[:1] == [purpose] else None
+
+
+class HeldRelay:
+    """Passes a client's answer on to the process that holds its call, and brings back what it says.
+
+    Both are letters: signals of the store. The process that holds the call may end meanwhile; then
+    nothing comes back.
+    """
+
+    def __init__(self, db: Database, signals: Signals, replica: str, hear: Hear) -> None:
+        self._db = db
+        self._replica = replica
+        self._hear = hear
+        self._awaited: dict[str, asyncio.Future[Any]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        signals.on(LETTER, self._take)
+
+    async def pass_on(
+        self, attempt: Attempt, replica: str, answer: tuple[str, int, Any]
+    ) -> Result | None:
+        """What the call says to the answer; None: it is held no longer."""
+        letter, deadline = new_id(time.time()), time.monotonic() + longest_seconds(attempt)
+        said = self._awaited[letter] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(replica, letter, [self._replica, *answer])
+            while time.monotonic() < deadline:
+                alive = replica in await living(self._db)
+                await asyncio.wait([said], timeout=MOMENT_SECONDS)
+                if said.done() or not alive:
+                    found: Result | None = said.result() if said.done() else None
+                    return found
+        finally:
+            del self._awaited[letter]
+        hint = f"get_execution {attempt.id} tells what became of it."
+        raise Overloaded("busy", "The call is still on its way.", hint)
+
+    def _take(self, payload: str) -> None:
+        to, _, rest = payload.partition(" ")
+        if to != self._replica:
+            return
+        letter, _, text = rest.partition(" ")
+        value, said = json.loads(text), self._awaited.get(letter)
+        if said is not None:
+            if not said.done():
+                said.set_result(value)
+        elif isinstance(value, list) and len(self._answering) < MAX_WAITING_CALLS:
+            task = asyncio.create_task(self._answer(letter, *value), name=f"letter {letter}")
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, letter: str, sender: str, id: str, round: int, answers: Any) -> None:
+        try:
+            await self._send(sender, letter, await self._hear(id, round, answers))
+        except GatewayError as error:
+            log.warning("letter not answered", code=error.code)
+
+    async def _send(self, to: str, letter: str, value: Any) -> None:
+        payload = f"{to} {letter} {json.dumps(value)}"
+        await self._db.write(lambda tx: signal(tx, LETTER, payload))

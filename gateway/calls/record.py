@@ -1,19 +1,9 @@
-"""One call on its way, and the one record it ends in.
+"""Who calls (`Caller`), the call on its way (`Attempt`), and the one record it ends in.
 
 Ledger row, metrics, log line and console feed are all read off the `Execution` that `execution_of`
-makes; nothing else is written down about a call.
-
-Who calls and how they can be reached while they wait; the edges hand in their own kind.
-
-The wire dicts of results that are ours: failed calls, and calls that go on without their caller.
-
-The model reads the sentence, programs read the structure, and both find the execution's id.
-
-Wakes those in this process who wait for what any process may do.
-
-The store's notifier calls `hear` for what others did, and whoever does something here calls it too,
-so that a wait within one process does not go by way of the store. A signal only says "look again":
-who waits reads the store, and looks from time to time in any case, since signals may be lost.
+makes; nothing else is written down about a call. The results that are ours are worded here too:
+failed calls, and calls that go on without their caller. The model reads the sentence, programs
+read the structure, and both find the execution's id.
 """
 
 from __future__ import annotations
@@ -22,6 +12,7 @@ import asyncio
 import json
 import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,15 +22,26 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from gateway.calls.answer import HEADERS_META, Result
+from gateway.calls.arguments import step_into
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
+from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
 from gateway.model import Principal, Tool, digest
 from gateway.policy.view import Scope, elicitation_modes
 from gateway.store.cluster import RECONNECTED
 from gateway.store.ledger import Execution, ExecutionStatus
 from gateway.store.secrets import new_id
 from gateway.store.statements import json_bytes
+
+# What results and calls say of themselves in `_meta`.
+TOKEN_META = "gateway/idempotency_token"
+BACKGROUND_META = "gateway/background"
+WARNINGS_META = "gateway/warnings"
+UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
+# The other side's own refusal: known, and final.
+REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
@@ -75,28 +77,18 @@ def takes_forms(caller: Caller) -> bool:
     return caller.era == "2026" and "form" in elicitation_modes(caller.capabilities)
 
 
-MAX_NAME_CHARS = 128
-MAX_RECORDED_BYTES = 16 * 1024
-CUT_CHARS = 2000
-HEADERS_META = "gateway/headers"  # of an API's answer
-UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
-
-Find = Callable[[Snapshot, Principal], Tool]
-
-
 class Door(Struct, frozen=True):
     """How a call came in, for finding its tool again after it has waited for a person."""
 
-    find: Find  # raises UnknownTool or Refused where the caller has it no longer
-    ticket: Mapping[str, Any] = msgspec.field(
-        default_factory=dict
-    )  # what another process needs for that
+    # Finds the tool; raises UnknownTool or Refused where the caller has it no longer.
+    find: Callable[[Snapshot, Principal], Tool]
+    ticket: Mapping[str, Any] = {}  # what another process needs to find it
     judged: Tool | None = None  # what permissions are asked about, where it is not the tool itself
     unattended: bool = False  # nobody waits for the answer
 
 
 class Attempt(Struct):
-    """What is known of one call as it goes along."""
+    """One call on its way: what is known of it as it goes along."""
 
     snapshot: Snapshot
     tool: Tool
@@ -129,6 +121,19 @@ class Attempt(Struct):
         return self.snapshot.connections[self.tool.connection]
 
     @property
+    def principal(self) -> str:
+        return self.caller.principal.name
+
+    @property
+    def judged(self) -> Tool:
+        """What permissions are asked about."""
+        return (self.door and self.door.judged) or self.tool
+
+    @property
+    def max_output_bytes(self) -> int:
+        return self.snapshot.settings.limits.max_output_bytes
+
+    @property
     def unattended(self) -> bool:
         return self.background or (self.door is not None and self.door.unattended)
 
@@ -145,20 +150,18 @@ def execution_of(
 ) -> Execution:
     """The record of a call in this state; `result` is what the caller gets."""
     tool, caller = attempt.tool, attempt.caller
-    failure = failure_of(status, result, error)
+    failure = _failure_of(status, result, error)
     finished = status not in ("executing", "pending_confirmation")
     return Execution(
         id=attempt.id,
         tool=tool.name,
         connection=tool.connection,
-        principal=caller.principal.name,
+        principal=attempt.principal,
         status=status,
         access=tool.access,
         risk=tool.risk,
         arguments=shown_arguments(attempt),
-        args_digest=""
-        if finished and _plain_read(attempt)
-        else arguments_digest(attempt.arguments),
+        args_digest=arguments_digest(attempt.arguments),
         created_at=attempt.at,
         revision=attempt.snapshot.revision,
         result=_outcome(attempt, status, result, failure) if finished else None,
@@ -189,7 +192,7 @@ def refusal_of(
     now = time.time()
     return Execution(
         id=new_id(now),
-        tool=tool if len(tool) <= MAX_NAME_CHARS else f"{tool[: MAX_NAME_CHARS - 1]}…",
+        tool=tool if len(tool) <= MAX_QUOTE_CHARS else f"{tool[: MAX_QUOTE_CHARS - 1]}…",
         connection=connection,
         principal=caller.principal.name,
         status="denied",
@@ -209,11 +212,6 @@ def refusal_of(
     )
 
 
-def _plain_read(attempt: Attempt) -> bool:
-    """Whether nobody will ever ask if another call had the same arguments."""
-    return attempt.tool.access == "read" and attempt.token is None and not attempt.on_disk
-
-
 def arguments_digest(arguments: Mapping[str, Any]) -> str:
     """Names exactly these arguments, however they are ordered."""
     try:
@@ -224,11 +222,11 @@ def arguments_digest(arguments: Mapping[str, Any]) -> str:
 
 def shown_arguments(attempt: Attempt) -> Any:
     """The arguments for people: secrets masked, bounded."""
-    masked = redact_arguments(attempt.arguments)
-    text = json_bytes(masked)
-    if attempt.redactor.bytes(text) is not text:
-        return _bounded(attempt.redactor.json(masked), MAX_RECORDED_BYTES)
-    return masked if len(text) <= MAX_RECORDED_BYTES else _cut(text)
+    try:
+        masked = redact_arguments(dict(attempt.arguments))
+    except RecursionError:
+        return {"truncated": True, "preview": "nested too deeply to be shown"}
+    return _bounded(attempt.redactor.json(masked), MAX_RECORDED_BYTES)
 
 
 def _outcome(
@@ -238,8 +236,7 @@ def _outcome(
     failure: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     # Whoever reads it later has no other place to read it from.
-    limit = attempt.snapshot.settings.limits.max_output_bytes
-    bound = 2 * limit if attempt.read_later else MAX_RECORDED_BYTES
+    bound = 2 * attempt.max_output_bytes if attempt.read_later else MAX_RECORDED_BYTES
     outcome: dict[str, Any] = {
         "success": status == "completed",
         "output": None if failure else _bounded(output_of(result), bound),
@@ -255,7 +252,7 @@ def _outcome(
     return outcome
 
 
-def failure_of(
+def _failure_of(
     status: str, result: Mapping[str, Any] | None, error: GatewayError | None
 ) -> dict[str, Any] | None:
     """Why a call failed, as `{code, message, hint, …}`: our reason, or the upstream's answer."""
@@ -282,18 +279,55 @@ def output_of(result: Mapping[str, Any] | None) -> Any:
 def _bounded(value: Any, bound: int) -> Any:
     """The value, or the beginning of its text where it is too large for a history."""
     text = json_bytes(value)
-    return value if len(text) <= bound else _cut(text)
-
-
-def _cut(text: bytes) -> dict[str, Any]:
-    shown = text[:CUT_CHARS].decode("utf-8", "ignore")
+    if len(text) <= bound:
+        return value
+    shown = text[:PREVIEW_CHARS].decode("utf-8", "ignore")
     return {"truncated": True, "bytes": len(text), "preview": shown}
 
 
-WARNINGS_META = "gateway/warnings"
-MAX_LOGGED_FRAMES = 4
-# The other side's own refusal: known, and final.
-ANSWERED = ("upstream_error", "sign_in_required")
+def recorded_values(names: Sequence[str], result: Result) -> dict[str, Any] | None:
+    """The values of an answer to be kept beside its token: JSON pointers, or names of fields."""
+    body = _body(result) if names else None
+    found = {
+        name: _pointed(body, name) if name[:1] == "/" else _named(body, name) for name in names
+    }
+    small = {n: v for n, v in found.items() if len(json_bytes(v)) <= MAX_RECORDED_BYTES}
+    return {name: value for name, value in small.items() if value is not None} or None
+
+
+def _body(result: Result) -> Any:
+    if "structuredContent" in result:
+        return result["structuredContent"]
+    for part in result.get("content", ()):
+        if part.get("type") == "text":
+            try:
+                return orjson.loads(part["text"])
+            except orjson.JSONDecodeError:
+                continue
+    return None
+
+
+def _pointed(value: Any, pointer: str) -> Any:
+    try:
+        for step in pointer[1:].split("/"):
+            value = step_into(value, step)
+    except LookupError:
+        return None
+    return value
+
+
+def _named(value: Any, name: str) -> Any:
+    """The value of the nearest field of this name, level by level."""
+    level = deque([value])
+    while level:
+        here = level.popleft()
+        if isinstance(here, dict):
+            if here.get(name) is not None:
+                return here[name]
+            level.extend(here.values())
+        elif isinstance(here, list):
+            level.extend(here)
+    return None
 
 
 class Unanswered(Exception):
@@ -310,25 +344,39 @@ class NotApproved(Refused):
     void = False  # what was approved is not there any more
 
 
-def failed_result(attempt: Attempt, error: GatewayError) -> dict[str, Any]:
+def failed_result(attempt: Attempt, error: GatewayError) -> Result:
     """What the caller of a failed call gets."""
     shown = attempt.redactor.json(error.as_dict())
     text = attempt.redactor.text(error.sentence)
-    return {
+    result = {
         "content": [{"type": "text", "text": text}],
         "structuredContent": {"error": shown},
         "isError": True,
         "_meta": meta_of(attempt, status_of(error)),
     }
+    return with_token(result, attempt.token)
 
 
-def going_on(attempt: Attempt, status: ExecutionStatus, text: str) -> dict[str, Any]:
+def pending_result(attempt: Attempt, status: ExecutionStatus, text: str) -> Result:
     """What the caller gets of a call whose outcome is to be read later."""
-    return {
+    result = {
         "content": [{"type": "text", "text": f"{text} get_execution {attempt.id} tells how."}],
         "structuredContent": {"execution_id": attempt.id, "status": status},
         "isError": False,
         "_meta": meta_of(attempt, status),
+    }
+    return with_token(result, attempt.token)
+
+
+def with_token(result: Result, token: str | None) -> Result:
+    """The result with its token, for programs and as the last line of its text."""
+    if token is None:
+        return result
+    line = {"type": "text", "text": f"Idempotency token: {token}"}
+    return {
+        **result,
+        "content": [*result.get("content", ()), line],
+        "_meta": {**result.get("_meta", {}), TOKEN_META: token},
     }
 
 
@@ -341,7 +389,7 @@ def meta_of(attempt: Attempt, status: ExecutionStatus) -> dict[str, Any]:
     }
 
 
-def with_warnings(attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
+def with_warnings(attempt: Attempt, result: Result) -> Result:
     """The result with what its caller should know of the arguments, for programs and as text."""
     if not attempt.warnings:
         return result
@@ -357,15 +405,15 @@ def with_warnings(attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
 def status_of(error: GatewayError) -> ExecutionStatus:
     """The state a call is in after this error."""
     if error.code == "approval_expired":
-        return "denied" if getattr(error, "void", False) else "expired"
+        return "denied" if isinstance(error, NotApproved) and error.void else "expired"
     if error.code == "outcome_unknown":
         return "unknown"
     return "denied" if isinstance(error, Refused) else "failed"
 
 
-def failure(error: BaseException) -> dict[str, str]:
+def describe_failure(error: BaseException) -> dict[str, str]:
     """What the log says of an unexpected error: its kind and place, not its words or values."""
-    frames = traceback.format_tb(error.__traceback__)[-MAX_LOGGED_FRAMES:]
+    frames = traceback.format_tb(error.__traceback__)[-4:]
     return {"error": type(error).__name__, "trace": "".join(frames)}
 
 
@@ -378,9 +426,8 @@ def was_sent(attempt: Attempt, error: BaseException) -> bool:
     return not isinstance(error, GatewayError)  # ours come before sending; of others who knows
 
 
-def outcome_unknown(attempt: Attempt, error: BaseException) -> UpstreamFailed:
+def outcome_unknown(attempt: Attempt, cause: str = "internal") -> UpstreamFailed:
     """The error for a call that may or may not have happened."""
-    cause = error.code if isinstance(error, GatewayError) else "internal"
     return UpstreamFailed(
         "outcome_unknown",
         f"{attempt.tool.name} was sent, and nobody knows whether it was carried out.",

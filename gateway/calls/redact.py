@@ -2,8 +2,7 @@
 
 A secret is looked for as it stands and in the forms in which servers echo it: percent-encoded, in
 JSON and HTML escapes, and inside base64 at each of its three alignments. All forms are worked out
-once; a body that holds none of them costs a search and is handed back as it is. Large bodies are
-cleared in steps, for a single one would keep other threads from running. Secrets shorter
+once; a body that holds none of them costs a search and is handed back as it is. Secrets shorter
 than `SHORTEST_SECRET` are not looked for: they would tear holes into innocent text, and a password
 that short is caught as part of `user:password`.
 
@@ -16,21 +15,17 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from io import BytesIO
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-SHORTEST_SECRET = 6
-STEP_BYTES = 65_536
-SEARCH_BYTES = 1024 * 1024
+from gateway.limits import MAX_REMEMBERED, SHORTEST_SECRET
+
+MASK = "[redacted]"
+_Bytes = bytes  # which the method of this name hides
 # Names of headers, variables and options whose values are nobody's business.
 SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|passw|credential|session", re.IGNORECASE)
-MASK = "[redacted]"
-MAX_DEPTH = 64
-MAX_NODES = 20_000
-MAX_KNOWN_CHARS = 64  # of names that are remembered
 
 
 class Redactor:
@@ -38,40 +33,33 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
-        self._forms = tuple(sorted((f.encode() for f in forms), key=len, reverse=True))
-        self._longest = len(self._forms[0]) if self._forms else 0
-        self._texts = tuple(form.decode() for form in self._forms)
-        self._found = re.compile(b"|".join(map(re.escape, self._forms)) or b"(?!)")
-        self._found_text = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
+        self._texts = tuple(sorted(forms, key=len, reverse=True))
+        self._forms = tuple(text.encode() for text in self._texts)
 
     def __bool__(self) -> bool:
         return bool(self._forms)
 
-    def holds_none(self, data: bytes) -> bool:
-        """Whether no secret stands in this as it is; escapes are not read."""
-        if len(data) > SEARCH_BYTES:
-            return not any(_holds(data, form) for form in self._forms)
-        for form in self._forms:  # noqa: SIM110  (a plain loop: this runs over every answer)
-            if form in data:
-                return False
-        return True
-
-    def bytes(self, data: bytes) -> bytes:
+    def bytes(self, data: _Bytes) -> _Bytes:
         """The data without secrets: the same object if it holds none."""
-        if not self.holds_none(data):
-            data = _replaced(self._found, self._longest, _mask, data)
-        if self._forms and _holds(data, b"\\u00"):
+        data = self._masked(data)
+        if self._forms and b"\\u00" in data:
             # JSON may spell any letter as an escape; read those that are plain characters.
-            spelled_out = _replaced(_ESCAPE_BYTES, _ESCAPE_LENGTH, _plain, data)
-            if not self.holds_none(spelled_out):
-                data = _replaced(self._found, self._longest, _mask, spelled_out)
+            spelled_out = _ESCAPE.sub(_read_escape, data)
+            masked = self._masked(spelled_out)
+            data = data if masked is spelled_out else masked
+        return data
+
+    def _masked(self, data: _Bytes) -> _Bytes:
+        for form in self._forms:
+            if form in data:
+                data = data.replace(form, MASK.encode())
         return data
 
     def text(self, text: str) -> str:
-        """The text without secrets."""
+        """The text without secrets: the same object if it holds none."""
         for form in self._texts:
             if form in text:
-                return self._found_text.sub(MASK, text)
+                text = text.replace(form, MASK)
         return text
 
     def json(self, value: Any) -> Any:
@@ -84,68 +72,26 @@ class Redactor:
             return [self.json(item) for item in value]
         return value
 
-    def pairs(self, pairs: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    def pairs(self, pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """Headers without secrets: the same object if they hold none."""
-        pairs = pairs if isinstance(pairs, tuple) else tuple(pairs)
         values = "\n".join([value for _, value in pairs])
         if self.text(values) is values:
             return pairs
         return tuple((name, self.text(value)) for name, value in pairs)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_REMEMBERED)
 def redactor_of(secrets: frozenset[str]) -> Redactor:
     """The redactor for these secrets, made once: working out their forms takes its time."""
     return Redactor(secrets)
 
 
-_ESCAPE_BYTES = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
-_ESCAPE_LENGTH = 6
+_ESCAPE = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 
 
-def _mask(secret: re.Match[bytes]) -> bytes:
-    return MASK.encode()
-
-
-def _plain(escape: re.Match[bytes]) -> bytes:
-    return _PLAIN[escape[1].lower()]
-
-
-_PLAIN = {b"%x" % code: bytes([code]) for code in range(0x20, 0x80)}
-_PLAIN |= {b"22": b'\\"', b"5c": b"\\\\"}
-
-
-def _holds(data: bytes, form: bytes) -> bool:
-    """As `form in data`, a step at a time."""
-    if len(data) <= SEARCH_BYTES:
-        return form in data
-    at = 0
-    while at < len(data):
-        if data.find(form, at, at + SEARCH_BYTES + len(form)) >= 0:
-            return True
-        at += SEARCH_BYTES
-    return False
-
-
-def _replaced(
-    pattern: re.Pattern[bytes],
-    longest: int,
-    instead: Callable[[re.Match[bytes]], bytes],
-    data: bytes,
-) -> bytes:
-    """As `pattern.sub`, a step at a time; what it finds is not longer than said."""
-    steps, at = [], 0
-    while at < len(data):
-        end, written = at + STEP_BYTES, BytesIO()
-        for found in pattern.finditer(data, at, end + longest):
-            if found.start() >= end:
-                break
-            written.write(data[at : found.start()] + instead(found))
-            at = found.end()
-        written.write(data[at:end])
-        steps.append(written.getvalue())
-        at = max(at, end)
-    return b"".join(steps)
+def _read_escape(escape: re.Match[bytes]) -> bytes:
+    character = bytes.fromhex(escape[1].decode())
+    return b"\\" + character if character in b'"\\' else character
 
 
 def _forms(secret: str) -> set[str]:
@@ -159,16 +105,9 @@ def _forms(secret: str) -> set[str]:
     lower = [_PERCENT.sub(lambda found: found[0].lower(), text) for text in [*quoted, everything]]
     escaped = [json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]]
     escaped += [text.replace("/", "\\/") for text in escaped]
-    return {
-        secret,
-        everything,
-        *quoted,
-        *lower,
-        *escaped,
-        html.escape(secret),
-        html.escape(secret, quote=False),
-        *_base64_forms(secret.encode("utf-8", "replace")),
-    }
+    escaped += [html.escape(secret), html.escape(secret, quote=False)]
+    in_base64 = _base64_forms(secret.encode("utf-8", "replace"))
+    return {secret, everything, *quoted, *lower, *escaped, *in_base64}
 
 
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
@@ -187,26 +126,14 @@ def _base64_forms(secret: bytes) -> set[str]:
 
 def redact_arguments(value: Any) -> Any:
     """A copy in which values under names such as `password` or `api_key` are masked."""
-    return _masked(value, 0, [MAX_NODES])
-
-
-def _masked(value: Any, depth: int, budget: list[int]) -> Any:
-    budget[0] -= 1
-    if isinstance(value, (str, int, float)):
+    if isinstance(value, list):
+        return [redact_arguments(item) for item in value]
+    if not isinstance(value, dict):
         return value
-    if isinstance(value, (dict, Mapping)):  # a dict, nearly always, which is known at once
-        if depth >= MAX_DEPTH or budget[0] < 0:
-            return "[…]"
-        return {
-            key: MASK if names_a_secret(str(key)) and item else _masked(item, depth + 1, budget)
-            for key, item in value.items()
-            if budget[0] >= 0
-        }
-    if isinstance(value, (list, tuple)):
-        if depth >= MAX_DEPTH or budget[0] < 0:
-            return "[…]"
-        return [_masked(item, depth + 1, budget) for item in value if budget[0] >= 0]
-    return value
+    return {
+        key: MASK if item and names_a_secret(key[-64:]) else redact_arguments(item)
+        for key, item in value.items()
+    }
 
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -217,17 +144,9 @@ _SECRET_KEYS = {"api", "access", "private", "secret", "signing", "encryption", "
 _PLAIN_TOKENS = {"page", "next", "previous", "continuation", "sync", "skip", "idempotency", "max"}
 
 
+@lru_cache(maxsize=MAX_REMEMBERED)
 def names_a_secret(name: str) -> bool:
     """Whether a field of this name is likely to hold a secret."""
-    return _known_name(name) if len(name) <= MAX_KNOWN_CHARS else _names_a_secret(name)
-
-
-@lru_cache(maxsize=4096)
-def _known_name(name: str) -> bool:
-    return _names_a_secret(name)
-
-
-def _names_a_secret(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
         return False

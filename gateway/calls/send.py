@@ -1,12 +1,10 @@
-"""Sends one HTTP operation: request, credentials, limits around the exchange, answer, result.
+"""Sends one call, within the connection's limits: as an HTTP request, or to an upstream MCP server.
 
-Sends one call to an upstream MCP server, and takes its result over as it is.
-
-Injected values go in here and nowhere else. Nothing of the client travels along: no header, no
-token, no `_meta` but the level from which on it reads logs. A result over the bound becomes a
-preview that `read_result` can continue, like any other large answer.
-
-A server's question goes to a client that can answer (see `questions`), and is declined for others.
+What the connection adds goes in here and nowhere else: its injected values, headers, credentials
+and the idempotency token. Nothing of the client travels along: no header, no token, no `_meta` but
+the level from which on it reads logs. An upstream's result is taken over as it is, and its question
+goes to a client that can answer. A result over the bound becomes a preview, and the
+whole is kept for its caller to read in parts.
 """
 
 from __future__ import annotations
@@ -14,43 +12,45 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import orjson
-from msgspec.structs import replace
 
 from gateway.azure.envelope import enveloped, opened
-from gateway.calls.admission import Admission, Holds, LargeRoom, Outcome
-from gateway.calls.answer import PREVIEW_CHARS, Shaped, shape, with_text_in_utf8
+from gateway.calls.admission import Admission, LargeRoom
+from gateway.calls.answer import Result, preview_result, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
-from gateway.calls.held import asker
-from gateway.calls.limits import HEAVY_BYTES, RESULT_SECONDS
-from gateway.calls.record import HEADERS_META, Ask, Attempt, Notice, Progress
+from gateway.calls.questions import asker
+from gateway.calls.record import Ask, Attempt, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
-from gateway.calls.tokens import recorded_values
 from gateway.config.connection import Connection, McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
-from gateway.model import Tool
+from gateway.limits import HEAVY_BYTES, MAX_ANSWER_BYTES, PREVIEW_CHARS, RESULT_SECONDS
+from gateway.model import HttpOperation, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.results import LargeResult, save_result
+from gateway.upstream.protocol import Hooks
+from gateway.upstream.registry import Upstreams
 
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
+LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 
 SignInLink = Callable[[str, Connection], Awaitable[str | None]]
 
 
-class HttpSender:
-    """Carries out calls whose target is an HTTP operation."""
+class Sender:
+    """The two ways out of the gateway."""
 
     def __init__(
         self,
         egress: Egress,
         own_egress: Egress,
         credentials: Credentials,
+        upstreams: Upstreams,
         limits: Admission,
         db: Database,
         work: Work,
@@ -59,54 +59,62 @@ class HttpSender:
         self._egress = egress
         self._own_egress = own_egress
         self._credentials = credentials
+        self._upstreams = upstreams
         self._limits = limits
         self._db = db
         self._work = work
         self._sign_in_link = sign_in_link
 
-    async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
-        operation = attempt.tool.http
-        assert operation is not None
-        arguments = {**attempt.arguments, **prepared.inject}
-        request = build_request(operation, arguments, prepared.blocklist)
-        if operation.idempotency_header is not None and attempt.token is not None:
-            request = with_headers(request, ((operation.idempotency_header, attempt.token),))
-        most = attempt.snapshot.settings.limits.max_output_bytes
-        with self._limits.large(prepared.name, more_than=most) as room:
-            answer = await self.exchange(attempt, prepared, request, operation.base_url, room)
-            return await self.result(attempt, answer)
+    def __call__(self, attempt: Attempt, prepared: Prepared) -> Awaitable[Result]:
+        """The result of the call."""
+        if attempt.tool.http is not None:
+            return self._send_http(attempt, prepared, attempt.tool.http)
+        assert attempt.tool.upstream is not None
+        return self._send_upstream(attempt, prepared, attempt.tool.upstream)
 
-    async def exchange(
-        self,
-        attempt: Attempt,
-        prepared: Prepared,
-        request: Request,
-        base_url: str,
-        room: LargeRoom,
-    ) -> Answer:
-        """One request of a connection, with its headers and credentials and within its limits."""
-        request = with_headers(request, prepared.headers)
-        envelope = prepared.envelope
-        if envelope is not None:
-            request = enveloped(request, base_url, envelope)
-        principal = attempt.caller.principal.name
-        await self._limits.admit(prepared.name, principal, prepared.rate_limit)
-        async with self._limits.call(prepared.name) as outcome:
+    # --- HTTP -------------------------------------------------------------------------------------
 
-            async def send(granted: Request) -> Answer:
-                return await self._send(attempt, prepared, granted, outcome, room)
+    async def _send_http(
+        self, attempt: Attempt, prepared: Prepared, operation: HttpOperation
+    ) -> Result:
+        request = _request(attempt, prepared, operation)
+        await self._limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
+        with self._limits.large(attempt.max_output_bytes) as room:
+            send = self._send_within(attempt, prepared, room)
+            async with self._limits.call(prepared.name) as passage:
+                proof = (self._credentials, prepared.vouched_by, prepared.auth)
+                began = time.perf_counter()
+                try:
+                    answer, grant = await send_granted(*proof, request, operation.base_url, send)
+                except NoAnswer as error:
+                    if not passage.may_retry(request.method, error):
+                        passage.note_failure()
+                        raise
+                    answer, grant = await send_granted(*proof, request, operation.base_url, send)
+                finally:
+                    attempt.upstream_ms = (time.perf_counter() - began) * 1000
+                if prepared.envelope is not None:
+                    answer = await opened(answer, self._work)
+                passage.note_answer(answer.status, answer.header("retry-after"))
+            attempt.redactor = redactor_with(prepared, grant)
+            attempt.upstream_status = answer.status
+            if answer.status >= 400:
+                await self._refuse_signed_out(attempt, answer.status)
+            return await self._shaped(attempt, operation, answer)
 
-            answer, grant = await send_granted(
-                self._credentials, prepared.vouched_by, prepared.auth, request, base_url, send
-            )
-            if envelope is not None:
-                answer = await opened(answer, self._work)
-            outcome.answered(answer.status, answer.header("retry-after"))
-        attempt.redactor = redactor_with(prepared, grant)
-        attempt.upstream_status = answer.status
-        if answer.status >= 400:
-            await self._refuse_signed_out(attempt, answer.status)
-        return answer
+    def _send_within(
+        self, attempt: Attempt, prepared: Prepared, room: LargeRoom
+    ) -> Callable[[Request], Awaitable[Answer]]:
+        """Sends a request of the connection within its deadline and bounds."""
+        limits = attempt.snapshot.settings.limits
+        egress = self._own_egress if attempt.state.origin == "demo" else self._egress
+        return partial(
+            egress.send,
+            deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
+            max_bytes=max(MAX_ANSWER_BYTES, limits.max_output_bytes),
+            room=room,
+            tls=prepared.tls,
+        )
 
     async def _refuse_signed_out(self, attempt: Attempt, status: int) -> None:
         """Raises where a person can mend the failure by signing the connection in."""
@@ -123,221 +131,135 @@ class HttpSender:
                 status=status,
             )
 
-    async def _send(
-        self,
-        attempt: Attempt,
-        prepared: Prepared,
-        request: Request,
-        outcome: Outcome,
-        room: LargeRoom,
-    ) -> Answer:
-        limits = attempt.snapshot.settings.limits
-        egress = self._own_egress if attempt.state.origin == "demo" else self._egress
-        seconds = prepared.settings.timeout_seconds or limits.call_timeout_seconds
-        most, tls = max(MAX_ANSWER_BYTES, limits.max_output_bytes), prepared.tls
-        began = time.perf_counter()
-        try:
-            answer = await egress.send(
-                request, deadline=seconds, max_bytes=most, room=room, tls=tls
-            )
-        except NoAnswer as error:
-            if not outcome.may_retry(request.method, error):
-                outcome.failed()
-                raise
-            answer = await egress.send(
-                request, deadline=seconds, max_bytes=most, room=room, tls=tls
-            )
-        finally:
-            attempt.upstream_ms = (time.perf_counter() - began) * 1000
-        return answer
-
-    async def result(self, attempt: Attempt, answer: Answer) -> dict[str, Any]:
-        """The answer as a tool's result; a large one is kept for its caller to read in parts."""
-        if len(answer.body) > HEAVY_BYTES:
-            shaped = await asyncio.to_thread(_shaped, attempt, answer)
-        else:
-            shaped = _shaped(attempt, answer)
-        if shaped.oversized is not None:
-            await _keep_result(self._db, attempt, shaped.media_type, shaped.oversized)
-        result: dict[str, Any] = {"content": shaped.content, "isError": shaped.is_error}
-        if shaped.structured is not None:
-            result["structuredContent"] = shaped.structured
-        if shaped.headers is not None:
-            result["_meta"] = {HEADERS_META: shaped.headers}
+    async def _shaped(self, attempt: Attempt, operation: HttpOperation, answer: Answer) -> Result:
+        work = partial(
+            shape,
+            answer,
+            attempt.redactor,
+            max_output_bytes=attempt.max_output_bytes,
+            result_id=attempt.id,
+            headers_out=operation.headers_out,
+        )
+        heavy = len(answer.body) > HEAVY_BYTES
+        result, kept = await asyncio.to_thread(work) if heavy else work()
+        if kept is not None:
+            await self._keep_result(attempt, *kept)
         return result
 
+    async def _keep_result(self, attempt: Attempt, media_type: str, body: bytes) -> None:
+        """Keeps a large answer for its caller to read in parts, under the call's own id."""
+        until, owner = time.time() + RESULT_SECONDS, attempt.principal
+        kept = LargeResult(attempt.id, owner, len(body), media_type, body, until)
+        await save_result(self._db, kept)
 
-async def _keep_result(db: Database, attempt: Attempt, media_type: str, body: bytes) -> None:
-    """Keeps a large answer for its caller to read in parts, under the call's own id."""
-    owner, until = attempt.caller.principal.name, time.time() + RESULT_SECONDS
-    await save_result(db, LargeResult(attempt.id, owner, len(body), media_type, body, until))
+    # --- upstream MCP servers ---------------------------------------------------------------------
 
-
-def _shaped(attempt: Attempt, answer: Answer) -> Shaped:
-    redactor = attempt.redactor
-    answer = with_text_in_utf8(answer)
-    if redactor:
-        headers, body = redactor.pairs(answer.headers), redactor.bytes(answer.body)
-        if headers is not answer.headers or body is not answer.body:
-            answer = replace(answer, body=body, headers=headers)
-    bound = attempt.snapshot.settings.limits.max_output_bytes
-    more = attempt.tool.http.headers_out if attempt.tool.http else ()
-    return shape(answer, max_output_bytes=bound, result_id=attempt.id, headers_out=more)
-
-
-LOG_LEVEL = "io.modelcontextprotocol/logLevel"
-MOST_TEXT_PER_DATA = 5  # an answer that is so much larger than its data has more to say
-
-
-class Sessions(Protocol):
-    """The part of the upstream sessions that a call needs."""
-
-    async def call(
-        self,
-        name: str,
-        tool: str,
-        arguments: Mapping[str, Any],
-        *,
-        principal: str | None = None,
-        deadline: float | None = None,
-        progress: Progress | None = None,
-        meta: Mapping[str, Any] | None = None,
-        ask: Ask | None = None,
-        notice: Notice | None = None,
-        capabilities: Mapping[str, Any] | None = None,
-        input_responses: Mapping[str, Any] | None = None,
-        request_state: str | None = None,
-        holds: Holds | None = None,
-    ) -> dict[str, Any]: ...
-
-
-class UpstreamSender:
-    """Carries out calls whose target is an upstream MCP server's tool."""
-
-    def __init__(self, sessions: Sessions, limits: Admission, db: Database) -> None:
-        self._sessions = sessions
-        self._limits = limits
-        self._db = db
-
-    async def __call__(self, attempt: Attempt, prepared: Prepared) -> dict[str, Any]:
-        operation, caller = attempt.tool.upstream, attempt.caller
-        assert operation is not None
-        arguments = {**attempt.arguments, **injected(attempt.tool, prepared)}
-        if operation.idempotency_field is not None:
-            arguments[operation.idempotency_field] = attempt.token
-        await self._limits.admit(prepared.name, caller.principal.name, prepared.rate_limit)
-        most = attempt.snapshot.settings.limits.max_output_bytes
-        with self._limits.large(prepared.name, more_than=most) as room:
-            result = await self._answer(attempt, prepared.name, operation.tool, arguments, room)
+    async def _send_upstream(
+        self, attempt: Attempt, prepared: Prepared, operation: UpstreamOperation
+    ) -> Result:
+        ask = _asker(attempt)
+        params = _params(attempt, prepared, operation, asks=ask is not None)
+        await self._limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
+        with self._limits.large(attempt.max_output_bytes) as room:
+            async with self._limits.call(prepared.name) as passage:
+                began = time.perf_counter()
+                try:
+                    result = await self._upstreams.request(
+                        prepared.name,
+                        "tools/call",
+                        params,
+                        principal=attempt.principal,
+                        hooks=_hooks(attempt, ask, room),
+                    )
+                except UpstreamRefused as error:
+                    if attempt.caller.refused is not None:
+                        attempt.caller.refused(cleared_refusal(error, attempt.redactor))
+                    raise
+                except UpstreamFailed as error:
+                    if error.code != "upstream_error":
+                        passage.note_failure()
+                    raise
+                finally:
+                    attempt.upstream_ms = (time.perf_counter() - began) * 1000
+                passage.note_answer(200)
             if found := recorded_values(operation.record, result):  # before the answer is cut
                 attempt.recorded = attempt.redactor.json(found)
             return await self._taken_over(attempt, result)
 
-    async def _answer(
-        self,
-        attempt: Attempt,
-        name: str,
-        tool: str,
-        arguments: Mapping[str, Any],
-        room: LargeRoom,
-    ) -> dict[str, Any]:
-        async with self._limits.call(name) as outcome:
-            began = time.perf_counter()
-            try:
-                result = await self._call(attempt, name, tool, arguments, room)
-            except UpstreamRefused as error:
-                if (told := attempt.caller.refused) is not None:
-                    told(cleared_refusal(error, attempt.redactor))
-                raise
-            except UpstreamFailed as error:
-                if error.code != "upstream_error":
-                    outcome.failed()
-                raise
-            finally:
-                attempt.upstream_ms = (time.perf_counter() - began) * 1000
-            outcome.answered(200)
-        return result
-
-    async def _call(
-        self,
-        attempt: Attempt,
-        name: str,
-        tool: str,
-        arguments: Mapping[str, Any],
-        room: LargeRoom,
-    ) -> dict[str, Any]:
-        caller, seconds = attempt.caller, attempt.snapshot.permissions.timeout_seconds
-        asks = None if attempt.unattended else asker(caller, attempt.redactor, seconds, attempt.put)
-        # What a client says unasked is for the server, unless it is for who approves.
-        unasked = asks is not None and attempt.token is None and _is_free(attempt)
-        return await self._sessions.call(
-            name,
-            tool,
-            arguments,
-            principal=caller.principal.name,
-            progress=_progress(attempt),
-            meta={LOG_LEVEL: caller.log_level} if caller.log_level else None,
-            ask=asks,
-            notice=_notice(attempt),
-            capabilities=caller.askable if asks else None,
-            input_responses=caller.input_responses if unasked else None,
-            request_state=caller.request_state if unasked else None,
-            holds=room.holds,
-        )
-
-    async def _taken_over(self, attempt: Attempt, result: dict[str, Any]) -> dict[str, Any]:
-        try:
-            raw = orjson.dumps(result)
-        except TypeError as error:
-            raise UpstreamFailed(
-                "upstream_error", "The server's answer is nested too deeply"
-            ) from error
-        bound = attempt.snapshot.settings.limits.max_output_bytes
-        if len(raw) > HEAVY_BYTES:
-            cleared = await asyncio.to_thread(attempt.redactor.bytes, raw)
-        else:
-            cleared = attempt.redactor.bytes(raw)
-        if len(cleared) > bound:
-            return await self._kept(attempt, result, cleared)
-        taken: dict[str, Any] = result if cleared is raw else orjson.loads(cleared)
+    async def _taken_over(self, attempt: Attempt, result: Result) -> Result:
+        raw, taken = await clear_result(result, attempt.redactor)
+        if len(raw) > attempt.max_output_bytes:
+            return await self._preview(attempt, taken, raw)
         return {**taken, "content": taken.get("content", []), "isError": bool(taken.get("isError"))}
 
-    async def _kept(self, attempt: Attempt, result: dict[str, Any], raw: bytes) -> dict[str, Any]:
+    async def _preview(self, attempt: Attempt, result: Result, raw: bytes) -> Result:
         """A preview of the answer, in a form that every listed output schema allows."""
-        kept = await asyncio.to_thread(_data, result, raw, attempt.redactor)
-        await _keep_result(self._db, attempt, "application/json", kept)
-        preview = kept[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
-        text = (
-            f"The answer is too large to show: {len(kept)} bytes. Read it in parts with read_result"
-            f" and result_id {attempt.id!r}. It begins:\n\n{preview}"
-        )
-        return {
-            "content": [{"type": "text", "text": text}],
-            "structuredContent": {
-                "truncated": True,
-                "bytes": len(kept),
-                "result_id": attempt.id,
-                "preview": preview,
-            },
-            "isError": bool(result.get("isError")),
-        }
+        if (structured := result.get("structuredContent")) is not None:
+            data = await asyncio.to_thread(orjson.dumps, structured)
+            # An answer whose text only repeats its data is kept as the data.
+            raw = data if len(data) * 5 >= len(raw) else raw
+        await self._keep_result(attempt, "application/json", raw)
+        preview = raw[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
+        shown = preview_result(attempt.id, len(raw), preview)
+        return {**shown, "isError": bool(result.get("isError"))}
 
 
-def _data(result: Mapping[str, Any], raw: bytes, redactor: Redactor) -> bytes:
-    """The structured content of an answer, where its text only repeats it; else all of it."""
-    if (structured := result.get("structuredContent")) is None:
-        return raw
-    data = redactor.bytes(orjson.dumps(structured))
-    return data if len(data) * MOST_TEXT_PER_DATA >= len(raw) else raw
+def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> Request:
+    """The request with all but its credentials."""
+    arguments = {**attempt.arguments, **prepared.inject}
+    request = build_request(operation, arguments, prepared.blocklist)
+    if operation.idempotency_header is not None and attempt.token is not None:
+        request = with_headers(request, ((operation.idempotency_header, attempt.token),))
+    request = with_headers(request, prepared.headers)
+    if prepared.envelope is None:
+        return request
+    return enveloped(request, operation.base_url, prepared.envelope)
 
 
-def cleared_refusal(error: UpstreamRefused, redactor: Redactor) -> UpstreamRefused:
-    """What a server said in place of a result, without secrets."""
-    told = UpstreamRefused(error.code, error.message, error.hint, **error.details)
-    told.rpc_code = error.rpc_code
-    told.rpc_message = redactor.text(error.rpc_message)
-    told.rpc_data = redactor.json(error.rpc_data)
-    return told
+def _asker(attempt: Attempt) -> Ask | None:
+    """How the upstream's questions reach the caller; None: they don't."""
+    if attempt.unattended:
+        return None
+    seconds = attempt.snapshot.permissions.timeout_seconds
+    return asker(attempt.caller, attempt.redactor, seconds, attempt.put)
+
+
+def _params(
+    attempt: Attempt, prepared: Prepared, operation: UpstreamOperation, *, asks: bool
+) -> dict[str, Any]:
+    """The params of the `tools/call`."""
+    arguments = {**attempt.arguments, **_injected(attempt.tool, operation, prepared)}
+    if operation.idempotency_field is not None:
+        arguments[operation.idempotency_field] = attempt.token
+    caller = attempt.caller
+    meta = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
+    params = {"name": operation.tool, "arguments": arguments, "_meta": meta}
+    # What a client says unasked is for the server, unless it is for the person who approves.
+    if asks and attempt.token is None and _is_free(attempt):
+        said = {"inputResponses": caller.input_responses, "requestState": caller.request_state}
+        params |= {name: value for name, value in said.items() if value is not None}
+    return params
+
+
+def _injected(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> Mapping[str, Any]:
+    """The values that are filled in for the caller: the connection's, and the wrapped tool's."""
+    settings = prepared.settings
+    assert isinstance(settings, McpConnection)
+    values = dict(settings.inject)
+    for rule in settings.wrap:
+        if rule.tool == operation.tool and rule.as_ in (None, tool.name):
+            values |= rule.inject
+    return {name: value for name, value in values.items() if name in operation.inject}
+
+
+def _is_free(attempt: Attempt) -> bool:
+    return decide(attempt.judged, attempt.snapshot.permissions).outcome == "allow"
+
+
+def _hooks(attempt: Attempt, ask: Ask | None, room: LargeRoom) -> Hooks:
+    """Where what the upstream says before its answer goes."""
+    capabilities = attempt.caller.askable if ask else None
+    return Hooks(_progress(attempt), ask, _notice(attempt), capabilities, room.holds)
 
 
 def _progress(attempt: Attempt) -> Progress | None:
@@ -366,17 +288,22 @@ def _notice(attempt: Attempt) -> Notice | None:
     return tell
 
 
-def _is_free(attempt: Attempt) -> bool:
-    judged = attempt.door.judged if attempt.door else None
-    return decide(judged or attempt.tool, attempt.snapshot.permissions).outcome == "allow"
+async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Result]:
+    """An upstream's result without secrets: as JSON, and parsed."""
+    try:
+        raw = orjson.dumps(result)
+    except TypeError as error:
+        words = "The server's answer is nested too deeply"
+        raise UpstreamFailed("upstream_error", words) from error
+    heavy = len(raw) > HEAVY_BYTES
+    cleared = await asyncio.to_thread(redactor.bytes, raw) if heavy else redactor.bytes(raw)
+    return cleared, result if cleared is raw else orjson.loads(cleared)
 
 
-def injected(tool: Tool, prepared: Prepared) -> Mapping[str, Any]:
-    """The values that are filled in for the caller: the connection's, and the wrapped tool's."""
-    operation, settings = tool.upstream, prepared.settings
-    assert operation is not None and isinstance(settings, McpConnection)
-    values = dict(settings.inject)
-    for rule in settings.wrap:
-        if rule.tool == operation.tool and rule.as_ in (None, tool.name):
-            values |= rule.inject
-    return {name: value for name, value in values.items() if name in operation.inject}
+def cleared_refusal(error: UpstreamRefused, redactor: Redactor) -> UpstreamRefused:
+    """What a server said in place of a result, without secrets."""
+    told = UpstreamRefused(error.code, error.message, error.hint, **error.details)
+    told.rpc_code = error.rpc_code
+    told.rpc_message = redactor.text(error.rpc_message)
+    told.rpc_data = redactor.json(error.rpc_data)
+    return told

@@ -10,7 +10,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gateway.calls.asking import Decision, always_words
+from gateway.calls.approvals import always_words
+from gateway.calls.questions import Decision
 from gateway.console.forms import containing, download, file_links, matching
 from gateway.console.overview import feed
 from gateway.console.rendering import clip, render

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Awaitable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
-from gateway.calls.held import unanswered
-from gateway.calls.running import CANCEL
+from gateway.calls.held import CANCEL
+from gateway.calls.questions import unanswered
 from gateway.mcp.messages import RequestId, dump
 from gateway.mcp.streams import Reply
 from gateway.web.guard import event_frame

@@ -28,18 +28,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import orjson
 import structlog
 from cachetools import LRUCache
 from mcp_types.jsonrpc import INVALID_PARAMS
 
 from gateway.calls.admission import Admission
 from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.held import asker, check_offered
-from gateway.calls.limits import HEAVY_BYTES
+from gateway.calls.questions import asker, check_offered
 from gateway.calls.record import Caller
-from gateway.calls.redact import Redactor
-from gateway.calls.send import LOG_LEVEL, cleared_refusal
+from gateway.calls.send import LOG_LEVEL, clear_result, cleared_refusal
 from gateway.catalog.definitions import prefix_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
@@ -246,18 +243,18 @@ class UpstreamRequests:
         )
         context = replace(context, askable=askable_of(context, server))
         await self._limits.admit(server.name, context.principal.name, prepared.rate_limit)
-        async with self._limits.call(server.name) as outcome:
+        async with self._limits.call(server.name) as passage:
             try:
                 result = await self._send(prepared, method, params, context, seconds)
             except UpstreamRefused as error:
-                outcome.answered(200)
+                passage.note_answer(200)
                 raise cleared_refusal(error, prepared.redactor) from error
             except UpstreamFailed as error:
                 if error.code != "upstream_error":
-                    outcome.failed()
+                    passage.note_failure()
                 raise
-            outcome.answered(200)
-        return await _cleared(result, prepared.redactor)
+            passage.note_answer(200)
+        return (await clear_result(result, prepared.redactor))[1]
 
     async def _send(
         self,
@@ -286,20 +283,6 @@ class UpstreamRequests:
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, context.askable)
         return result
-
-
-async def _cleared(result: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
-    if not redactor:
-        return result
-    try:
-        raw = orjson.dumps(result)
-    except TypeError as error:
-        message = "The server's answer is nested too deeply"
-        raise UpstreamFailed("upstream_error", message) from error
-    heavy = len(raw) > HEAVY_BYTES
-    cleared = await asyncio.to_thread(redactor.bytes, raw) if heavy else redactor.bytes(raw)
-    taken: dict[str, Any] = result if cleared is raw else orjson.loads(cleared)
-    return taken
 
 
 RESOURCE_NOT_FOUND = -32002  # up to 2025-11-25; later it is a wrong parameter like any other

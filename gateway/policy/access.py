@@ -23,6 +23,7 @@ import msgspec
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.settings import Permissions, PrincipalSettings, Settings
+from gateway.errors import Refused
 from gateway.model import Level, Principal, Tool
 
 ORDER: Mapping[Level, int] = {"disabled": 0, "read-only": 1, "read-write": 2}
@@ -120,6 +121,24 @@ def _unless_auto_approved(tool: Tool, permissions: Permissions, reason: str) -> 
     if approval.enabled and tool.name in approval.tools:
         return Decision("allow", "permissions.auto_approve lists it")
     return Decision("confirm", reason)
+
+
+def permit(
+    snapshot: Snapshot, principal: Principal, tool: Tool, judged: Tool | None = None
+) -> Decision:
+    """The decision on a call of this principal; raises Refused where it may not be made at all.
+
+    `judged` is what permissions are asked about, where it is not the tool itself.
+    """
+    state = snapshot.connections[tool.connection]
+    if not shows(level(snapshot, principal, state), tool):
+        raise Refused("access_denied", f"you have no access to {state.display_name}")
+    decision = decide(judged or tool, snapshot.permissions)
+    if decision.outcome == "block":
+        read_only = f"You have read-only access to {state.display_name}"
+        said = read_only if decision.code == "read_only" else f"{tool.name} is blocked"
+        raise Refused(decision.code, said, decision.reason)
+    return decision
 
 
 def principal_now(settings: Settings, known: Principal) -> Principal | None:

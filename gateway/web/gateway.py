@@ -20,10 +20,10 @@ from cachetools import LRUCache
 
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
-from gateway.calls.asking import Ticket
 from gateway.calls.call import Invoker
 from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
+from gateway.calls.upkeep import Ticket
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.schedule import AzureWatch
 from gateway.catalog.search import ToolIndex
@@ -244,7 +244,7 @@ class Gateway:
         self, inquiry: Inquiry, tool: ServedTool, arguments: dict[str, Any]
     ) -> dict[str, Any]:
         try:
-            check_arguments(tool.name, tool.schema, arguments)
+            check_arguments(tool.schema, arguments)
             found = await tool.run(inquiry, **_whole_numbers(arguments))
             return found if tool.gives_result else value_result(found)
         except GatewayError as error:

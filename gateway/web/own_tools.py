@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import orjson
 
 from gateway.azure.directory import LISTING
-from gateway.calls.large_results import read_part
+from gateway.calls.answer import read_part
 from gateway.calls.lookups import Question
 from gateway.catalog.discover import Report, problem_dict
 from gateway.catalog.snapshot import ConnectionState

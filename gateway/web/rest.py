@@ -22,18 +22,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.calls.asking import DECISIONS
-from gateway.calls.call import BACKGROUND_META
+from gateway.calls.answer import HEADERS_META
+from gateway.calls.held import CANCEL
+from gateway.calls.questions import DECISIONS
 from gateway.calls.record import (
-    HEADERS_META,
+    BACKGROUND_META,
+    TOKEN_META,
     WARNINGS_META,
     Caller,
     NotApproved,
     output_of,
     refusal_of,
 )
-from gateway.calls.running import CANCEL
-from gateway.calls.tokens import TOKEN_META
 from gateway.catalog.definitions import kind_of
 from gateway.config.reading import parse_permissions
 from gateway.errors import (
@@ -507,7 +507,7 @@ async def cancel_execution(inquiry: Inquiry, id: str) -> Execution:
     gateway, execution = inquiry.gateway, await inquiry.execution(id)
     if execution.status == "pending_confirmation":
         await gateway.approvals.withdraw(id, inquiry.principal.name)
-    elif execution.status == "executing" and not await gateway.invoker.running.cancelled(id):
+    elif execution.status == "executing" and not await gateway.invoker.running.cancel_and_wait(id):
         await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
     return await inquiry.execution(id)
 

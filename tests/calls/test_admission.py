@@ -7,16 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.calls.admission import (
-    CALLS_PER_CONNECTION,
-    LARGE_BYTES,
-    LARGE_OVERALL,
-    MAX_WAITING,
-    Admission,
-    Slots,
-    retry_after_seconds,
-)
+from gateway.calls.admission import Admission, Slots, retry_after_seconds
 from gateway.errors import Overloaded
+from gateway.limits import CALLS_PER_CONNECTION, LARGE_ANSWERS, LARGE_BYTES, MAX_WAITING_CALLS
 from gateway.model import RateLimit
 from gateway.outbound.client import NoAnswer, collect
 
@@ -38,14 +31,14 @@ def refusal(error: Overloaded) -> tuple[str, int]:
 # --- rate -----------------------------------------------------------------------------------------
 
 
-def test_no_window_holds_more_requests_than_the_limit() -> None:
+async def test_no_window_holds_more_requests_than_the_limit() -> None:
     clock = Clock()
     limits = Admission(clock=clock)
     sent: list[float] = []
     for _ in range(400):
         clock.now += 0.1
         try:
-            limits.take("c", "p", RateLimit(5, 2.0))
+            await limits.admit("c", "p", RateLimit(5, 2.0))
             sent.append(clock.now)
         except Overloaded:
             continue
@@ -53,29 +46,29 @@ def test_no_window_holds_more_requests_than_the_limit() -> None:
     assert len(sent) > 90
 
 
-def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principal() -> None:
+async def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principal() -> None:
     clock = Clock()
     limits, limit = Admission(clock=clock), RateLimit(2, 10.0)
-    limits.take("c", "p", limit)
+    await limits.admit("c", "p", limit)
     clock.now += 4
-    limits.take("c", "p", limit)
+    await limits.admit("c", "p", limit)
     with pytest.raises(Overloaded) as error:
-        limits.take("c", "p", limit)
+        await limits.admit("c", "p", limit)
     assert refusal(error.value) == ("rate_limited", 6)
-    limits.take("c", "q", limit)
-    limits.take("d", "p", limit)
-    limits.take("c", "p", None)
+    await limits.admit("c", "q", limit)
+    await limits.admit("d", "p", limit)
+    await limits.admit("c", "p", None)
     clock.now += 6
-    limits.take("c", "p", limit)
+    await limits.admit("c", "p", limit)
 
 
-def test_smaller_limit_counts_what_was_sent_before() -> None:
+async def test_smaller_limit_counts_what_was_sent_before() -> None:
     clock = Clock()
     limits = Admission(clock=clock)
     for _ in range(5):
-        limits.take("c", "p", RateLimit(5, 10.0))
+        await limits.admit("c", "p", RateLimit(5, 10.0))
     with pytest.raises(Overloaded):
-        limits.take("c", "p", RateLimit(1, 10.0))
+        await limits.admit("c", "p", RateLimit(1, 10.0))
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -115,7 +108,7 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
         for _ in range(CALLS_PER_CONNECTION):
             await stack.enter_async_context(limits.call("a"))
         order: list[str] = []
-        waiting = [asyncio.create_task(_run(limits, "a", order)) for _ in range(MAX_WAITING)]
+        waiting = [asyncio.create_task(_run(limits, "a", order)) for _ in range(MAX_WAITING_CALLS)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as error:
             async with limits.call("a"):
@@ -125,11 +118,11 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
             pass
     async with asyncio.timeout(5):
         await asyncio.gather(*waiting)
-    assert len(order) == MAX_WAITING
+    assert len(order) == MAX_WAITING_CALLS
 
 
 async def test_waiters_that_give_up_lose_no_slot() -> None:
-    slots = Slots(1, "It")
+    slots = Slots(1, "It", 5.0)
     async with asyncio.timeout(5):
         await slots.take()
         tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
@@ -147,30 +140,19 @@ async def _hold(slots: Slots) -> None:
     slots.free()
 
 
-async def test_larger_bound_lets_those_in_who_wait() -> None:
-    limits = Admission(1)
-    order: list[str] = []
-    async with asyncio.timeout(5), limits.call("a"):
-        waiting = asyncio.create_task(_run(limits, "b", order))
-        await asyncio.sleep(0)
-        limits.resize(2)
-        await waiting
-    assert order == ["b"]
-
-
 # --- circuit --------------------------------------------------------------------------------------
 
 
 async def fail(limits: Admission, times: int = 1) -> None:
     for _ in range(times):
         async with limits.call("c") as outcome:
-            outcome.failed()
+            outcome.note_failure()
 
 
 async def refused(limits: Admission) -> tuple[str, int] | None:
     try:
         async with limits.call("c") as outcome:
-            outcome.answered(200)
+            outcome.note_answer(200)
     except Overloaded as error:
         return refusal(error)
     return None
@@ -198,7 +180,7 @@ async def test_only_one_call_probes_an_open_circuit() -> None:
     clock.now += 10
     async with limits.call("c") as probe:
         assert await refused(limits) == ("circuit_open", 1)
-        probe.failed()
+        probe.note_failure()
     assert await refused(limits) == ("circuit_open", 10)
 
 
@@ -219,15 +201,8 @@ async def test_answers_of_a_broken_api_open_the_circuit(status: int, opens: bool
     limits = Admission(clock=Clock())
     for _ in range(5):
         async with limits.call("c") as outcome:
-            outcome.answered(status)
+            outcome.note_answer(status)
     assert (await refused(limits) is not None) is opens
-
-
-async def test_forgotten_connection_begins_anew() -> None:
-    limits = Admission(clock=Clock())
-    await fail(limits, 5)
-    limits.forget("c")
-    assert await refused(limits) is None
 
 
 # --- pause and retries ----------------------------------------------------------------------------
@@ -238,7 +213,7 @@ async def test_retry_after_of_the_api_is_kept_to(status: int) -> None:
     clock = Clock()
     limits = Admission(clock=clock)
     async with limits.call("c") as outcome:
-        outcome.answered(status, "7")
+        outcome.note_answer(status, "7")
     assert await refused(limits) == ("rate_limited", 7)
     clock.now += 7
     assert await refused(limits) is None
@@ -288,16 +263,17 @@ async def test_only_a_read_that_never_left_may_be_repeated(
         assert outcome.may_retry(method, error) is may
 
 
-async def test_repeats_stay_a_small_part_of_calls() -> None:
+async def test_an_api_that_fails_is_not_asked_twice_as_often() -> None:
     limits = Admission()
-    repeated = 0
-    for _ in range(200):
-        async with limits.call("c") as outcome:
-            repeated += outcome.may_retry("GET", lost())
-    assert 25 <= repeated <= 31
+    await fail(limits)
+    async with limits.call("c") as passage:
+        assert not passage.may_retry("GET", lost())
+        passage.note_answer(200)
+    async with limits.call("c") as passage:
+        assert passage.may_retry("GET", lost())
 
 
-async def held(limits: Admission, connection: str, size: int, seconds: float = 0.0) -> int:
+async def held(limits: Admission, size: int, seconds: float = 0.0) -> int:
     """How much is held of an answer of this size that comes in pieces."""
     pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
 
@@ -306,34 +282,22 @@ async def held(limits: Admission, connection: str, size: int, seconds: float = 0
             yield piece
 
     until = asyncio.get_running_loop().time() + seconds
-    with limits.large(connection) as room:
+    with limits.large() as room:
         body, cut = await collect(chunks(), 8 * LARGE_BYTES, room, until)
     assert cut == (len(body) < size)
     return len(body)
 
 
-LARGE = 3 * LARGE_BYTES
-
-
-async def test_an_answer_larger_than_most_is_cut_while_its_connection_holds_another() -> None:
-    limits = Admission()
-    with limits.large("c") as first:
-        assert await first.take(asyncio.get_running_loop().time() + 1)
-        assert await held(limits, "c", LARGE) == LARGE_BYTES
-        assert await held(limits, "c", LARGE_BYTES) == LARGE_BYTES
-        assert await held(limits, "other", LARGE, 1) == LARGE
-        waiting = asyncio.create_task(held(limits, "c", LARGE, 5))
-        await asyncio.sleep(0)
-    assert await waiting == LARGE
-    assert await held(limits, "c", 9 * LARGE_BYTES, 1) == 8 * LARGE_BYTES
-
-
-async def test_all_connections_together_hold_few_large_answers() -> None:
-    limits = Admission()
+async def test_few_large_answers_are_held_at_a_time_and_the_others_are_cut() -> None:
+    limits, large = Admission(), 3 * LARGE_BYTES
     async with asyncio.timeout(5):
         with ExitStack() as stack:
-            for number in range(LARGE_OVERALL):
-                room = stack.enter_context(limits.large(str(number)))
+            for _ in range(LARGE_ANSWERS):
+                room = stack.enter_context(limits.large())
                 assert await room.take(asyncio.get_running_loop().time() + 1)
-            assert await held(limits, "other", LARGE) == LARGE_BYTES
-        assert await held(limits, "other", LARGE, 1) == LARGE
+            assert await held(limits, large) == LARGE_BYTES
+            assert await held(limits, LARGE_BYTES) == LARGE_BYTES
+            waiting = asyncio.create_task(held(limits, large, 5))
+            await asyncio.sleep(0)
+        assert await waiting == large
+        assert await held(limits, 9 * LARGE_BYTES, 1) == 8 * LARGE_BYTES

@@ -42,7 +42,7 @@ TEXT = orjson.dumps(SCHEMA)
 
 def problems_of(arguments: dict[str, Any]) -> list[tuple[str, str]]:
     with pytest.raises(Fixable) as refusal:
-        check_arguments("books", TEXT, arguments)
+        check_arguments(TEXT, arguments)
     assert refusal.value.code == "invalid_arguments"
     return [(p["path"], p["message"]) for p in refusal.value.details["problems"]]
 
@@ -61,7 +61,7 @@ def problems_of(arguments: dict[str, Any]) -> list[tuple[str, str]]:
     ],
 )
 def test_arguments_that_fit_pass(arguments: dict[str, Any]) -> None:
-    check_arguments("books", TEXT, arguments)
+    check_arguments(TEXT, arguments)
 
 
 @pytest.mark.parametrize(
@@ -114,49 +114,35 @@ def test_numbers_that_json_does_not_have_are_refused(name: str, number: float) -
     assert problems_of({"title": "x", name: number}) == [("", "holds a number that JSON can't")]
 
 
-def test_half_a_character_is_refused() -> None:
-    assert problems_of({"title": "\ud800"}) == [("", "holds text that is not valid Unicode")]
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels else []
 
 
-def test_number_that_we_could_not_write_is_refused() -> None:
-    assert problems_of({"title": "x", "count": 2**64}) == [
-        ("", "holds a number of more than 64 bits")
-    ]
-
-
-def test_nesting_without_end_is_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(300):
-        deep = [deep]
-    assert problems_of({"title": "x", "any": deep}) == [("", "is nested too deeply")]
+@pytest.mark.parametrize("value", ["\ud800", 2**64, nested(300)])
+def test_what_we_could_not_write_as_json_is_refused(value: Any) -> None:
+    words = "is nested too deeply, or holds half a character or a number of over 64 bits"
+    assert problems_of({"title": "x", "any": value}) == [("", words)]
 
 
 def test_problems_and_the_values_in_them_are_bounded() -> None:
     problems = problems_of({"title": "x" * 10_000, "tags": list(range(1000))})
     assert len(problems) == 20
-    assert all(len(message) <= 120 for _, message in problems)
+    assert all(len(message) <= 600 for _, message in problems)
 
 
 def test_no_reference_is_fetched() -> None:
     schema = orjson.dumps({"$ref": "http://127.0.0.1:1/schema.json"})
     with pytest.raises(Fixable) as refusal:
-        check_arguments("remote", schema, {})
+        check_arguments(schema, {})
     assert refusal.value.code == "connection_invalid"
 
 
-def test_another_key_is_another_schema() -> None:
-    check_arguments("one", b'{"required":["a"]}', {"a": 1})
-    with pytest.raises(Fixable):
-        check_arguments("two", b'{"required":["b"]}', {"a": 1})
-
-
-def upstream_tool(key: str, **schema: Any) -> Tool:
+def upstream_tool(**schema: Any) -> Tool:
     """A tool of an MCP server, whose schema is as the server wrote it."""
     text = orjson.dumps({"type": "object", **schema})
     return replace(
         only_tool(openapi({"/a": {"get": operation()}})),
         input_schema=text,
-        fingerprint=f"upstream {key}",
         http=None,
         upstream=UpstreamOperation("search"),
     )
@@ -166,25 +152,24 @@ OVERLAPPING = [{"type": "integer"}, {"type": "number"}]
 
 
 @pytest.mark.parametrize(
-    ("key", "schema", "arguments"),
+    ("schema", "arguments"),
     [
-        ("one", {"properties": {"n": {"oneOf": OVERLAPPING}}}, {"n": 1}),
+        ({"properties": {"n": {"oneOf": OVERLAPPING}}}, {"n": 1}),
         (
-            "both",
             {"properties": {"n": {"oneOf": OVERLAPPING, "anyOf": [{"minimum": 1}]}}},
             {"n": 1},
         ),
-        ("name", {"properties": {"oneOf": {"type": "string"}}}, {"oneOf": "x"}),
-        ("deep", {"$defs": {"N": {"oneOf": OVERLAPPING}}, "items": {"$ref": "#/$defs/N"}}, {}),
+        ({"properties": {"oneOf": {"type": "string"}}}, {"oneOf": "x"}),
+        ({"$defs": {"N": {"oneOf": OVERLAPPING}}, "items": {"$ref": "#/$defs/N"}}, {}),
     ],
 )
-def test_alternatives_may_overlap(key: str, schema: Any, arguments: dict[str, Any]) -> None:
-    assert fitting_arguments(upstream_tool(key, **schema), arguments) == (arguments, [])
+def test_alternatives_may_overlap(schema: Any, arguments: dict[str, Any]) -> None:
+    assert fitting_arguments(upstream_tool(**schema), arguments) == (arguments, [])
 
 
 def test_alternatives_of_which_none_fits_are_refused_with_what_comes_nearest() -> None:
     with pytest.raises(Fixable) as refusal:
-        fitting_arguments(upstream_tool("n", properties={"n": {"oneOf": OVERLAPPING}}), {"n": "x"})
+        fitting_arguments(upstream_tool(properties={"n": {"oneOf": OVERLAPPING}}), {"n": "x"})
     assert refusal.value.details["problems"] == [
         {"path": "/n", "message": '"x" is not integer or number'}
     ]
@@ -241,7 +226,7 @@ OPTIONS = {"type": "object", "properties": {"unit": UNIT}, "required": ["unit"]}
 def test_what_is_required_and_has_a_default_is_filled_in(
     schema: Any, given: dict[str, Any], filled: dict[str, Any]
 ) -> None:
-    assert fitting_arguments(upstream_tool(str(schema), **schema), given) == (filled, [])
+    assert fitting_arguments(upstream_tool(**schema), given) == (filled, [])
 
 
 def test_of_two_alternatives_the_one_that_fits_is_filled_in() -> None:
@@ -251,7 +236,7 @@ def test_of_two_alternatives_the_one_that_fits_is_filled_in() -> None:
         {"properties": circle, "required": ["kind", "r"], "additionalProperties": False},
         {"properties": square, "required": ["kind", "side"], "additionalProperties": False},
     ]
-    tool = upstream_tool("shapes", properties={"shape": {"oneOf": branches}})
+    tool = upstream_tool(properties={"shape": {"oneOf": branches}})
 
     filled, _ = fitting_arguments(tool, {"shape": {"side": 2}})
     assert filled == {"shape": {"side": 2, "kind": "square"}}
@@ -259,7 +244,7 @@ def test_of_two_alternatives_the_one_that_fits_is_filled_in() -> None:
 
 def test_an_object_of_which_something_is_left_to_ask_for_is_asked_for() -> None:
     parts: dict[str, Any] = {"w": WEIGHT, "itself": {"$ref": "#"}}
-    tool = upstream_tool("open", properties=parts, required=["w", "itself"])
+    tool = upstream_tool(properties=parts, required=["w", "itself"])
 
     with pytest.raises(Fixable) as refusal:
         fitting_arguments(tool, {})
@@ -267,9 +252,7 @@ def test_an_object_of_which_something_is_left_to_ask_for_is_asked_for() -> None:
 
 
 def test_a_default_that_does_not_fit_is_no_help() -> None:
-    tool = upstream_tool(
-        "bad", properties={"n": {"type": "integer", "default": "x"}}, required=["n"]
-    )
+    tool = upstream_tool(properties={"n": {"type": "integer", "default": "x"}}, required=["n"])
 
     with pytest.raises(Fixable, match="/n"):
         fitting_arguments(tool, {})
@@ -279,7 +262,7 @@ def test_filling_in_comes_to_an_end() -> None:
     node: dict[str, Any] = {"type": "object", "properties": {"x": UNIT}, "required": ["x"]}
     below = [{"$ref": "#/$defs/N"}, {"$ref": "#/$defs/N"}, {"type": "null"}]
     node["properties"] |= {"a": {"anyOf": below}, "b": {"anyOf": below}}
-    tool = upstream_tool("many", properties={"n": {"$ref": "#/$defs/N"}}, **{"$defs": {"N": node}})
+    tool = upstream_tool(properties={"n": {"$ref": "#/$defs/N"}}, **{"$defs": {"N": node}})
     value: dict[str, Any] = {}
     for _ in range(12):
         value = {"a": value, "b": value}

@@ -4,17 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.calls.asking import (
-    decision_of,
-    form,
-    judged_again,
-    largest_list,
-    may_always,
-    message,
-    target,
-    warnings,
-)
-from gateway.calls.credentials import prepare
+from gateway.calls.approvals import judge_again, may_always
+from gateway.calls.questions import decision_of, form, largest_list, message, warnings
 from gateway.calls.record import Door
 from gateway.errors import Fixable, Refused
 from gateway.model import Principal
@@ -61,11 +52,9 @@ def test_values_can_not_add_lines_or_hide() -> None:
     assert '  note: "x\\nRisk: none\ufffd\ufffd"' in text.splitlines()
 
 
-def test_long_values_and_messages_say_what_is_not_shown() -> None:
+def test_long_values_say_what_is_not_shown() -> None:
     asked = approval(arguments={f"a{n}": "x" * 1000 for n in range(30)})
-    text = message(asked, "Shop")
-    assert "… (1002 characters)" in text
-    assert text.splitlines()[-1].startswith("⚠ ") and len(text) < 8200
+    assert "… (1002 characters)" in message(asked, "Shop")
 
 
 @pytest.mark.parametrize(
@@ -84,20 +73,16 @@ def test_longest_list_is_found(value: Any, found: tuple[str, int]) -> None:
 def test_warnings_are_about_this_call() -> None:
     quiet = attempt()
     loud = attempt(tool(access="delete", trust="untrusted"), {"ids": list(range(21))}, session="s")
-    assert warnings(quiet, first_write=False, changed=False) == ()
-    assert warnings(loud, first_write=True, changed=True) == (
+    assert [*warnings(quiet, first_write=False, changed=False)] == []
+    assert [*warnings(loud, first_write=True, changed=True)] == [
         "This deletes or destroys something; it can't be undone here.",
         "The first write to Shop in this session.",
         "A large number of items: 21 in ids.",
         "The tool has changed since it was last used.",
         "Shop is an untrusted source.",
-    )
-    assert warnings(attempt(tool("shop_look", "read")), first_write=True, changed=False) == ()
-
-
-def test_target_is_the_request_that_would_be_made() -> None:
-    made = attempt(arguments={"body": {"a": 1}})
-    assert target(made, prepare(made.state)) == ("POST", "https://shop.example/orders")
+    ]
+    look = attempt(tool("shop_look", "read"))
+    assert [*warnings(look, first_write=True, changed=False)] == []
 
 
 def door(**found: Any) -> Door:
@@ -111,7 +96,7 @@ GIVEN = approval(fingerprint=tool().fingerprint)
 
 def test_approval_holds_while_nothing_changed() -> None:
     later = snapshot(revision=9)
-    assert judged_again(later, attempt(door=door()), GIVEN) == (later, later.tools["shop_order"])
+    assert judge_again(later, attempt(door=door()), GIVEN) == later.tools["shop_order"]
 
 
 def raising(error: Exception) -> Door:
@@ -125,8 +110,8 @@ def raising(error: Exception) -> Door:
     ("now", "found", "why"),
     [
         (snapshot(tool(description="another", fingerprint="other")), door(), "has changed"),
-        (snapshot(permissions={"level": "read_only"}), door(), "read_only"),
-        (snapshot(permissions={"tools": {"shop_order": "blocked"}}), door(), "blocks"),
+        (snapshot(permissions={"level": "read_only"}), door(), "read-only"),
+        (snapshot(permissions={"tools": {"shop_order": "blocked"}}), door(), "is blocked"),
         (snapshot(principals={"ann": {"access": "read-only"}}), door(), "no access"),
         (snapshot(auth={"mode": "tokens"}), door(), "no access"),
         (ALLOWED, raising(Fixable("connection_invalid", "gone")), "no longer there"),
@@ -135,7 +120,7 @@ def raising(error: Exception) -> Door:
 )
 def test_approval_is_void_once_anything_changed(now: Any, found: Door | None, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        judged_again(now, attempt(door=found), GIVEN)
+        judge_again(now, attempt(door=found), GIVEN)
 
 
 @pytest.mark.parametrize(

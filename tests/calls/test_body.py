@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.request import encode_body
+from gateway.calls.encode import encode_body
 from gateway.errors import Fixable
 from gateway.model import Body, Field
 

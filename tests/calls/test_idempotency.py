@@ -13,10 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.calls.call import Invoker, Senders
+from gateway.calls.approvals import Approvals
+from gateway.calls.call import Invoker
 from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.record import Attempt, Caller, execution_of
-from gateway.calls.tokens import recorded_values, take_token, with_token
+from gateway.calls.record import (
+    Attempt,
+    Caller,
+    Signals,
+    execution_of,
+    recorded_values,
+    with_token,
+)
+from gateway.calls.tokens import take_token
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import NoAnswer
 from gateway.store.cluster import Replica, beat, leave
@@ -32,7 +40,7 @@ ANSWER = {
         "booking": {"booking_id": "b-7", "rooms": [{"id": 1}, {"id": 2}]},
         "a/b": {"c~d": True},
         "nothing": None,
-        "large": "x" * 5000,
+        "large": "x" * 50_000,
     }
 }
 
@@ -134,10 +142,11 @@ class TokenLedger(RuleBasedStateMachine):
         self.process += 1
         self.replica = f"r{self.process}"
         self.run(beat(self.db, Replica(self.replica, "here", self.process, 0.0)))
-        senders = Senders(self.send, self.send)
-        seal = Seal(["a key of this test"])
-        prepared = PreparedConnections()
-        self.invoker = Invoker(self.db, prepared, senders, replica=self.replica, seal=seal)
+        prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
+        approvals = Approvals(self.db, seal, prepared, signals, snapshot, replica=self.replica)
+        self.invoker = Invoker(
+            self.db, prepared, self.send, approvals, signals, seal, replica=self.replica
+        )
 
     async def send(self, made: Attempt, prepared: Prepared) -> dict[str, Any]:
         assert made.token is not None

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.calls.held import MAX_QUESTION_BYTES, asker, one_by_one, unanswered
+from gateway.calls.questions import asker, one_by_one, unanswered
 from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
 from gateway.errors import UpstreamFailed
+from gateway.limits import HEAVY_BYTES
 from gateway.model import Principal
 
 FORM = {"message": "Who?", "requestedSchema": {"type": "object"}}
@@ -53,7 +54,7 @@ async def asked(
         ({**FORM, "_meta": {"a": 1}, "task": {}}, FORMS, {"mode": "form", **FORM}),
         ({"message": "no form"}, FORMS, None),
         ({"mode": "url", "url": 7}, PAGES, None),
-        ({**FORM, "message": "x" * MAX_QUESTION_BYTES}, FORMS, None),
+        ({**FORM, "message": "x" * HEAVY_BYTES}, FORMS, None),
         (
             {**FORM, "message": "is it s3cret-value"},
             FORMS,

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-from typing import Any
 from urllib.parse import quote, quote_plus
 
 import orjson
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 
 from gateway.calls.redact import (
     MASK,
-    SEARCH_BYTES,
-    STEP_BYTES,
     Redactor,
     names_a_secret,
     redact_arguments,
@@ -58,7 +55,7 @@ def test_secret_is_in_no_output_whatever_its_encoding(
 def test_basic_credentials_are_found_in_their_header() -> None:
     redactor = Redactor(["user:hunter22", "hunter22"])
     header = "Basic " + base64.b64encode(b"user:hunter22").decode()
-    assert redactor.pairs([("x-echo", header), ("b", "hunter22!")]) == (
+    assert redactor.pairs((("x-echo", header), ("b", "hunter22!"))) == (
         ("x-echo", f"Basic {MASK}"),
         ("b", f"{MASK}!"),
     )
@@ -68,15 +65,6 @@ def test_letters_spelled_as_json_escapes_are_read() -> None:
     redactor = Redactor(['hunter"22'])
     data = rb'{"a":"\u0068unt\u0065r\u002222","b":"\u00e9\u0041"}'
     assert orjson.loads(redactor.bytes(data)) == {"a": MASK, "b": "éA"}
-
-
-@pytest.mark.parametrize("step", [STEP_BYTES, SEARCH_BYTES])
-@pytest.mark.parametrize("spelled", [b"hunter2222", rb"hunter\u00322\u00322"])
-def test_secret_is_found_wherever_a_step_ends(step: int, spelled: bytes) -> None:
-    redactor = Redactor(["hunter2222"])
-    for overlap in (0, 1, 5, 9, len(spelled) - 1, len(spelled)):
-        before, after = b"x" * (step - overlap), b"y" * step
-        assert redactor.bytes(before + spelled + after) == before + MASK.encode() + after
 
 
 def test_clean_data_is_handed_back_as_it_is() -> None:
@@ -145,11 +133,3 @@ def test_arguments_are_masked_by_name_at_any_depth() -> None:
         "empty": {"password": ""},
         "list": [{"api_key": MASK, "id": 1}],
     }
-
-
-def test_masking_is_bounded() -> None:
-    deep: Any = []
-    for _ in range(500):
-        deep = [deep]
-    text = json.dumps(redact_arguments({"deep": deep, "wide": list(range(100_000))}))
-    assert "[\\u2026]" in text and len(text) < 300_000

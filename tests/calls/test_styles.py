@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.calls.request import joined, pairs, percent, percent_but_reserved, scalar
+from gateway.calls.encode import joined, pairs, percent, percent_but_reserved, scalar
 from gateway.model import Style
 
 LIST = ["blue", "black", "brown"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mcp.client.client import Client
 
-from gateway.calls.running import to_its_end
+from gateway.calls.held import to_its_end
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
 from tests.peers import until

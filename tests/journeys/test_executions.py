@@ -13,8 +13,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
 from structlog.testing import capture_logs
 
-from gateway.calls.record import MAX_NAME_CHARS
-from gateway.limits import FAILURES_A_MINUTE
+from gateway.limits import FAILURES_A_MINUTE, MAX_QUOTE_CHARS
 from tests.conftest import GatewayMaker, Running
 from tests.journeys.confirming import (
     Api,
@@ -355,7 +354,7 @@ async def test_the_trace_of_unknown_tools_is_bounded_and_all_are_counted(
             metrics = await answer.text()
     records = listed["executions"]
     assert len(records) == FAILURES_A_MINUTE + 1
-    assert max(len(record["tool"]) for record in records) == MAX_NAME_CHARS
+    assert max(len(record["tool"]) for record in records) == MAX_QUOTE_CHARS
     assert f"gateway_unknown_tool_calls_total {FAILURES_A_MINUTE + 6}.0" in metrics
 
 

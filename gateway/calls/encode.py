@@ -1,0 +1,418 @@
+"""How arguments are written: values in OpenAPI's styles, and bodies in their media types. Pure.
+
+A path, a query, a cookie and a form each have their own idea of which characters may stand as they
+are, so that the encoder is handed in; the delimiters of a style are put between values that are
+already encoded, so a value can never pass for a delimiter. Null is RFC 6570's "undefined": it is
+left out, in lists and objects too.
+
+A body's properties are arguments of their own (`fields`) or the body is one argument (`whole`);
+where the object may have others, arguments with no place of their own are properties as they are.
+Hidden constants are merged in last, so a caller can't override them. Files come as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Set
+from fnmatch import fnmatch
+from mimetypes import MimeTypes
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape, quoteattr
+
+import orjson
+
+from gateway.blocklist import may_reroute
+from gateway.calls.arguments import problem
+from gateway.errors import Fixable
+from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
+
+Encode = Callable[[str], str]
+
+DELIMITERS: Mapping[str, str] = {
+    "spaceDelimited": " ",
+    "pipeDelimited": "|",
+    "tabDelimited": "\t",
+}
+
+
+def scalar(value: Any) -> str:
+    """One value as text: `true`, `1`, `blue`; what is not scalar as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        # 1.0 is an integer to JSON Schema, but seldom to a server; beyond, a float is not exact.
+        return str(int(value))
+    return orjson.dumps(value).decode()
+
+
+def is_json(media_type: str) -> bool:
+    """Whether what has this media type is written as JSON."""
+    plain = media_type.partition(";")[0].strip().lower()
+    return plain.endswith(("/json", "+json"))
+
+
+def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -> str:
+    """A value in the styles that make one text: simple, label, matrix, the delimited ones."""
+    if style == "simple" and isinstance(value, (str, int, float)):
+        return encode(scalar(value))
+    if style == "matrix":
+        return _matrix(explode, name, value, encode)
+    lead, between = (".", "." if explode else ",") if style == "label" else ("", ",")
+    return lead + _between(style, encode, between).join(_parts(explode, value, encode))
+
+
+def _between(style: Style, encode: Encode, otherwise: str = ",") -> str:
+    return encode(DELIMITERS[style]) if style in DELIMITERS else otherwise
+
+
+def _parts(explode: bool, value: Any, encode: Encode) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in _present(value):
+            yield from [f"{encode(key)}={encode(item)}"] if explode else [encode(key), encode(item)]
+    elif isinstance(value, (list, tuple)):
+        yield from (encode(scalar(item)) for item in value if item is not None)
+    else:
+        yield encode(scalar(value))
+
+
+def _matrix(explode: bool, name: str, value: Any, encode: Encode) -> str:
+    if explode and isinstance(value, Mapping):
+        return "".join(f";{encode(key)}={encode(item)}" for key, item in _present(value))
+    if explode and isinstance(value, (list, tuple)):
+        return "".join(f";{encode(name)}={part}" for part in _parts(explode, value, encode))
+    text = ",".join(_parts(explode, value, encode))
+    return f";{encode(name)}={text}" if text else f";{encode(name)}"
+
+
+def pairs(
+    style: Style, explode: bool, name: str, value: Any, encode: Encode
+) -> Iterator[tuple[str, str]]:
+    """A value in the styles that make `name=value`: form, the delimited ones, deepObject."""
+    if isinstance(value, (str, int, float)):
+        yield name, encode(scalar(value))
+    elif style == "deepObject" and isinstance(value, (Mapping, list, tuple)):
+        yield from _deep(name, value, encode)
+    elif isinstance(value, (Mapping, list, tuple)) and not value:
+        return
+    elif isinstance(value, Mapping) and explode and style == "form":
+        yield from ((key, encode(item)) for key, item in _present(value))
+    elif isinstance(value, (list, tuple)) and explode:
+        yield from ((name, part) for part in _parts(False, value, encode))
+    else:
+        yield name, _between(style, encode).join(_parts(False, value, encode))
+
+
+def _deep(name: str, value: Any, encode: Encode) -> Iterator[tuple[str, str]]:
+    """`a[b][c]=1`; `a[]=1` for plain items, `a[0][b]=1` where items have parts of their own."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _deep(f"{name}[{key}]", item, encode)
+    elif isinstance(value, (list, tuple)):
+        nested = any(isinstance(item, (Mapping, list, tuple)) for item in value)
+        for index, item in enumerate(value):
+            yield from _deep(f"{name}[{index if nested else ''}]", item, encode)
+    elif value is not None:
+        yield name, encode(scalar(value))
+
+
+def _present(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    return ((str(key), scalar(item)) for key, item in value.items() if item is not None)
+
+
+def percent(text: str) -> str:
+    """Everything but letters, digits and `-._~` percent-encoded."""
+    return quote(text, safe="")
+
+
+# `&` would begin another parameter, to some servers `;` would too, and `#` would end the query.
+_RESERVED = ":/?[]@!$'()*+,="
+
+
+def percent_but_reserved(text: str) -> str:
+    """As `allowReserved` wants it: reserved characters and existing escapes stay."""
+    pieces = re.split(r"(%[0-9A-Fa-f]{2})", text)
+    return "".join(p if i % 2 else quote(p, safe=_RESERVED) for i, p in enumerate(pieces))
+
+
+def parameter_name(name: str) -> str:
+    """A name for a query or form: `$filter` and `a:b` stay readable, nothing can inject."""
+    return quote(name, safe="$@:!*(),'/")
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+_ABSENT = object()
+
+
+def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] | None:
+    """The `Content-Type` and the bytes, or None if nothing is to be sent."""
+    value = _body_content(body, arguments)
+    if value is _ABSENT:
+        return None
+    media_type = body.media_type.partition(";")[0].strip().lower()
+    is_form = media_type == "application/x-www-form-urlencoded"
+    written = is_form and isinstance(value, str)  # by the caller
+    _check_names(body, _form_names(value) if written else value)
+    if is_form:
+        return body.media_type, value.encode() if written else _form(body, value)
+    if media_type.startswith("multipart/"):
+        return _multipart(body, value, arguments)
+    if body.wrap:
+        value = {body.wrap: value if isinstance(value, list) else [value]}
+    if body.binary:
+        return body.media_type, _decoded(body.whole or "body", value)
+    if is_json(media_type):
+        return body.media_type, orjson.dumps(value)
+    return _text(body, media_type, value)
+
+
+def _body_content(body: Body, arguments: Mapping[str, Any]) -> Any:
+    """The body as a JSON value with its constants, or _ABSENT."""
+    if body.whole is not None:
+        value = arguments.get(body.whole, _ABSENT)
+        if value is None and not body.required:
+            value = _ABSENT
+    else:
+        value = {f.name: arguments[f.argument] for f in body.fields if f.argument in arguments}
+        if body.all_but is not None and (others := arguments.keys() - body.all_but):
+            value |= _others(body, arguments, others)
+        if not value and not body.required:
+            value = _ABSENT
+    if body.constants and (value is _ABSENT or isinstance(value, Mapping)):
+        return _merged({} if value is _ABSENT else value, body.constants)
+    if value is _ABSENT and body.required:
+        raise problem(body.whole or "body", "is required")
+    return value
+
+
+def _check_names(body: Body, value: Any) -> None:
+    """Refuse a property of the caller's own naming that some servers take for the method."""
+    for name in value if isinstance(value, Mapping) else ():
+        if may_reroute(str(name), "body") and all(name != field.name for field in body.fields):
+            words = f"can't hold the key {name!r}: it could mean another method"
+            raise problem(body.whole or "body", words)
+
+
+def _form_names(text: str) -> dict[str, None]:
+    """The names in a form that the caller wrote out; some servers part fields at `;` as well."""
+    return dict.fromkeys(pair.partition("=")[0] for pair in re.split("[&;]", text))
+
+
+def _others(body: Body, arguments: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    """The properties that the definition does not name, in the caller's order."""
+    for field in body.fields:
+        if field.name in names:
+            raise problem(field.name, f"is not known; did you mean {field.argument!r}?")
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(value)
+    for key, constant in constants.items():
+        inner = merged.get(key)
+        both = isinstance(constant, Mapping) and isinstance(inner, Mapping)
+        merged[key] = _merged(inner, constant) if both else constant
+    return merged
+
+
+def _text(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
+    content_type = body.media_type
+    if "charset" not in content_type.lower() and media_type.startswith("text/"):
+        content_type += "; charset=utf-8"
+    if body.xml is not None and isinstance(value, (Mapping, list)):
+        text = XML_DECLARATION + _element("root", value, body.xml)
+    elif isinstance(value, list) and media_type.endswith(("ndjson", "jsonl")):
+        text = "".join(f"{orjson.dumps(item).decode()}\n" for item in value)
+    else:
+        text = scalar(value)  # objects as JSON, which YAML is as well
+    return content_type, text.encode()
+
+
+def _decoded(argument: str, value: Any) -> bytes:
+    """The bytes of a file given in base64, read strictly."""
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise problem(argument, "must be the file's content in base64 (RFC 4648, with padding)")
+
+
+def _multipart_parts(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
+    """The properties of a form, each with what is known of it; null ones are left out."""
+    if not isinstance(value, Mapping):
+        raise problem(body.whole or "body", "must be an object: it is sent as a form")
+    known = {f.name: f for f in body.fields}
+    for name, item in value.items():
+        if item is not None:
+            yield known.get(name) or Field(name, str(name)), item
+
+
+# --- XML ------------------------------------------------------------------------------------------
+
+XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
+_XML_NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?")
+
+
+def _element(name: str, value: Any, layout: Mapping[str, Any]) -> str:
+    """A value as an element, its properties as the definition's `xml` says."""
+    name = opening = _xml_name(name, layout)
+    if isinstance(value, Mapping):
+        inside = ""
+        for key, inner in value.items():
+            own = layout.get("properties", {}).get(key, {})
+            if inner is None:
+                continue
+            if own.get("attribute"):
+                opening += f" {_xml_name(key, own)}={quoteattr(scalar(inner))}"
+            else:
+                inside += _elements(key, inner, own)
+    elif isinstance(value, list):
+        inside = "".join(_element(name, item, layout.get("items", {})) for item in value)
+    else:
+        inside = escape(scalar(value))
+    if "namespace" in layout:
+        prefix = f":{layout['prefix']}" if "prefix" in layout else ""
+        opening += f" xmlns{prefix}={quoteattr(layout['namespace'])}"
+    return f"<{opening}>{inside}</{name}>"
+
+
+def _elements(name: str, value: Any, layout: Mapping[str, Any]) -> str:
+    """A property's elements: of a list as many, unless it is to be wrapped in one."""
+    if not isinstance(value, list) or layout.get("wrapped"):
+        return _element(name, value, layout)
+    return "".join(_element(name, item, layout.get("items", {})) for item in value)
+
+
+def _xml_name(key: str, layout: Mapping[str, Any]) -> str:
+    name = layout.get("name", key)
+    name = f"{layout['prefix']}:{name}" if "prefix" in layout else name
+    if not _XML_NAME.fullmatch(name):
+        raise problem(key, "can't be the name of an XML element")
+    return str(name)
+
+
+# --- application/x-www-form-urlencoded ------------------------------------------------------------
+
+
+def _form(body: Body, value: Any) -> bytes:
+    texts = []
+    for field, item in _multipart_parts(body, value):
+        if _as_json(field, item):
+            texts.append((field.name, percent(orjson.dumps(item).decode())))
+        else:
+            texts += pairs(field.style, field.explode, field.name, item, percent)
+    return "&".join(f"{parameter_name(name)}={text}" for name, text in texts).encode()
+
+
+def _as_json(field: Field, item: Any) -> bool:
+    """Objects are JSON unless a style is asked for: their keys must not become fields."""
+    if field.media_type and is_json(field.media_type):
+        return True
+    return isinstance(item, Mapping) and field.style == "form"
+
+
+# --- multipart ------------------------------------------------------------------------------------
+
+
+def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[str, bytes]:
+    parts = [
+        _part(field, item, arguments, number)
+        for field, whole in _multipart_parts(body, value)
+        for number, item in enumerate(_items(field, whole))
+    ]
+    boundary = hashlib.sha256(b"".join(parts)).hexdigest()  # no part can hold its own hash
+    line = b"--" + boundary.encode()
+    content = b"".join(line + b"\r\n" + part + b"\r\n" for part in parts) + line + b"--\r\n"
+    return f"{body.media_type}; boundary={boundary}", content
+
+
+def _items(field: Field, whole: Any) -> list[Any]:
+    """The values that become parts: a list is one part each, unless it is to be one text."""
+    if not isinstance(whole, list) or _as_json(field, whole):
+        return [whole]
+    if field.explode or field.file:
+        return whole
+    return [text for _, text in pairs(field.style, False, field.name, whole, str)]
+
+
+def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) -> bytes:
+    disposition = f'Content-Disposition: form-data; name="{_quoted(field.name)}"'
+    media_type = field.media_type
+    if field.file:
+        content = _decoded(field.argument, item)
+        name = _said(arguments, field.file_name_argument, number) or field.name
+        disposition += f'; filename="{_quoted(name)}"'
+        media_type = _said_type(arguments, field, number) or file_type(name, media_type or "")
+    elif isinstance(item, (Mapping, list)) or _as_json(field, item):
+        content = orjson.dumps(item)
+        media_type = media_type or "application/json"
+    else:
+        content = scalar(item).encode()
+    kind = f"\r\nContent-Type: {_one_line(media_type)}" if media_type else ""
+    return f"{disposition}{kind}\r\n\r\n".encode() + content
+
+
+def _said(arguments: Mapping[str, Any], argument: str | None, number: int) -> str:
+    """What the caller says of a file, or of the one in this place of several."""
+    said = arguments.get(argument or "")
+    if isinstance(said, list):
+        said = said[number] if number < len(said) else ""
+    return str(said or "")
+
+
+def _said_type(arguments: Mapping[str, Any], field: Field, number: int) -> str:
+    said = _said(arguments, field.content_type_argument, number)
+    if not _MEDIA_TYPE.fullmatch(said):
+        raise problem(field.content_type_argument or "", "must be a media type such as image/png")
+    return said
+
+
+_MEDIA_TYPE = re.compile(MEDIA_TYPE_PATTERN)
+
+
+def file_type(name: str, accepted: str) -> str:
+    """The media type of a file: what its name says, among those that are accepted if any are."""
+    kind, packing = _KNOWN_TYPES.guess_type(name.rpartition("/")[2])
+    guessed = _PACKED_TYPES.get(packing, OCTETS) if packing else kind
+    kinds = [each.strip() for each in accepted.split(",") if each.strip()]
+    if not kinds or (guessed and any(fnmatch(guessed, each.lower()) for each in kinds)):
+        return guessed or OCTETS
+    return next((each for each in kinds if "*" not in each), OCTETS)
+
+
+OCTETS = "application/octet-stream"
+# The same on every machine: Python's own table with what it lacks, not the system's files.
+_KNOWN_TYPES = MimeTypes()
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+_KNOWN_TYPES.types_map[True].update(
+    {
+        ".docx": _OFFICE + "wordprocessingml.document",
+        ".xlsx": _OFFICE + "spreadsheetml.sheet",
+        ".pptx": _OFFICE + "presentationml.presentation",
+        ".md": "text/markdown",
+        ".webp": "image/webp",
+        ".yaml": "application/yaml",
+    }
+)
+_PACKED_TYPES = {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}
+
+
+def _quoted(name: str) -> str:
+    """A name inside quotation marks, escaped as browsers do."""
+    return "".join(_ESCAPES.get(c, c) for c in name if c >= " " or c in "\r\n")
+
+
+_ESCAPES = {'"': "%22", "\r": "%0D", "\n": "%0A"}
+
+
+def _one_line(media_type: str) -> str:
+    if not media_type.isprintable():
+        raise Fixable("connection_invalid", "A media type of this operation can't be sent.")
+    return media_type
