@@ -8,11 +8,9 @@ so their fields are plain types only.
 from __future__ import annotations
 
 import hashlib
-import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from io import BytesIO
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -319,69 +317,23 @@ class Principal:
     connections: Mapping[str, Level] = field(default_factory=dict)
 
 
-BUILD_CODEC_VERSION = 2  # another one: what is stored is built anew
-_encoder = msgspec.msgpack.Encoder()
+# --- as bytes -------------------------------------------------------------------------------------
+
+BUILD_CODEC_VERSION = "3"  # another one: what is stored is built anew
 _decoder = msgspec.msgpack.Decoder(Build)
-_raw_tools = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_tool = msgspec.msgpack.Decoder(Tool)
-_LENGTH = struct.Struct("!I")
-_GIANT = 16 * 1024 * 1024  # bytes; a store holds what it writes several times over
-_PACKED = b"x"  # how zlib begins, and a build does not
-_TOOLS_A_STEP = 250
-_STEP = 1024 * 1024
 
-
-def encode_build(build: Build) -> bytes:
-    """A build as bytes, for the way between processes and for the store; a giant is packed."""
-    written = _encoder.encode(build)
-    return pack(written) if len(written) > _GIANT else written
-
-
-def decode_build(data: bytes | memoryview) -> Build:
-    """The build that `encode_build` wrote."""
-    return _decoder.decode(unpack(data) if data[:1] == _PACKED else data)
-
-
-def encode_in_steps(build: Build) -> bytearray:
-    """A build for `decoded_in_steps`: all but its tools, then these one by one."""
-    plain = encode_build(replace(build, tools=()))
-    written = bytearray(_LENGTH.pack(len(plain)) + plain)
-    _encoder.encode_into(build.tools, written, len(written))
-    return written
-
-
-def decoded_in_steps(data: bytearray) -> Iterator[Build | None]:
-    """The build, at last: after each step, which takes milliseconds, others may have their turn."""
-    view = memoryview(data)
-    (size,) = _LENGTH.unpack_from(data)
-    build = decode_build(view[_LENGTH.size : _LENGTH.size + size])
-    written, tools = _raw_tools.decode(view[_LENGTH.size + size :]), list[Tool]()
-    for at in range(0, len(written), _TOOLS_A_STEP):
-        tools += map(_tool.decode, written[at : at + _TOOLS_A_STEP])
-        yield None
-    yield replace(build, tools=tuple(tools))
+encode_build = msgspec.msgpack.Encoder().encode  # for the way between processes and for the store
+decode_build = _decoder.decode
 
 
 def pack(raw: bytes) -> bytes:
-    """A document as it is held and stored: real ones come to a tenth.
-
-    In steps, here and back, that are written behind each other: nothing is there twice.
-    """
-    packer, packed, view = zlib.compressobj(1), BytesIO(), memoryview(raw)
-    for at in range(0, len(raw), _STEP):
-        packed.write(packer.compress(view[at : at + _STEP]))
-    packed.write(packer.flush())
-    return packed.getvalue()
+    """A document as it is held and stored: real ones come to a tenth."""
+    return zlib.compress(raw, 1)
 
 
-def unpack(packed: bytes | memoryview) -> bytes:
+def unpack(packed: bytes) -> bytes:
     """What was packed."""
-    unpacker, raw = zlib.decompressobj(), BytesIO()
-    while packed:
-        raw.write(unpacker.decompress(packed, _STEP))
-        packed = unpacker.unconsumed_tail
-    raw.write(unpacker.flush())
-    return raw.getvalue()
+    return zlib.decompress(packed)
 
 
 def is_larger(packed: bytes, size: int) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
-from gateway.model import Problem, Source, encode_in_steps, unpack
+from gateway.model import Problem, Source, encode_build, unpack
 
 LENGTHS = struct.Struct("!II")
 MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
@@ -138,7 +138,7 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes | byt
             return Answer(), msgspec.msgpack.encode(_advice(unpack(data)))
         builder = _function(BUILDERS[request.source.kind])
         # Nobody but the builder holds the document's bytes, so that it can let go of them.
-        return Answer(), encode_in_steps(builder(unpack(data), request.source))
+        return Answer(), encode_build(builder(unpack(data), request.source))
     except DefinitionUnreadable as error:
         return Answer(error.as_dict()), b""
     except RecursionError:

@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
-from gateway.model import Build, Problem, Source, decoded_in_steps, is_larger
+from gateway.model import Build, Problem, Source, decode_build, is_larger
 from gateway.reader import ADVICE_CPU_SECONDS, LENGTHS, Answer, Request
 from gateway.upstream.stdio import streams_only
 
@@ -70,12 +70,7 @@ class Workers:
 
     async def build(self, packed: bytes, source: Source, deadline: float = BUILD_SECONDS) -> Build:
         """The tools of a definition. DefinitionUnreadable if it is, or takes too long."""
-        answer = await self._builds.do(Request(source), packed, deadline)
-        for build in decoded_in_steps(answer):
-            if build is not None:
-                return build
-            await asyncio.sleep(0)
-        raise AssertionError("the last step is the build")
+        return decode_build(await self._builds.do(Request(source), packed, deadline))
 
     async def advise(self, packed: bytes, deadline: float = ADVICE_SECONDS) -> tuple[Problem, ...]:
         """What a validator says of the definition; a note where it can't be asked."""

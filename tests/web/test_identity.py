@@ -12,11 +12,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from gateway.config.settings import Settings
+from gateway.config.settings import AuthMode, Settings
 from gateway.errors import Unauthenticated
 from gateway.mcp.endpoint import resource_metadata
 from gateway.model import Principal
-from gateway.web.identity import AuthSettings, Identity, JwtSettings, auth_settings
+from gateway.web.identity import AuthSettings, Identity, auth_settings
 
 ISSUER, AUDIENCE = "https://issuer.example", "gateway"
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -119,7 +119,7 @@ def by_jwt(issuer: Issuer, clock: Clock | None = None, **settings: Any) -> Ident
     auth = AuthSettings(
         "jwt",
         {"ann": Principal("ann", access="read-only")},
-        jwt=JwtSettings(**{**chosen, **settings}),
+        jwt=AuthMode(mode="jwt", **{**chosen, **settings}),
         public_url="https://gateway.example",
     )
     return Identity(auth, issuer.fetch, clock or Clock())
