@@ -28,10 +28,10 @@ from cryptography.fernet import Fernet
 
 from bench.processes import Measured
 from bench.rows import Row
-from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.store.secrets import Seal
 from gateway.web.identity import AuthSettings, Identity
 from tests.mcp.conftest import serving
-from tests.mcp.toolbox import Toolbox
+from tests.mcp.toolbox import Toolbox, endpoint_over
 
 COUNT = 1000
 ROWS_COUNT = 500
@@ -210,10 +210,9 @@ async def serve() -> None:
     loop.add_signal_handler(signal.SIGUSR1, lambda: toolbox.put(f"tool_{next(changes)}"))
     loop.add_signal_handler(signal.SIGUSR2, give_back)
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    settings = EdgeSettings(max_streams_per_principal=100_000)
-    identity = Identity(AuthSettings())
-    endpoint = McpEndpoint(toolbox, identity, Fernet(Fernet.generate_key()), settings)
-    async with serving(endpoint) as port:
+    identity, seal = Identity(AuthSettings()), Seal([Fernet.generate_key().decode()])
+    served = endpoint_over(toolbox, identity, seal, max_streams=100_000)
+    async with served as endpoint, serving(endpoint) as port:
         print(port, flush=True)
         await over.wait()
 

@@ -1,15 +1,8 @@
 """The only place where the parts are put together.
 
-`running` starts them in order and ends them in the reverse one: store, egress, workers, the catalog
-from what is cached (no network), then the edges; the first refresh runs behind, so that a dead
-upstream delays nobody. What it gives is one ASGI application.
-
-The parts that carry a call out, put together: asking, sending, recording, telling.
-
-They belong to one process and one store. `started` is the order in which they begin and end: the
-heartbeat before anything can be executing here, what still runs recorded before the store closes.
-
-What happens to connections when the gateway starts, before it says that it is ready.
+`running` starts them in order and ends them in the reverse one: the store and the ways out, the
+catalog from what is cached (no network), calls, then the doors; the first refresh runs behind, so
+that a dead upstream delays nobody. What it gives is one ASGI application.
 """
 
 from __future__ import annotations
@@ -19,24 +12,22 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from rich.console import Console as Terminal
 from rich.progress import Progress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import __version__
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import Admission
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker
-from gateway.calls.call import Send as SendCall
 from gateway.calls.credentials import (
     Credentials,
     PreparedConnections,
@@ -48,7 +39,8 @@ from gateway.calls.credentials import (
 from gateway.calls.held import CANCEL
 from gateway.calls.record import Signals
 from gateway.calls.send import Sender
-from gateway.calls.upkeep import ApprovedRuns, Housekeeping, Resume, this_replica
+from gateway.calls.upkeep import ApprovedRuns, Housekeeping, this_replica
+from gateway.calls.upstream_requests import UpstreamRequests
 from gateway.catalog.catalog import Catalog, refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy
 from gateway.catalog.discover import Discoverer
@@ -62,25 +54,14 @@ from gateway.console.app import Console, console_of
 from gateway.demo.bookshop import bookshop, definition
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import FIRST_LOOK_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
-from gateway.mcp.endpoint import EdgeSettings, McpEndpoint, resource_metadata
-from gateway.mcp.offers import UpstreamOffers
-from gateway.mcp.sessions import (
-    ANSWERED,
-    CANCELLED,
-    DOUBTED,
-    WISHED,
-    SharedSessions,
-    StoreRelay,
-    on_answered,
-    on_cancelled,
-    on_doubted,
-    on_wished,
-)
+from gateway.mcp.endpoint import McpEndpoint, resource_metadata
+from gateway.mcp.pass_through import PassThrough
+from gateway.mcp.wishes import Wishes, tell_others
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
-from gateway.store.cluster import SESSION_ENDED, Notifier, kept_wishes
+from gateway.store.cluster import Notifier, kept_wishes
 from gateway.store.database import Database
-from gateway.store.secrets import Seal, check_seal, load_seal
+from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import begin_request, log_call, tracer
 from gateway.upstream.registry import LiveUpstreams
 from gateway.web.events import Feed
@@ -92,124 +73,13 @@ from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
 from gateway.workers import Workers
 
-
-class Line:
-    """One call's way through this process."""
-
-    def __init__(
-        self, db: Database, seal: Seal, send: SendCall, current: Callable[[], Snapshot]
-    ) -> None:
-        self._db = db
-        self._seal = seal
-        replica, prepared = this_replica(), PreparedConnections()
-        self.signals = Signals()
-        self.feed = Feed(db, self.signals)
-        self.approvals = Approvals(
-            db,
-            seal,
-            prepared,
-            self.signals,
-            current,
-            replica=replica.id,
-            told=self.feed.confirmation,
-            ended=self.feed.result,
-        )
-        self.invoker = Invoker(
-            db,
-            prepared,
-            send,
-            self.approvals,
-            self.signals,
-            seal,
-            replica=replica.id,
-        )
-        self.invoker.on_finished(self.feed.result)
-        self.signals.on(CANCEL, self.invoker.running.cancel)
-        self._keeping = Housekeeping(
-            db, replica, current, expire=self.approvals.expire, ended=self.feed.result
-        )
-
-    @asynccontextmanager
-    async def started(self, resume: Resume) -> AsyncIterator[None]:
-        """Calls may be made within; `resume` makes those that were approved meanwhile."""
-        await self._keeping.start()
-        runs = ApprovedRuns(self._db, self._seal, self.signals, resume)
-        tasks = [asyncio.create_task(work) for work in (self._keeping.run(), runs.run())]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await runs.close()
-            await self.invoker.running.close()
-            await self._keeping.close()
-
-
-Loading = Callable[[int], Callable[[str], None]]
-
-
-def show_progress(total: int) -> Callable[[str], None]:
-    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
-
-    One connection needs no progress, so nothing is said of it.
-    """
-    counted, terminal = itertools.count(1), Terminal(stderr=True)
-    bar = Progress(console=terminal, transient=True)
-    task = bar.add_task("Loading", total=total)
-
-    def tell(name: str) -> None:
-        done = next(counted)
-        if total == 1:
-            return
-        if not terminal.is_terminal:
-            print(f"loaded {name} ({done} of {total})", file=sys.stderr, flush=True)
-            return
-        bar.start()
-        bar.update(task, completed=done, description=f"Loading {name}")
-        if done == total:
-            bar.stop()
-
-    return tell
-
-
-def no_progress(total: int) -> Callable[[str], None]:
-    """For a gateway that runs without a terminal, inside another process."""
-    return lambda name: None
-
-
-async def first_look(
-    catalog: Catalog, azure: AzureWatch, loading: Loading
-) -> list[asyncio.Task[Any]]:
-    """Starts the first refresh, and gives what was never read before a moment.
-
-    So the first client finds tools: what lies on this machine is waited for, a network only so
-    long. What is cached is refreshed behind, without anyone waiting.
-    """
-    unread, in_azure = catalog.unread(), azure.connections()
-    local = [name for name, near in unread.items() if near]
-    far = [name for name, near in unread.items() if not near and name not in in_azure]
-    known = {*unread, *in_azure}
-    cached = [
-        name
-        for name, state in catalog.current.connections.items()
-        if name not in known and not is_lazy(state.settings)
-    ]
-    looks, told = (local, far, cached), loading(len(local) + len(far) + len(cached))
-    tasks = [asyncio.create_task(catalog.refresh(n, by="start", told=told)) for n in looks]
-    tasks.append(asyncio.create_task(azure.refresh(by="start")))
-    await asyncio.wait([tasks[0]])
-    await asyncio.wait([tasks[1]] if in_azure else tasks[1::2], timeout=FIRST_LOOK_SECONDS)
-    return tasks
-
-
 log = structlog.get_logger("gateway")
 
+T = TypeVar("T")
+Loading = Callable[[int], Callable[[str], None]]  # how many connections → told each that was read
+
+DOUBTED = "doubted"  # the signal: a connection's server could not be reached from one process
 PROBES = frozenset(("/healthz", "/readyz"))  # by address, without a name: no Host to check
-INSTRUCTIONS = (
-    "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
-    "appear and change while you work."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,95 +160,318 @@ class App:
             await self.rest(scope, receive, send)
 
 
+def show_progress(total: int) -> Callable[[str], None]:
+    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
+
+    One connection needs no progress, so nothing is said of it.
+    """
+    counted, terminal = itertools.count(1), Terminal(stderr=True)
+    bar = Progress(console=terminal, transient=True)
+    task = bar.add_task("Loading", total=total)
+
+    def tell(name: str) -> None:
+        done = next(counted)
+        if total == 1:
+            return
+        if not terminal.is_terminal:
+            print(f"loaded {name} ({done} of {total})", file=sys.stderr, flush=True)
+            return
+        bar.start()
+        bar.update(task, completed=done, description=f"Loading {name}")
+        if done == total:
+            bar.stop()
+
+    return tell
+
+
+def no_progress(total: int) -> Callable[[str], None]:
+    """For a gateway inside another process, without a terminal of its own."""
+    return lambda name: None
+
+
 @asynccontextmanager
 async def running(
     settings: Settings, place: Place, loading: Loading = no_progress
 ) -> AsyncIterator[App]:
     """The gateway, started; it is ready as soon as what is cached has been read."""
-    folder = place.config.parent
     async with AsyncExitStack() as stack:
-        key_file = folder / settings.store.secret_key_file
-        seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
-        db = await stack.enter_async_context(Database(store_url(settings, folder)))
-        await check_seal(db, seal)
-        egress = await stack.enter_async_context(Egress(**settings.network.rules, folder=folder))
-        own_egress = await stack.enter_async_context(Egress([place.host]))
-        workers = await stack.enter_async_context(Workers())
-        credentials = Credentials(egress)
-        stack.push_async_callback(credentials.close)
-        upstreams = LiveUpstreams(egress, partial(_upstream_headers, credentials))
-        await stack.enter_async_context(upstreams.sessions)
-        fetcher = Fetcher(egress, folder)
-        fetcher.remember(settings.cache.schema_ttl_seconds, settings.cache.max_entries)
-        discoverer = Discoverer(
-            fetcher,
-            workers,
-            upstreams.read,
-            egress.check,
-            AzureDirectory(
-                partial(ask_azure, egress, credentials),
-                lambda: catalog.current.settings.azure,
-                partial(return_address, seal, place.public_url(settings)),
-                partial(azure_identity, credentials),
-            ),
-            partial(prove, credentials),
-        )
-        persistence = StoredCatalog(db, seal)
-        catalog = Catalog(
-            settings,
-            discoverer,
-            persistence,
-            portable=portable_tools,
-            demo={"demo": demo_connection(place.own_url)},
-        )
-        stack.push_async_callback(catalog.close)
-        catalog.on_change(lambda: upstreams.follow(catalog.current))
-        schedule = Schedule(catalog, persistence, workers.advise, folder)
-        upstreams.sessions.on_tools_changed(schedule.wake)
-        relay = StoreRelay(db)
-        upstreams.sessions.on_trouble(partial(_mark_failing, catalog, relay))
-        azure = AzureWatch(discoverer.azure, catalog, persistence)
-        stack.push_async_callback(azure.close)
-        await catalog.load()
-        limits = Admission(settings.limits.max_concurrent_calls, shared=_shared(settings, db))
-        ways = (egress, own_egress, credentials, upstreams.sessions)
-        send = Sender(*ways, limits, db, workers.work, discoverer.azure.sign_in_link)
-        line = Line(db, seal, send, lambda: catalog.current)
-        gateway = Gateway(catalog, line.invoker, line.approvals, db, azure, workers.work, OWN_TOOLS)
-        gateway.wake = schedule.wake
-        if (traced := tracer()) is not None:
-            line.invoker.on_finished(traced[0])
-            stack.push_async_callback(asyncio.to_thread, traced[1])
-        await stack.enter_async_context(line.started(partial(resume, gateway)))
-        sessions = SharedSessions(db)
-        await sessions.load()
-        offers = UpstreamOffers(gateway, upstreams, limits, INSTRUCTIONS)
-        app = _assembled(settings, place, gateway, seal, egress, line.feed, sessions, offers, relay)
-        line.signals.on(SESSION_ENDED, sessions.hear)
-        line.signals.on(SESSION_ENDED, offers.forget)
-        line.signals.on(CANCELLED, on_cancelled(app.mcp.cancel))
-        line.signals.on(ANSWERED, on_answered(app.mcp.take_answer))
-        line.signals.on(WISHED, on_wished(offers.take))
-        line.signals.on(DOUBTED, on_doubted(schedule.wake))
-        for task in await first_look(catalog, azure, loading):
-            stack.push_async_callback(_ended, task)
-        notifier = Notifier(db)
-        await notifier.start(catalog.hear, line.signals.hear)
-        stack.push_async_callback(notifier.close)
-        watching = _watch(settings, place, app, egress, limits, fetcher)
-        for wish in reversed(await kept_wishes(db, time.time())):
-            offers.take(wish)
-        looking = (schedule.run(), schedule.watch_files(), schedule.advise(), azure.poll())
-        for work in (*looking, catalog.follow(), watching):
-            stack.push_async_callback(_ended, asyncio.create_task(work))
-        workers.keep_spare()  # last: who starts has other things to load
+        assembly = Assembly(settings, place, stack)
+        await assembly.open_store()
+        await assembly.open_ways_out()
+        await assembly.load_catalog()
+        await assembly.start_calls()
+        app = assembly.open_doors()
+        await assembly.look_first(loading)
+        await assembly.follow_changes(app)
         yield app
 
 
-def _shared(settings: Settings, db: Database) -> Database | None:
-    """Where rate limits are counted if there are, or may be, other processes."""
-    alone = settings.server.workers == 1 and settings.store.url.startswith("sqlite")
-    return None if alone else db
+class Assembly:
+    """The parts of one gateway, made in the order of these methods; `stack` ends them."""
+
+    def __init__(self, settings: Settings, place: Place, stack: AsyncExitStack) -> None:
+        self.settings = settings
+        self.place = place
+        self.folder = place.config.parent
+        self.public_url = place.public_url(settings)
+        self.signals = Signals()
+        self._stack = stack
+
+    async def open_store(self) -> None:
+        """The store, and the key that seals secrets in it."""
+        key_file = self.folder / self.settings.store.secret_key_file
+        self.seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
+        self.db = await self._enter(Database(store_url(self.settings, self.folder)))
+        await check_seal(self.db, self.seal)
+
+    async def open_ways_out(self) -> None:
+        """What reaches APIs and servers, and the processes that read what they answer."""
+        rules = self.settings.network.rules
+        self.egress = await self._enter(Egress(**rules, folder=self.folder))
+        self.own_egress = await self._enter(Egress([self.place.host]))
+        self.workers = await self._enter(Workers())
+        self.credentials = Credentials(self.egress)
+        self._stack.push_async_callback(self.credentials.close)
+        self.upstreams = LiveUpstreams(self.egress, self._upstream_headers)
+        await self._enter(self.upstreams.sessions)
+        server, store = self.settings.server, self.settings.store
+        alone = server.workers == 1 and store.url.startswith("sqlite")
+        shared = None if alone else self.db  # other processes count as well
+        self.limits = Admission(self.settings.limits.max_concurrent_calls, shared=shared)
+
+    async def _upstream_headers(
+        self, name: str, settings: Connection, refused: bool
+    ) -> tuple[tuple[str, str], ...]:
+        """What proves us to an MCP server; a fresh token where it refused the last one."""
+        auth = auth_of(settings.auth)
+        grant = await self.credentials.grant(name, auth)
+        if refused:
+            self.credentials.reject(name, grant)
+            grant = await self.credentials.grant(name, auth)
+        return grant.headers
+
+    async def load_catalog(self) -> None:
+        """What tools there are, from what is cached, and what keeps them up to date."""
+        cache = self.settings.cache
+        self.fetcher = Fetcher(self.egress, self.folder)
+        self.fetcher.remember(cache.schema_ttl_seconds, cache.max_entries)
+        self.directory = AzureDirectory(
+            partial(ask_azure, self.egress, self.credentials),
+            lambda: self.catalog.current.settings.azure,
+            partial(return_address, self.seal, self.public_url),
+            partial(azure_identity, self.credentials),
+        )
+        discoverer = Discoverer(
+            self.fetcher,
+            self.workers,
+            self.upstreams.read,
+            self.egress.check,
+            self.directory,
+            partial(prove, self.credentials),
+        )
+        stored = StoredCatalog(self.db, self.seal)
+        demo = {"demo": demo_connection(self.place.own_url)}
+        self.catalog = Catalog(
+            self.settings, discoverer, stored, portable=portable_tools, demo=demo
+        )
+        self._stack.push_async_callback(self.catalog.close)
+        self.catalog.on_change(lambda: self.upstreams.follow(self.catalog.current))
+        self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
+        self.upstreams.sessions.on_tools_changed(self.schedule.wake)
+        self.upstreams.sessions.on_trouble(self._mark_failing)
+        self.azure = AzureWatch(self.directory, self.catalog, stored)
+        self._stack.push_async_callback(self.azure.close)
+        await self.catalog.load()
+
+    def _mark_failing(self, name: str, error: GatewayError) -> None:
+        """Shows that an MCP server can't be reached; other processes look for themselves."""
+        if self.catalog.mark_failing(name, error):
+            tell_others(self.db, DOUBTED, name)
+
+    async def start_calls(self) -> None:
+        """What carries a call out: asking, sending, recording, telling.
+
+        The heartbeat begins before anything can be executing here, and what still runs is recorded
+        before the store closes.
+        """
+        replica, prepared = this_replica(), PreparedConnections()
+        self.feed = Feed(self.db, self.signals)
+        approvals = Approvals(
+            self.db,
+            self.seal,
+            prepared,
+            self.signals,
+            self._current,
+            replica=replica.id,
+            told=self.feed.confirmation,
+            ended=self.feed.result,
+        )
+        send = Sender(
+            self.egress,
+            self.own_egress,
+            self.credentials,
+            self.upstreams.sessions,
+            self.limits,
+            self.db,
+            self.workers.work,
+            self.directory.sign_in_link,
+        )
+        invoker = Invoker(
+            self.db,
+            prepared,
+            send,
+            approvals,
+            self.signals,
+            self.seal,
+            replica=replica.id,
+        )
+        self.gateway = Gateway(
+            self.catalog, invoker, approvals, self.db, self.azure, self.workers.work, OWN_TOOLS
+        )
+        self.gateway.wake = self.schedule.wake
+        self.signals.on(CANCEL, invoker.running.cancel)
+        self._listen_to_calls(invoker)
+        keeping = Housekeeping(
+            self.db, replica, self._current, expire=approvals.expire, ended=self.feed.result
+        )
+        await keeping.start()
+        self._stack.push_async_callback(keeping.close)
+        self._stack.push_async_callback(invoker.running.close)
+        runs = ApprovedRuns(self.db, self.seal, self.signals, partial(resume, self.gateway))
+        self._stack.push_async_callback(runs.close)
+        self._run(keeping.run())
+        self._run(runs.run())
+
+    def _current(self) -> Snapshot:
+        return self.catalog.current
+
+    def _listen_to_calls(self, invoker: Invoker) -> None:
+        for listener in (self.feed.result, log_call):
+            invoker.on_finished(listener)
+        if (traced := tracer()) is not None:
+            invoker.on_finished(traced[0])
+            self._stack.push_async_callback(asyncio.to_thread, traced[1])
+
+    def open_doors(self) -> App:
+        """MCP, REST, console and health, and what they share."""
+        server, gateway = self.settings.server, self.gateway
+        identity = Identity(auth_settings(self.settings, self.public_url), self._fetch_keys)
+        rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
+        requests = UpstreamRequests(self.upstreams.sessions, self.limits)
+        self.wishes = Wishes(requests, self.db)
+        pass_through = PassThrough(gateway, requests, self.wishes)
+        mcp = McpEndpoint(gateway, identity, pass_through, self.seal, self.db, rules)
+        mcp.listen_to(self.signals)
+        health = Health(gateway, identity, mcp.figures)
+        gateway.invoker.on_finished(health.metrics.finished)
+        others = [*health.routes, consent_route(gateway, self.seal)]
+        rest = http_app(gateway, identity, self.feed, others)
+        console = console_of(gateway, identity, self.seal, health, self.feed, self.public_url)
+        mcp.on_heard(console.parts.contacts.note)
+        return App(gateway, mcp, health, identity, rules, bookshop(), rest, self.feed, console)
+
+    async def _fetch_keys(self, url: str) -> bytes:
+        request = Request("GET", url)
+        answer = await self.egress.send(
+            request, deadline=SIGNING_KEYS_SECONDS, max_bytes=MAX_BODY_BYTES
+        )
+        if answer.status != 200 or answer.truncated:
+            raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")
+        return answer.body
+
+    async def look_first(self, loading: Loading) -> None:
+        """Starts the first refresh, and gives what was never read before a moment.
+
+        So the first client finds tools: what lies on this machine is waited for, a network only so
+        long. What is cached is refreshed behind, without anyone waiting.
+        """
+        unread, in_azure = self.catalog.unread(), self.azure.connections()
+        local = [name for name, near in unread.items() if near]
+        far = [name for name, near in unread.items() if not near and name not in in_azure]
+        known = {*unread, *in_azure}
+        cached = [
+            name
+            for name, state in self.catalog.current.connections.items()
+            if name not in known and not is_lazy(state.settings)
+        ]
+        told = loading(len(local) + len(far) + len(cached))
+        near, remote, _ = [
+            self._run(self.catalog.refresh(names, by="start", told=told))
+            for names in (local, far, cached)
+        ]
+        resource_group = self._run(self.azure.refresh(by="start"))
+        await asyncio.wait([near])
+        soon = [remote] if in_azure else [remote, resource_group]
+        await asyncio.wait(soon, timeout=FIRST_LOOK_SECONDS)
+
+    async def follow_changes(self, app: App) -> None:
+        """What other processes, servers and editors of files change from now on."""
+        self.signals.on(DOUBTED, lambda name: self.schedule.wake(name) if name else None)
+        notifier = Notifier(self.db)
+        await notifier.start(self.catalog.hear, self.signals.hear)
+        self._stack.push_async_callback(notifier.close)
+        for wish in reversed(await kept_wishes(self.db, time.time())):
+            self.wishes.take(wish)
+        self._run(self.schedule.run())
+        self._run(self.schedule.watch_files())
+        self._run(self.schedule.advise())
+        self._run(self.azure.poll())
+        self._run(self.catalog.follow())
+        self._run(self._watch_config(app))
+        self.workers.keep_spare()  # last: a process that starts has other things to load
+
+    async def _watch_config(self, app: App) -> None:
+        """Applies edits of config.toml for as long as the gateway runs."""
+
+        async def apply(edited: Settings) -> None:
+            names, at_azure = await self._apply(edited)
+            # No await between the swap and this: policy and identity change together.
+            app.identity.settings = auth_settings(edited, self.place.public_url(edited))
+            looks.create_task(self._look_at_edited(names, at_azure))
+
+        def report(problem: str | None) -> None:
+            app.health.config_problem = problem
+
+        async with asyncio.TaskGroup() as looks:
+            await watch(self.place.config, self.settings, apply, report)
+
+    async def _apply(self, edited: Settings) -> tuple[list[str], bool]:
+        """Puts edited settings in force; which connections to read, and whether Azure's group."""
+        before = self.catalog.current.settings
+        refuse_edit(edited, self.catalog.current)
+        self.egress.follow(**edited.network.rules)
+        self.limits.resize(edited.limits.max_concurrent_calls)
+        if edited.cache != before.cache:
+            self.fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
+        names = await self.catalog.apply(edited)
+        reachable = edited.network != before.network
+        if reachable:  # what could not be reached may be now
+            states = self.catalog.current.connections.values()
+            names += [state.name for state in states if state.status == "failing"]
+        return names, edited.azure != before.azure or (reachable and self.azure.problem is not None)
+
+    async def _look_at_edited(self, names: list[str], at_azure: bool) -> None:
+        """Reads what an edit brought; the next edit does not wait for a slow server."""
+        try:
+            await self.catalog.refresh(names, by="config.toml")
+            if at_azure:
+                await self.azure.refresh(by="config.toml")
+        except GatewayError as error:  # the store, or a connection that is gone again
+            log.warning("edited connections not read", error=error.message)
+
+    async def _enter(self, part: AbstractAsyncContextManager[T]) -> T:
+        return await self._stack.enter_async_context(part)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts work that ends with the gateway."""
+        task = asyncio.create_task(work)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+        return task
 
 
 def demo_connection(own_url: str) -> OpenApiConnection:
@@ -397,117 +490,3 @@ def store_url(settings: Settings, folder: Path) -> str:
     if not url.startswith("sqlite:///"):
         return url
     return f"sqlite:///{(folder / url.removeprefix('sqlite:///')).resolve()}"
-
-
-def _assembled(
-    settings: Settings,
-    place: Place,
-    gateway: Gateway,
-    seal: Seal,
-    egress: Egress,
-    feed: Feed,
-    sessions: SharedSessions,
-    offers: UpstreamOffers,
-    relay: StoreRelay,
-) -> App:
-    public_url = place.public_url(settings)
-    server = settings.server
-
-    async def fetch_keys(url: str) -> bytes:
-        answer = await egress.send(
-            Request("GET", url), deadline=SIGNING_KEYS_SECONDS, max_bytes=MAX_BODY_BYTES
-        )
-        if answer.status != 200 or answer.truncated:
-            raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")
-        return answer.body
-
-    identity = Identity(auth_settings(settings, public_url), fetch_keys)
-    offers.share(relay.wished)
-    mcp = McpEndpoint(
-        gateway,
-        identity,
-        seal,
-        EdgeSettings(
-            public_url=public_url,
-            allowed_hosts=server.allowed_hosts,
-            allowed_origins=server.allowed_origins,
-            version=__version__,
-            instructions=INSTRUCTIONS,
-            request_seconds=settings.limits.request_seconds,
-        ),
-        ended=sessions,
-        relay=relay,
-        offers=offers,
-    )
-
-    health = Health(gateway, identity, mcp.figures)
-    for listener in (health.metrics.finished, log_call):
-        gateway.invoker.on_finished(listener)
-    rules = host_rules(public_url, server.allowed_hosts, server.allowed_origins)
-    others = [*health.routes, consent_route(gateway, seal)]
-    rest = http_app(gateway, identity, feed, others)
-    console = console_of(gateway, identity, seal, health, feed, public_url)
-    mcp.on_heard(console.parts.contacts.note)
-    return App(gateway, mcp, health, identity, rules, bookshop(), rest, feed, console)
-
-
-async def _watch(
-    settings: Settings, place: Place, app: App, egress: Egress, limits: Admission, fetcher: Fetcher
-) -> None:
-    """Applies edits of config.toml for as long as the gateway runs."""
-    catalog, azure = app.gateway.catalog, app.gateway.azure
-
-    async def apply(edited: Settings) -> None:
-        refuse_edit(edited, catalog.current)
-        egress.follow(**edited.network.rules)
-        limits.resize(edited.limits.max_concurrent_calls)
-        if edited.cache != catalog.current.settings.cache:
-            fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
-        before = catalog.current.settings
-        pending = await catalog.apply(edited)
-        reachable = edited.network != before.network
-        if reachable:  # what could not be reached may be now
-            states = catalog.current.connections.values()
-            pending += [state.name for state in states if state.status == "failing"]
-        at_azure = edited.azure != before.azure or (reachable and azure.problem is not None)
-        # No await between the swap and this: policy and identity change together.
-        app.identity.settings = auth_settings(edited, place.public_url(edited))
-        looks.create_task(look(pending, at_azure))
-
-    async def look(names: list[str], at_azure: bool) -> None:
-        """Reads what an edit brought; the next edit does not wait for a slow server."""
-        try:
-            await catalog.refresh(names, by="config.toml")
-            if at_azure:
-                await azure.refresh(by="config.toml")
-        except GatewayError as error:  # the store, or a connection that is gone again
-            log.warning("edited connections not read", error=error.message)
-
-    def report(problem: str | None) -> None:
-        app.health.config_problem = problem
-
-    async with asyncio.TaskGroup() as looks:
-        await watch(place.config, settings, apply, report)
-
-
-def _mark_failing(catalog: Catalog, relay: StoreRelay, name: str, error: GatewayError) -> None:
-    """Shows that an MCP server can't be reached, here and in other processes."""
-    if catalog.mark_failing(name, error):
-        relay.doubted(name)
-
-
-async def _upstream_headers(
-    credentials: Credentials, name: str, settings: Connection, refused: bool
-) -> tuple[tuple[str, str], ...]:
-    """What proves us to an upstream MCP server; a fresh token where it refused the last one."""
-    auth = auth_of(settings.auth)
-    grant = await credentials.grant(name, auth)
-    if refused:
-        credentials.reject(name, grant)
-        grant = await credentials.grant(name, auth)
-    return grant.headers
-
-
-async def _ended(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

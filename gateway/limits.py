@@ -99,6 +99,20 @@ TOKEN_LIFE_SECONDS = 300.0  # of a token that does not say
 
 # --- mcp ------------------------------------------------------------------------------------------
 
+SESSION_SECONDS = 7 * 24 * 3600.0  # a session of the 2025 era works for a week
+MAX_SESSIONS = 8192  # that a process remembers something of; what it forgets is found out again
+MAX_CLIENT_CHARS = 128  # of a client's name: it goes into every record
+MAX_BATCH = 50  # requests in one body (2025-03-26): each takes a place among the calls
+MAX_QUEUED = 256  # messages that wait for one slow reader; what is beyond is dropped
+MAX_STREAMS_PER_PRINCIPAL = 1024
+BURST_SECONDS = 0.2  # changes that come together are told once
+ATTEND_AFTER_SECONDS = 0.5  # most calls end before anybody has to watch their connection
+MEET_SECONDS = 2.0  # for servers that were never met, when a client says hello
+MAX_INSTRUCTIONS_CHARS = 8192  # of all servers together: every client's model reads them
+MAX_LIST_PAGES = 50  # of one server: a list without end has to end somewhere
+MAX_WATCHED = 500  # resources that one principal watches
+LINGER_SECONDS = 60.0  # for a client to open its stream again, and a server to take note of a wish
+
 # --- web ------------------------------------------------------------------------------------------
 
 MAX_BODY_BYTES = 4 * 1024 * 1024  # of a request; larger things are not said in one call

@@ -1,37 +1,41 @@
 """`/mcp` for clients of both protocol eras, as one raw ASGI endpoint.
 
-The straight line of a POST: guard (host, origin) → who → what it takes and sends → body → era →
-answer. The SDK's server would cost more than the rest of a call together, so only its pure parts
-are used: the schemas, the ladder of checks and the table of statuses. The era is told by the
-`MCP-Protocol-Version` header, as the SDK does it, and by the envelope where the header is missing,
-so that a client of 2026 which forgot it is told just that.
+The straight line of a POST: guard (host, origin) → principal → what the client takes and sends →
+body → era → answer. The SDK's server would cost more than the rest of a call together, so only its
+pure parts are used: the schemas, the ladder of checks and the table of statuses. The era is told by
+the `MCP-Protocol-Version` header, as the SDK does it, and by the envelope where the header is
+missing, so that a client of 2026 which forgot it is told just that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import structlog
 from mcp_types import PROTOCOL_VERSION_META_KEY
 from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
+from gateway.calls.record import Signals
 from gateway.config.settings import ADDRESSED
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.mcp import era_2025 as mcp_legacy
-from gateway.mcp import era_2026 as mcp_modern
-from gateway.mcp.core import Core, EdgeSettings, Exchange
-from gateway.mcp.in_flight import Relay
-from gateway.mcp.messages import RequestId, RpcError, dump, error_body, internal_error, read_json
-from gateway.mcp.methods import failure
-from gateway.mcp.sessions import Ended, Seal, Sessions
-from gateway.mcp.surface import ListedView, Offers, Surface
+from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
+from gateway.mcp.era_2025 import SAID, Era2025
+from gateway.mcp.era_2026 import Era2026
+from gateway.mcp.messages import RpcError, error_body, parse
+from gateway.mcp.methods import Core, Exchange, rpc_error
+from gateway.mcp.pass_through import PassThrough
+from gateway.mcp.streams import Streams
+from gateway.mcp.wishes import WISHED
 from gateway.policy.view import Scope
+from gateway.store.cluster import SESSION_ENDED
+from gateway.store.database import Database
+from gateway.store.secrets import Seal
+from gateway.web.gateway import Gateway
 from gateway.web.guard import (
     Fields,
+    HostRules,
     Refusal,
     accepted_types,
     answer_preflight,
@@ -42,25 +46,12 @@ from gateway.web.guard import (
     read_body,
     require_json,
     respond,
+    write_json,
 )
 from gateway.web.identity import METADATA_PATH, Identity
 
-__all__ = [
-    "EdgeSettings",
-    "ListedView",
-    "McpEndpoint",
-    "Scope",
-    "Surface",
-    "resource_metadata",
-]
-
-MAX_BUNDLES = 32
-STREAMS_CLOSE_SECONDS = 1.0
-
 Heard = Callable[[str, bytes], None]
 
-_log = structlog.get_logger(__name__)
-_OWN = Scope("own")
 _HANDSHAKE = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _KNOWN = frozenset(version.encode() for version in KNOWN_PROTOCOL_VERSIONS)
 
@@ -70,27 +61,49 @@ class McpEndpoint:
 
     def __init__(
         self,
-        surface: Surface,
+        gateway: Gateway,
         identity: Identity,
+        pass_through: PassThrough,
         seal: Seal,
-        settings: EdgeSettings,
-        *,
-        ended: Ended | None = None,
-        relay: Relay | None = None,
-        offers: Offers | None = None,
+        db: Database,
+        rules: HostRules,
+        max_streams: int = MAX_STREAMS_PER_PRINCIPAL,
     ) -> None:
-        self._core = Core(surface, identity, Sessions(seal, ended), settings, relay, offers)
+        self._gateway = gateway
+        self._identity = identity
+        self._rules = rules
+        self._pass_through = pass_through
+        self._streams = Streams(gateway, identity, pass_through, max_streams)
+        core = Core(gateway, pass_through, self._streams)
+        self._calls = core.calls
+        self._era_2025, self._era_2026 = Era2025(core, seal, db), Era2026(core)
         self._heard: Heard = lambda principal, agent: None
 
     def on_heard(self, heard: Heard) -> None:
         """Has `heard` called with the principal and the user agent of every request."""
         self._heard = heard
 
+    def listen_to(self, signals: Signals) -> None:
+        """Hears what clients said to other processes."""
+        signals.on(SESSION_ENDED, self._era_2025.hear_ended)
+        signals.on(SAID, self._era_2025.hear_said)
+        signals.on(WISHED, self._pass_through.wishes.hear)
+
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         try:
-            await self._serve(scope, receive, send)
+            exchange = await self._admit(scope, receive, send)
+            if exchange is None:
+                return
+            if scope["method"] != "POST":
+                await self._serve_other(scope["method"], exchange)
+                return
+            seconds = self._gateway.snapshot.settings.limits.request_seconds
+            body = await read_body(exchange.fields, receive, seconds=seconds)
+            value = parse(body)
+            era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
+            await era.post(exchange, value)
         except Refusal as refusal:
             error = RpcError(INVALID_REQUEST, refusal.message)
             await respond(send, refusal.status, error_body(None, error), refusal.headers)
@@ -99,129 +112,82 @@ class McpEndpoint:
         except ConnectionError:
             return  # the client left in the middle of its own request
         except Exception as error:
-            _log.error("request_failed", **failure(error))
-            await respond(send, 500, error_body(None, internal_error()))
+            await respond(send, 500, error_body(None, rpc_error(error)))
 
-    async def _serve(self, scope: HttpScope, receive: Receive, send: Send) -> None:
-        core = self._core
+    async def _admit(self, scope: HttpScope, receive: Receive, send: Send) -> Exchange | None:
+        """The request with its principal; None: it has been answered. Raises Refusal."""
         view_scope = scope_of(scope["path"])
         if view_scope is None:
             raise Refusal(404, "Not Found")
         lines: list[tuple[bytes, bytes]] = scope["headers"]
         fields = fold(lines)
-        check_host(core.rules, scope, fields)
+        check_host(self._rules, scope, fields)
         if b"origin" in fields:
             send = for_browser(send, fields[b"origin"])
             if is_preflight(scope, fields):
                 await answer_preflight(send)
-                return
+                return None
         try:
-            principal = await core.identity.identify(fields)
+            principal = await self._identity.identify(fields)
         except Unauthenticated as error:
-            await self._challenge(send, fields, str(error))
-            return
+            challenge = self._identity.challenge(b"authorization" in fields)
+            body = write_json({"error": "invalid_token", "error_description": str(error)})
+            await respond(send, 401, body, [(b"www-authenticate", challenge)])
+            return None
         self._heard(principal.name, fields.get(b"user-agent", b""))
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
-        exchange = Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
         if scope["method"] == "POST":
             if not takes_json:
                 raise Refusal(406, "Not Acceptable: Client must accept application/json")
-            await self._post(exchange)
-        else:
-            await self._other(scope["method"], exchange)
+            require_json(fields)
+        return Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
 
-    async def _post(self, exchange: Exchange) -> None:
-        core, fields = self._core, exchange.fields
-        require_json(fields)
-        settings = core.settings
-        body = await read_body(
-            fields, exchange.receive, settings.max_body_bytes, settings.request_seconds
-        )
-        value = read_json(body)
-        serve = mcp_modern.serve_post if is_modern(fields, value) else mcp_legacy.serve_post
-        await serve(core, exchange, value)
-
-    async def _other(self, method: str, exchange: Exchange) -> None:
+    async def _serve_other(self, method: str, exchange: Exchange) -> None:
         version = exchange.fields.get(b"mcp-protocol-version")
         modern = version is not None and version not in _HANDSHAKE
         if modern and version not in _KNOWN:
             raise Refusal(400, "Bad Request: Unsupported protocol version")
         try:
             if method == "GET" and not modern:
-                await mcp_legacy.serve_get(self._core, exchange)
+                await self._era_2025.get(exchange)
             elif method == "DELETE" and not modern:
-                await mcp_legacy.serve_delete(self._core, exchange)
+                await self._era_2025.delete(exchange)
             else:
                 allow = b"POST" if modern else b"GET, POST, DELETE"
                 raise Refusal(405, "Method Not Allowed", ((b"allow", allow),))
         except GatewayError as error:
             raise Refusal(404, error.message) from error
 
-    async def _challenge(self, send: Send, fields: Fields, why: str) -> None:
-        presented = b"authorization" in fields
-        challenge = self._core.identity.challenge(presented)
-        body = dump({"error": "invalid_token", "error_description": why})
-        await respond(send, 401, body, [(b"www-authenticate", challenge)])
-
     def figures(self) -> dict[str, int]:
         """What goes on here now, for operators."""
         return {
-            "sessions": len(self._core.sessions),
-            "streams": self.open_streams,
-            "calls_in_flight": self.running_calls,
+            "sessions": len(self._era_2025.sessions),
+            "streams": len(self._streams),
+            "calls_in_flight": self._calls.running,
         }
 
-    @property
-    def open_streams(self) -> int:
-        """How many streams are open here."""
-        return len(self._core.streams)
-
-    @property
-    def running_calls(self) -> int:
-        """How many tool calls are running here."""
-        return self._core.calls.running
-
-    def cancel(self, session: str, request_id: RequestId) -> bool:
-        """Cancel a call of a session, on behalf of another replica; False: it is not here."""
-        return self._core.calls.cancel(session, request_id)
-
-    def take_answer(self, session: str, request_id: RequestId, body: Mapping[str, Any]) -> bool:
-        """Hand on a client's answer that reached another replica; False: nobody here asked."""
-        return self._core.calls.answer(session, request_id, body)
-
-    async def drain(self, grace: float) -> bool:
-        """Let calls finish, then close the streams; False when the grace was over first."""
-        finished = await self.finish_calls(grace)
-        await self.close_streams()
-        return finished
-
     async def finish_calls(self, grace: float) -> bool:
-        """Let the calls that requests wait for finish, and take no new streams."""
-        self._core.streams.accept_no_more()
-        return await self._core.calls.finished(grace)
+        """Lets the calls that requests wait for finish, and takes no new streams."""
+        self._streams.accept_no_more()
+        return await self._calls.finish(grace)
 
     async def close_streams(self) -> None:
-        """End all streams."""
-        await self._core.streams.close(STREAMS_CLOSE_SECONDS)
+        """Ends all streams."""
+        await self._streams.close()
 
 
 def scope_of(path: str) -> Scope | None:
     """The view an address asks for; None: there is nothing at that address."""
-    if path == "/mcp" or path == "/mcp/":
-        return _OWN
-    parts = path.removesuffix("/").split("/")
-    match parts:
+    match path.removesuffix("/").split("/"):
+        case ["", "mcp"]:
+            return Scope()
         case ["", "mcp", "bundles", names]:
-            bundles = tuple(names.split("+"))
-            return Scope("bundles", bundles) if _are_names(bundles) else None
+            scope = Scope("bundles", tuple(names.split("+")))
         case ["", "mcp", "steps", workflow, step]:
-            names_of_step = (workflow, step)
-            return Scope("step", names_of_step) if _are_names(names_of_step) else None
-    return None
-
-
-def _are_names(names: tuple[str, ...]) -> bool:
-    return len(names) <= MAX_BUNDLES and all(ADDRESSED.fullmatch(name) for name in names)
+            scope = Scope("step", (workflow, step))
+        case _:
+            return None
+    return scope if all(map(ADDRESSED.fullmatch, scope.names)) else None
 
 
 def is_modern(fields: Fields, value: object) -> bool:
@@ -241,4 +207,4 @@ def resource_metadata(identity: Identity, path: str) -> bytes | None:
     if path not in (METADATA_PATH, f"{METADATA_PATH}/mcp"):
         return None
     document = identity.resource_metadata()
-    return None if document is None else dump(document)
+    return None if document is None else write_json(document)

@@ -1,241 +1,324 @@
 """The 2025 era (2024-11-05 to 2025-11-25): a handshake, a session id, a GET stream.
 
-The session id is sealed (see `sessions`), so nothing here outlives its request but open streams
-and calls in flight. A posted cancellation or answer that finds nothing in this process is handed to
-the relay, because the request it speaks of may run in another.
+A session lives in no process. Its id is a sealed value: who opened it, which protocol version was
+agreed, what the client can do. Any process with the key opens it, after a restart too; which
+sessions were ended before their time is in the store. Opened ids are remembered, until another
+process says that one was ended. A posted cancellation or answer that finds nothing in this process
+is told to the others, because the request it speaks of may run there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import orjson
+from cachetools import LRUCache
+from cryptography.fernet import InvalidToken
 from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
 from gateway.errors import GatewayError
-from gateway.mcp.core import Core, Exchange, Request, client_name
-from gateway.mcp.in_flight import Stopped
+from gateway.limits import MAX_BATCH, MAX_SESSIONS, SESSION_SECONDS
 from gateway.mcp.messages import (
-    REQUEST_CANCELLED,
     Message,
     RpcError,
     check_params,
-    dump,
     error_body,
     is_request_id,
     notification,
     read_message,
     result_body,
 )
-from gateway.mcp.methods import answer
-from gateway.mcp.sessions import Session
-from gateway.mcp.streams import Reply
-from gateway.mcp.subscriptions import Frames, Stream, Wants
-from gateway.mcp.surface import Hello
-from gateway.web.guard import Refusal, event_frame, respond
+from gateway.mcp.methods import (
+    SERVER_INFO,
+    Core,
+    Exchange,
+    Request,
+    Stopped,
+    capabilities_of,
+    client_name,
+    find_method,
+    rpc_error,
+)
+from gateway.mcp.pass_through import Hello
+from gateway.mcp.streams import Reply, Stream
+from gateway.mcp.wishes import tell_others
+from gateway.store.cluster import end_session, is_ended
+from gateway.store.database import Database
+from gateway.store.secrets import Seal
+from gateway.web.guard import Refusal, event_frame, respond, write_json
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
 ELICITATION_VERSION = "2025-06-18"  # the first one that has it
-MAX_BATCH = 50
-RETRY_MS = 2000
+RESUMING_VERSION = "2025-11-25"  # the first one whose clients read an event without data
 SESSION_HEADER = b"mcp-session-id"
+SAID = "mcp_said"  # the signal: what a client said of a request that runs in another process
+ACTED_ON: Mapping[str, tuple[str, ...]] = {  # of a client's capabilities, with their flags
+    "elicitation": ("form", "url"),
+    "sampling": ("tools",),
+    "roots": (),
+}
 
-_EVENT_ID = re.compile(r"view-[0-9A-Za-z]{1,128}")
-_CHANGED = notification("notifications/tools/list_changed")
-
-
-async def serve_post(core: Core, exchange: Exchange, value: object) -> None:
-    """Answer one POST of the 2025 era."""
-    if isinstance(value, list):
-        await _serve_batch(core, exchange, value)
-        return
-    message = read_message(value)
-    if message.kind == "request" and message.method == "initialize":
-        await _initialize(core, exchange, message)
-        return
-    session = open_session(core, exchange)
-    if message.kind != "request":
-        _take_note(core, session, message)
-        await respond(exchange.send, 202)
-        return
-    reply = Reply(exchange.send, exchange.streaming)
-    await reply.finish(200, await _answered(_request(core, exchange, session, message, reply)))
+_PURPOSE = "mcp-session/1"  # one key seals other things too: none of them opens as a session
+_EVENT_ID = re.compile(r"view-([0-9A-Za-z]{1,128})")
 
 
-def open_session(core: Core, exchange: Exchange) -> Session:
-    """The session a request names. Raises Refusal."""
-    header = exchange.fields.get(SESSION_HEADER)
-    if header is None:
-        raise Refusal(400, "Bad Request: Missing session ID")
-    session = core.sessions.open(header, exchange.principal.name)
-    if session is None:
-        raise Refusal(404, "Session not found")
-    return session
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What was agreed when a client said hello."""
+
+    id: str
+    principal: str
+    protocol_version: str
+    client: str
+    capabilities: Mapping[str, Any]
+    expires: float
 
 
-async def _initialize(core: Core, exchange: Exchange, message: Message) -> None:
-    assert message.id is not None
-    try:
-        check_params("initialize", LATEST_HANDSHAKE_VERSION, message.params)
-    except RpcError as error:
-        await respond(exchange.send, 200, error_body(message.id, error))
-        return
-    params = message.params or {}
-    asked = params["protocolVersion"]
-    version = asked if asked in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
-    capabilities = dict(params["capabilities"])
-    if version < ELICITATION_VERSION:
-        capabilities.pop("elicitation", None)
-    session_id = core.sessions.create(
-        exchange.principal.name, version, client_name(params["clientInfo"]), capabilities
-    )
-    hello = await _hello(core, exchange)
-    result: dict[str, Any] = {
-        "protocolVersion": version,
-        "capabilities": {"tools": {"listChanged": True}, **hello.capabilities},
-        "serverInfo": core.server_info,
-    }
-    if instructions := hello.instructions or core.settings.instructions:
-        result["instructions"] = instructions
-    body = result_body(message.id, dump(result))
-    await respond(exchange.send, 200, body, [(SESSION_HEADER, session_id)])
+class Sessions:
+    """Makes session ids, opens them again, and knows which are over."""
+
+    def __init__(self, seal: Seal, db: Database, clock: Callable[[], float] = time.time) -> None:
+        self._seal = seal
+        self._db = db
+        self._clock = clock
+        self._opened: LRUCache[bytes, Session] = LRUCache(MAX_SESSIONS)
+
+    def __len__(self) -> int:
+        """How many sessions that are not over this process has lately heard from."""
+        return sum(session.expires > self._clock() for session in self._opened.values())
+
+    def create(
+        self, principal: str, protocol_version: str, client: str, capabilities: Mapping[str, Any]
+    ) -> bytes:
+        """A new session's id, as it goes into the header; it holds what we act on."""
+        kept: dict[str, Any] = {
+            name: {flag: {} for flag in flags if flag in said}
+            for name, flags in ACTED_ON.items()
+            if isinstance(said := capabilities.get(name), Mapping)
+        }
+        expires = int(self._clock() + SESSION_SECONDS)
+        payload = [_PURPOSE, secrets.token_hex(12), principal, protocol_version, client, kept]
+        return self._seal.encrypt(orjson.dumps([*payload, expires]))
+
+    async def open(self, header: bytes, principal: str) -> Session | None:
+        """The session of this id, if it is this principal's and not over."""
+        session = self._opened.get(header)
+        if session is None:
+            session = self._unseal(header)
+            if session is None or await is_ended(self._db, session.id):
+                return None
+            self._opened[header] = session
+        alive = session.expires > self._clock() and session.principal == principal
+        return session if alive else None
+
+    def _unseal(self, header: bytes) -> Session | None:
+        try:
+            purpose, *values = orjson.loads(self._seal.decrypt(header))
+            return Session(*values) if purpose == _PURPOSE else None
+        except (InvalidToken, ValueError, TypeError):
+            return None
+
+    async def end(self, session: Session) -> None:
+        """Ends a session before its time, in every process."""
+        self.forget(session.id)
+        await end_session(self._db, session.id, session.expires)
+
+    def forget(self, session_id: str) -> None:
+        """The session was ended; "": nobody knows which were, so each is looked up again."""
+        for header, session in list(self._opened.items()):
+            if session_id in ("", session.id):
+                del self._opened[header]
 
 
-async def _hello(core: Core, exchange: Exchange) -> Hello:
-    if core.offers is None:
-        return Hello()
-    try:
-        return await core.offers.hello(exchange.principal, exchange.scope)
-    except GatewayError:
-        return Hello()  # an address that is nothing to this principal says so when it is used
+class Era2025:
+    """The requests of clients that said hello first."""
 
+    def __init__(self, core: Core, seal: Seal, db: Database) -> None:
+        self._core = core
+        self._db = db
+        self.sessions = Sessions(seal, db)
 
-def _request(
-    core: Core, exchange: Exchange, session: Session, message: Message, reply: Reply | None
-) -> Request:
-    return Request(
-        core,
-        exchange,
-        message,
-        era="2025",
-        version=session.protocol_version,
-        reply=reply,
-        session=session.id,
-        client=session.client,
-        capabilities=session.capabilities,
-    )
-
-
-async def _answered(request: Request) -> bytes:
-    request_id = request.message.id
-    assert request_id is not None
-    try:
-        return result_body(request_id, await answer(request))
-    except RpcError as error:
-        return error_body(request_id, error)
-    except Stopped:
-        return error_body(request_id, RpcError(REQUEST_CANCELLED, "Request cancelled"))
-
-
-def _take_note(core: Core, session: Session, message: Message) -> None:
-    """Act on a notification or a response; there is nothing to answer."""
-    if message.kind == "response":
-        assert message.id is not None
-        known = core.calls.answer(session.id, message.id, message.body)
-        if not known and core.relay is not None:
-            core.relay.answered(session.id, message.id, message.body)
-    elif message.method == "notifications/cancelled":
-        request_id = (message.params or {}).get("requestId")
-        if not is_request_id(request_id):
+    async def post(self, exchange: Exchange, value: object) -> None:
+        """Answers one POST."""
+        if isinstance(value, list):
+            await self._post_batch(exchange, value)
             return
-        if not core.calls.cancel(session.id, request_id) and core.relay is not None:
-            core.relay.cancelled(session.id, request_id)
-
-
-async def _serve_batch(core: Core, exchange: Exchange, values: list[Any]) -> None:
-    session = open_session(core, exchange)
-    if session.protocol_version != BATCH_VERSION or not 0 < len(values) <= MAX_BATCH:
-        raise RpcError(
-            INVALID_REQUEST, "Invalid Request: the body must be a single JSON-RPC object"
-        )
-    answers = await asyncio.gather(
-        *(_batch_entry(core, exchange, session, value) for value in values)
-    )
-    bodies = [body for body in answers if body is not None]
-    if bodies:
-        await respond(exchange.send, 200, b"[%b]" % b",".join(bodies))
-    else:
-        await respond(exchange.send, 202)
-
-
-async def _batch_entry(
-    core: Core, exchange: Exchange, session: Session, value: object
-) -> bytes | None:
-    try:
         message = read_message(value)
-    except RpcError as error:
-        return error_body(None, error)
-    if message.kind != "request":
-        _take_note(core, session, message)
-        return None
-    if message.method == "initialize":
-        what = "Invalid Request: initialize can't be part of a batch"
-        return error_body(message.id, RpcError(INVALID_REQUEST, what))
-    return await _answered(_request(core, exchange, session, message, None))
+        if message.kind == "request" and message.method == "initialize":
+            await self._initialize(exchange, message)
+            return
+        session = await self._open_session(exchange)
+        if message.kind != "request":
+            self._take_note(session, message)
+            await respond(exchange.send, 202)
+            return
+        reply = Reply(exchange.send, exchange.streaming)
+        await reply.finish(200, await self._answer(exchange, session, message, reply))
+
+    async def _open_session(self, exchange: Exchange) -> Session:
+        """The session a request names. Raises Refusal."""
+        header = exchange.fields.get(SESSION_HEADER)
+        if header is None:
+            raise Refusal(400, "Bad Request: Missing session ID")
+        session = await self.sessions.open(header, exchange.principal.name)
+        if session is None:
+            raise Refusal(404, "Session not found")
+        return session
+
+    async def _initialize(self, exchange: Exchange, message: Message) -> None:
+        try:
+            check_params(message, LATEST_HANDSHAKE_VERSION)
+        except RpcError as error:
+            await respond(exchange.send, 200, error_body(message.id, error))
+            return
+        params = message.params
+        asked = params["protocolVersion"]
+        version = asked if asked in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
+        capabilities = dict(params["capabilities"])
+        if version < ELICITATION_VERSION:
+            capabilities.pop("elicitation", None)
+        client = client_name(params["clientInfo"])
+        session_id = self.sessions.create(exchange.principal.name, version, client, capabilities)
+        try:
+            hello = await self._core.pass_through.hello(exchange.principal, exchange.scope)
+        except GatewayError:
+            hello = Hello()  # an address that is nothing to this principal says so when it is used
+        result: dict[str, Any] = {
+            "protocolVersion": version,
+            "capabilities": capabilities_of(hello),
+            "serverInfo": SERVER_INFO,
+            "instructions": hello.instructions,
+        }
+        body = result_body(message.id, write_json(result))
+        await respond(exchange.send, 200, body, [(SESSION_HEADER, session_id)])
+
+    async def _answer(
+        self, exchange: Exchange, session: Session, message: Message, reply: Reply | None
+    ) -> bytes:
+        request = Request(
+            self._core,
+            exchange,
+            message,
+            era="2025",
+            version=session.protocol_version,
+            reply=reply,
+            session=session.id,
+            client=session.client,
+            capabilities=session.capabilities,
+        )
+        try:
+            return result_body(message.id, await find_method(request)(request))
+        except Stopped:
+            return error_body(message.id, RpcError(-32800, "Request cancelled"))
+        except Exception as error:
+            return error_body(message.id, rpc_error(error, message.method))
+
+    def _take_note(self, session: Session, message: Message) -> None:
+        """Acts on a notification or a response; there is nothing to answer."""
+        if message.kind == "response":
+            if not self._core.calls.answer(session.id, message.id, message.body):
+                self._tell_others(session=session.id, answered=message.id, body=message.body)
+        elif message.method == "notifications/cancelled":
+            cancelled = message.params.get("requestId")
+            if is_request_id(cancelled) and not self._core.calls.cancel(session.id, cancelled):
+                self._tell_others(session=session.id, cancelled=cancelled)
+
+    def _tell_others(self, **said: Any) -> None:
+        tell_others(self._db, SAID, write_json(said).decode())
+
+    def hear_said(self, payload: str) -> None:
+        """Acts on what a client said to another process."""
+        said = orjson.loads(payload) if payload else {}
+        if "cancelled" in said:
+            self._core.calls.cancel(said["session"], said["cancelled"])
+        elif "answered" in said:
+            self._core.calls.answer(said["session"], said["answered"], said["body"])
+
+    def hear_ended(self, session_id: str) -> None:
+        """Acts on the end of a session in any process; after a break, of perhaps several."""
+        self.sessions.forget(session_id)
+        self._core.pass_through.wishes.forget(session_id)
+        self._core.streams.look_again()
+
+    async def _post_batch(self, exchange: Exchange, values: list[Any]) -> None:
+        session = await self._open_session(exchange)
+        if session.protocol_version != BATCH_VERSION or not 0 < len(values) <= MAX_BATCH:
+            reason = "Invalid Request: the body must be a single JSON-RPC object"
+            raise RpcError(INVALID_REQUEST, reason)
+        entries = (self._answer_entry(exchange, session, value) for value in values)
+        bodies = [body for body in await asyncio.gather(*entries) if body is not None]
+        if bodies:
+            await respond(exchange.send, 200, b"[%b]" % b",".join(bodies))
+        else:
+            await respond(exchange.send, 202)
+
+    async def _answer_entry(
+        self, exchange: Exchange, session: Session, value: object
+    ) -> bytes | None:
+        try:
+            message = read_message(value)
+        except RpcError as error:
+            return error_body(None, error)
+        if message.kind != "request":
+            self._take_note(session, message)
+            return None
+        if message.method == "initialize":
+            reason = "Invalid Request: initialize can't be part of a batch"
+            return error_body(message.id, RpcError(INVALID_REQUEST, reason))
+        return await self._answer(exchange, session, message, None)
+
+    async def get(self, exchange: Exchange) -> None:
+        """Opens the stream on which a session hears of changes."""
+        if not exchange.streaming:
+            raise Refusal(406, "Not Acceptable: Client must accept text/event-stream")
+        session, streams = await self._open_session(exchange), self._core.streams
+        lists = streams.lists(exchange.principal, exchange.scope)
+        # The event id is the digest of the view the client was last told of: a client that comes
+        # back with one learns at once of what it missed, whichever process it comes back to. One
+        # that has just listed learns of what changed before its stream was open.
+        last = _EVENT_ID.fullmatch(exchange.fields.get(b"last-event-id", b"").decode("latin-1"))
+        known = (last and last[1]) or streams.noted(session.id, exchange.scope) or lists["tools"]
+        reads_ids = session.protocol_version >= RESUMING_VERSION
+        stream = Stream(
+            exchange.principal,
+            exchange.scope,
+            exchange.fields.get(b"authorization"),
+            holder=session.id,
+            hears=("tools", "prompts", "resources", "logs"),
+            known=lists,
+            frame=lambda method, params, id: _frame(notification(method, params or None), id),
+            first=_frame(b"", known) if reads_ids else b"",
+            is_alive=partial(self._is_alive, exchange),
+        )
+        if known != lists["tools"]:
+            stream.tell_changed("tools", lists["tools"])
+        streams.note(session.id, exchange.scope, lists["tools"])
+        await streams.serve(stream, exchange.receive, exchange.send)
+
+    async def _is_alive(self, exchange: Exchange) -> bool:
+        try:
+            await self._open_session(exchange)
+        except Refusal:
+            return False
+        except GatewayError:
+            return True  # the store is away: it is found out later
+        return True
+
+    async def delete(self, exchange: Exchange) -> None:
+        """Ends a session."""
+        session = await self._open_session(exchange)
+        await self.sessions.end(session)
+        self.hear_ended(session.id)
+        await respond(exchange.send, 200)
 
 
-async def serve_get(core: Core, exchange: Exchange) -> None:
-    """Open the stream on which a session hears of changes."""
-    if not exchange.streaming:
-        raise Refusal(406, "Not Acceptable: Client must accept text/event-stream")
-    session = open_session(core, exchange)
-    digest = core.surface.view(exchange.principal, exchange.scope).digest
-    # The event id is the digest of the view the client was last told of: a client that comes back
-    # with one learns at once of what it missed, whichever replica it comes back to. One that has
-    # just listed learns of what changed before its stream was open.
-    known = _told_before(exchange) or core.streams.noted(session.id, exchange.scope) or digest
-    stream = Stream(
-        exchange.principal,
-        exchange.scope,
-        exchange.fields,
-        Frames(
-            _first_frame(session, known),
-            lambda new: event_frame(_CHANGED, id=_event_id(new)),
-            notice=lambda method, params: event_frame(notification(method, params or None)),
-        ),
-        known,
-        session.id,
-        lambda: core.sessions.alive(session),
-        wants=Wants(session.id, prompts=True, resources=True, logs=True),
-    )
-    if known != digest:
-        stream.tell_changed(digest)
-    core.streams.note(session.id, exchange.scope, digest)
-    await core.streams.serve(stream, exchange.receive, exchange.send)
-
-
-def _event_id(digest: str) -> str:
-    return f"view-{digest}"
-
-
-def _told_before(exchange: Exchange) -> str | None:
-    last = exchange.fields.get(b"last-event-id", b"").decode("latin-1")
-    return last.removeprefix("view-") if _EVENT_ID.fullmatch(last) else None
-
-
-def _first_frame(session: Session, digest: str) -> bytes:
-    if session.protocol_version >= "2025-11-25":
-        return b"id: %b\r\nretry: %d\r\ndata: \r\n\r\n" % (_event_id(digest).encode(), RETRY_MS)
-    return b"retry: %d\r\n\r\n" % RETRY_MS  # older clients can't read an event without data
-
-
-async def serve_delete(core: Core, exchange: Exchange) -> None:
-    """End a session."""
-    session = open_session(core, exchange)
-    await core.sessions.end(exchange.fields[SESSION_HEADER], session)
-    if core.offers is not None:
-        core.offers.forget(session.id)
-    core.streams.look_again()
-    await respond(exchange.send, 200)
+def _frame(data: bytes, list_id: str | None) -> bytes:
+    return event_frame(data, id=None if list_id is None else f"view-{list_id}")

@@ -2,17 +2,30 @@
 
 A function gets the request with everything known of its client and returns the result as JSON. The
 SDK's schema for the request's protocol version decides whether a method exists there and whether
-its params are right, so a method that only one era has needs no word here.
+its params are right, so a method that only one era has needs no word here. A call runs in the task
+of its own HTTP request, so two requests with one id can't be crossed; what a client names by id (a
+cancellation, the answer to a question) is looked up by session and id.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
 
+import msgspec
 import structlog
-from mcp_types import SERVER_INFO_META_KEY
+from mcp_types import (
+    LOG_LEVEL_META_KEY,
+    SERVER_INFO_META_KEY,
+    DiscoverResult,
+    Implementation,
+    ServerCapabilities,
+)
 from mcp_types import methods as sdk_methods
 from mcp_types.jsonrpc import (
     HEADER_MISMATCH,
@@ -20,49 +33,109 @@ from mcp_types.jsonrpc import (
     INVALID_PARAMS,
     UNSUPPORTED_PROTOCOL_VERSION,
 )
+from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
+from starlette.types import Receive, Send
 
-from gateway.calls.record import Era
+from gateway import __version__
+from gateway.calls.held import CANCEL
+from gateway.calls.questions import unanswered
+from gateway.calls.record import AskClient, Caller, Progress
+from gateway.calls.record import Notice as TakeNotice
 from gateway.errors import GatewayError, UnknownTool, UpstreamRefused
-from gateway.mcp.core import Core, Request, context_of, discovered
-from gateway.mcp.in_flight import Flight, Stopped
-from gateway.mcp.messages import RpcError, check_params, dump, internal_error, method_not_found
-from gateway.mcp.streams import Attendant
-from gateway.mcp.surface import Hello
+from gateway.limits import MAX_CLIENT_CHARS
+from gateway.mcp.messages import (
+    Message,
+    RequestId,
+    RpcError,
+    check_params,
+    internal_error,
+    is_request_id,
+    method_not_found,
+    notification,
+)
+from gateway.mcp.pass_through import HANDLERS, LOGGED, Hello, PassThrough
+from gateway.mcp.streams import Reply, Streams
+from gateway.mcp.wishes import reaches
+from gateway.model import Principal
+from gateway.policy.view import Scope
 from gateway.text import cut, visible
-from gateway.web.gateway import error_result
+from gateway.web.gateway import Gateway, error_result
+from gateway.web.guard import Fields, event_frame, write_json
 
-MAX_NAME_ECHO = 256
-MAX_LOGGED_FRAMES = 4
-MAX_REFUSAL_CHARS = 2000
-CACHING = ("ttlMs", "cacheScope")  # of 2026
-OF_A_HOP = (HEADER_MISMATCH, UNSUPPORTED_PROTOCOL_VERSION)
+_INFO = Implementation(name="dynamic-mcp-gateway", title="Dynamic MCP gateway", version=__version__)
+SERVER_INFO = _INFO.model_dump(by_alias=True, mode="json", exclude_none=True)
+# A list of 2026 says how long a client may believe it without asking again: not at all.
+LIST_END = b',"resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":%b' % write_json(
+    {SERVER_INFO_META_KEY: SERVER_INFO}
+)
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
-async def answer(request: Request) -> bytes:
-    """The result of a request, as JSON. Raises RpcError, and Stopped if the client gave up."""
-    message = request.message
-    if message.method in sdk_methods.SPEC_CLIENT_METHODS:
-        check_params(message.method, request.version, message.params)
-    method = METHODS.get(message.method)
+class Core:
+    """What all requests share."""
+
+    def __init__(self, gateway: Gateway, pass_through: PassThrough, streams: Streams) -> None:
+        self.gateway = gateway
+        self.pass_through = pass_through
+        self.streams = streams
+        self.calls = Calls()
+
+
+class Exchange(msgspec.Struct):
+    """One HTTP request, past the guard and with its principal."""
+
+    principal: Principal
+    scope: Scope
+    fields: Fields
+    lines: list[tuple[bytes, bytes]]
+    receive: Receive
+    send: Send
+    streaming: bool  # the client takes an event stream
+
+
+class Request(msgspec.Struct):
+    """One JSON-RPC request and what is known of who sent it."""
+
+    core: Core
+    exchange: Exchange
+    message: Message
+    era: Literal["2025", "2026"]
+    version: str
+    reply: Reply | None  # None: within a batch, where nothing can be said before the answer
+    session: str | None = None
+    client: str = ""
+    capabilities: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Stopped(Exception):
+    """A request that its client gave up on."""
+
+
+Method = Callable[[Request], Awaitable[bytes]]
+
+
+def find_method(request: Request) -> Method:
+    """The function that answers a request, once its params are checked. Raises RpcError."""
+    name = request.message.method
+    if name in sdk_methods.SPEC_CLIENT_METHODS:
+        check_params(request.message, request.version)
+    method = METHODS.get(name)
     if method is None:
-        raise method_not_found(message.method)
-    try:
-        return await method(request)
-    except (RpcError, Stopped):
-        raise
-    except GatewayError as error:
-        raise RpcError(INVALID_PARAMS, error.message) from error
-    except Exception as error:
-        _log.error("request_failed", method=message.method, **failure(error))
-        raise internal_error() from error
+        raise method_not_found(name)
+    return method
 
 
-def failure(error: Exception) -> dict[str, str]:
-    """What the log says of an unexpected error: its kind and place, not its words or values."""
-    frames = traceback.format_tb(error.__traceback__)[-MAX_LOGGED_FRAMES:]
-    return {"error": type(error).__name__, "trace": "".join(frames)}
+def rpc_error(error: Exception, method: str = "") -> RpcError:
+    """What a client is told of a request that failed; the log has the rest."""
+    if isinstance(error, RpcError):
+        return error
+    if isinstance(error, GatewayError):
+        return RpcError(INVALID_PARAMS, error.message)
+    # Its kind and place, not its words or values.
+    trace = "".join(traceback.format_tb(error.__traceback__)[-4:])
+    log.error("request_failed", method=method, error=type(error).__name__, trace=trace)
+    return internal_error()
 
 
 async def _ping(request: Request) -> bytes:
@@ -70,124 +143,297 @@ async def _ping(request: Request) -> bytes:
 
 
 async def _discover(request: Request) -> bytes:
-    core, exchange = request.core, request.exchange
-    if core.offers is None:
-        return core.discovered
-    hello = await core.offers.hello(exchange.principal, exchange.scope)
-    return discovered(core, hello) if hello != Hello() else core.discovered
+    exchange = request.exchange
+    hello = await request.core.pass_through.hello(exchange.principal, exchange.scope)
+    result = DiscoverResult(
+        supported_versions=list(MODERN_PROTOCOL_VERSIONS),
+        capabilities=ServerCapabilities.model_validate(capabilities_of(hello)),
+        instructions=hello.instructions,
+        ttl_ms=0,
+        cache_scope="private",
+    )
+    wire = sdk_methods.serialize_server_result(
+        "server/discover",
+        LATEST_MODERN_VERSION,
+        result.model_dump(by_alias=True, mode="json", exclude_none=True),
+    )
+    return write_json({**wire, "_meta": {SERVER_INFO_META_KEY: SERVER_INFO}})
+
+
+def capabilities_of(hello: Hello) -> dict[str, Any]:
+    """What the gateway can do in a view."""
+    return {"tools": {"listChanged": True}, **hello.capabilities}
 
 
 async def _list_tools(request: Request) -> bytes:
     core, exchange = request.core, request.exchange
-    params = request.message.params or {}
-    view = core.surface.view(exchange.principal, exchange.scope)
-    page = view.page(params.get("cursor"))
+    view = core.gateway.view(exchange.principal, exchange.scope)
+    page = view.page(request.message.params.get("cursor"))
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
     if request.session is not None:
         core.streams.note(request.session, exchange.scope, view.digest)
-    return b"{%b%b}" % (page, core.list_suffix if request.era == "2026" else b"")
+    return b"{%b%b}" % (page, LIST_END if request.era == "2026" else b"")
 
 
 async def _call_tool(request: Request) -> bytes:
-    result = await _attended(request, _outcome(request, request.message.params or {}))
-    if request.era == "2026":
-        result = _stamped(result, request.core.server_info)
-    return dump(result)
-
-
-async def _attended(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Awaits work that its client can cancel, and that ends with its connection in 2026."""
-    core = request.core
-    flight = core.calls.begin(request.session, request.message.id or 0)
-    attendant = _attendant(request, flight)
-    try:
-        return await flight.run(work)
-    finally:
-        core.calls.end(flight, request.session, request.message.id or 0)
-        if attendant is not None:
-            attendant.dismiss()
-
-
-async def _outcome(request: Request, params: Mapping[str, Any]) -> dict[str, Any]:
-    context = context_of(request, params)
-    try:
-        return await request.core.surface.call(
-            params["name"], params.get("arguments") or {}, context
-        )
-    except UnknownTool as error:
-        raise RpcError(INVALID_PARAMS, f"Unknown tool: {error.name[:MAX_NAME_ECHO]}") from None
-    except UpstreamRefused as error:
-        raise refusal(error) from error
-    except GatewayError as error:
-        return error_result(error)
+    params, gateway = request.message.params, request.core.gateway
+    with Flight(request):
+        try:
+            result = await gateway.call(
+                params["name"], params.get("arguments") or {}, caller_of(request)
+            )
+        except UnknownTool as error:
+            raise RpcError(INVALID_PARAMS, f"Unknown tool: {cut(error.name, 256)}") from None
+        except UpstreamRefused as error:
+            raise _refusal(error) from error
+        except GatewayError as error:
+            result = error_result(error)
+    return write_json(_stamped(result) if request.era == "2026" else result)
 
 
 async def _pass_through(request: Request) -> bytes:
     """Answers what is not about tools, where the view has a server that does."""
-    core, message = request.core, request.message
-    if core.offers is None:
-        raise method_not_found(message.method)
-    params = message.params or {}
-    answer = core.offers.answer(message.method, params, context_of(request, params))
-    try:
-        result = await _attended(request, answer)
-    except UpstreamRefused as error:
-        raise refusal(error) from error
-    except GatewayError as error:
-        raise RpcError(INTERNAL_ERROR, error.message, {"code": error.code}) from error
-    return dump(_shaped(result, message.method, request.era, core))
-
-
-def _shaped(result: dict[str, Any], method: str, era: Era, core: Core) -> dict[str, Any]:
-    """A server's result as this client's era has it; nobody but the client may keep it."""
-    if era == "2025":
-        return {key: value for key, value in result.items() if key not in CACHING}
+    method, params = request.message.method, request.message.params
+    with Flight(request):
+        try:
+            result = await request.core.pass_through.answer(method, params, caller_of(request))
+        except UpstreamRefused as error:
+            raise _refusal(error) from error
+        except GatewayError as error:
+            raise RpcError(INTERNAL_ERROR, error.message, {"code": error.code}) from error
+    if request.era == "2025":
+        result.pop("ttlMs", None)
+        result.pop("cacheScope", None)
+        return write_json(result)
     if method in sdk_methods.CACHEABLE_METHODS and "resultType" not in result:
-        result = {"ttlMs": core.settings.list_ttl_ms, **result, "cacheScope": "private"}
-    return _stamped(result, core.server_info)
+        result = {"ttlMs": 0, **result, "cacheScope": "private"}
+    return write_json(_stamped(result))
 
 
-def refusal(error: UpstreamRefused) -> RpcError:
+def _refusal(error: UpstreamRefused) -> RpcError:
     """A server's own error for our client; one about the way between us and it is not passed."""
-    if error.rpc_code in OF_A_HOP or not error.rpc_code:
+    if error.rpc_code in (0, HEADER_MISMATCH, UNSUPPORTED_PROTOCOL_VERSION):
         return RpcError(INTERNAL_ERROR, error.message)
-    message = cut(visible(error.rpc_message), MAX_REFUSAL_CHARS)
-    return RpcError(error.rpc_code, message, error.rpc_data)
+    return RpcError(error.rpc_code, cut(visible(error.rpc_message), 2000), error.rpc_data)
 
 
-METHODS: dict[str, Callable[[Request], Awaitable[bytes]]] = {
+def _stamped(result: dict[str, Any]) -> dict[str, Any]:
+    meta = result.get("_meta") or {}
+    if meta.get(SERVER_INFO_META_KEY) is None:
+        meta = {**meta, SERVER_INFO_META_KEY: SERVER_INFO}
+    return {"resultType": "complete", **result, "_meta": meta}
+
+
+METHODS: Mapping[str, Method] = {
     "ping": _ping,
     "server/discover": _discover,
     "tools/list": _list_tools,
     "tools/call": _call_tool,
-    **dict.fromkeys(
-        (
-            "prompts/list",
-            "prompts/get",
-            "resources/list",
-            "resources/templates/list",
-            "resources/read",
-            "resources/subscribe",
-            "resources/unsubscribe",
-            "completion/complete",
-            "logging/setLevel",
-        ),
-        _pass_through,
-    ),
+    **dict.fromkeys(HANDLERS, _pass_through),
 }
 
 
-def _attendant(request: Request, flight: Flight) -> Attendant | None:
-    if request.reply is None:
+def client_name(info: object) -> str:
+    """`name/version` as a client says it, bounded."""
+    if not isinstance(info, Mapping):
+        return ""
+    return f"{info.get('name', '')}/{info.get('version', '')}"[:MAX_CLIENT_CHARS]
+
+
+def caller_of(request: Request) -> Caller:
+    """Who makes a request, and how the client can be reached while it waits.
+
+    Progress, questions and log messages go ahead of the answer on the request's own stream, if the
+    client takes one. A client that can't be reached has None there.
+    """
+    exchange, reply, params = request.exchange, request.reply, request.message.params
+    meta = params.get("_meta") or {}
+    caller = Caller(
+        principal=exchange.principal,
+        scope=exchange.scope,
+        era=request.era,
+        session=request.session,
+        client=request.client,
+        capabilities=request.capabilities,
+        meta=meta,
+        input_responses=params.get("inputResponses"),
+        request_state=params.get("requestState"),
+        log_level=_log_level(request, meta),
+    )
+    if reply is not None:
+        caller.gone = reply.is_gone
+        if reply.streaming:
+            caller.progress = _progress(reply, meta.get("progressToken"))
+            caller.notice = _notice(request, reply, caller.log_level)
+            caller.ask = _ask(request, reply)
+    return caller
+
+
+def _log_level(request: Request, meta: Mapping[str, Any]) -> str | None:
+    if request.era == "2025":
+        return request.core.pass_through.wishes.level(request.session)
+    level = meta.get(LOG_LEVEL_META_KEY)
+    return level if isinstance(level, str) else None
+
+
+def _progress(reply: Reply, token: object) -> Progress | None:
+    if not is_request_id(token):
         return None
-    # Only in the 2026 era does hanging up mean that the call is not wanted any more.
-    on_gone = (lambda: flight.stop("gone")) if request.era == "2026" else None
-    return Attendant(request.exchange.receive, request.reply, on_gone)
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        said = {"progressToken": token, "progress": done, "total": total, "message": message}
+        params = {name: value for name, value in said.items() if value is not None}
+        reply.say(event_frame(notification("notifications/progress", params)))
+
+    return progress
 
 
-def _stamped(result: dict[str, Any], server_info: dict[str, Any]) -> dict[str, Any]:
-    meta = result.get("_meta") or {}
-    if meta.get(SERVER_INFO_META_KEY) is None:
-        meta = {**meta, SERVER_INFO_META_KEY: server_info}
-    return {"resultType": "complete", **result, "_meta": meta}
+def _notice(request: Request, reply: Reply, wanted: str | None) -> TakeNotice | None:
+    """Says a server's log messages on the request's own stream; in 2026 only if asked to."""
+    if wanted is None and request.era == "2026":
+        return None
+
+    def notice(method: str, params: Mapping[str, Any]) -> None:
+        known = method == LOGGED or request.era == "2025"
+        if known and reaches(params.get("level"), wanted):
+            reply.say(event_frame(notification(method, params)))
+
+    return notice
+
+
+def _ask(request: Request, reply: Reply) -> AskClient | None:
+    if request.session is None or not request.capabilities:
+        return None
+    return partial(request.core.calls.ask, request.session, reply)
+
+
+class Flight:
+    """One request in flight, which its client can cancel, and which ends with its connection in
+    2026; `with` raises Stopped where the client gave up on it."""
+
+    __slots__ = ("_calls", "_key", "_reply", "_task", "reason")
+
+    def __init__(self, request: Request) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.reason: Literal["cancelled", "gone"] | None = None
+        self._task = task
+        self._calls = request.core.calls
+        self._key = (request.session or "", comparable(request.message.id))
+        self._reply = request.reply
+        if self._reply is not None:
+            # Only in the 2026 era does hanging up mean that the call is not wanted any more.
+            if request.era == "2026":
+                self._reply.on_gone.append(partial(self.stop, "gone"))
+            self._reply.attend(request.exchange.receive)
+
+    def stop(self, reason: Literal["cancelled", "gone"]) -> None:
+        """Cancels the request."""
+        if self.reason is None:
+            self.reason = reason
+            self._task.cancel(CANCEL if reason == "cancelled" else None)
+
+    def __enter__(self) -> None:
+        self._calls.begin(self._key, self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._calls.end(self._key, self)
+        if self._reply is not None:
+            self._reply.dismiss()
+        if self.reason is not None:
+            self._task.uncancel()
+        if not isinstance(error, asyncio.CancelledError):
+            return
+        if self.reason is not None:
+            raise Stopped from None
+        if not self._task.cancelling():
+            raise RuntimeError("the call was cancelled from within") from None
+
+
+Key = tuple[str, RequestId]  # the session, "" where there is none, and the request's id
+
+
+class Calls:
+    """All requests in flight in this process, and the questions that wait for a client's answer."""
+
+    def __init__(self) -> None:
+        self._flights: dict[Key, list[Flight]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._questions: dict[Key, asyncio.Future[Mapping[str, Any]]] = {}
+
+    @property
+    def running(self) -> int:
+        return sum(map(len, self._flights.values()))
+
+    def begin(self, key: Key, flight: Flight) -> None:
+        self._flights.setdefault(key, []).append(flight)
+        self._idle.clear()
+
+    def end(self, key: Key, flight: Flight) -> None:
+        self._flights[key].remove(flight)
+        if not self._flights[key]:
+            del self._flights[key]
+        if not self._flights:
+            self._idle.set()
+
+    def cancel(self, session: str, request_id: RequestId) -> bool:
+        """Cancels what runs here under this id; False: nothing does."""
+        flights = self._flights.get((session, comparable(request_id)), [])
+        for flight in flights:
+            flight.stop("cancelled")
+        return bool(flights)
+
+    async def ask(
+        self, session: str, reply: Reply, method: str, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Asks the client something on a request's own stream, and gives its result.
+
+        It waits for as long as its caller lets it; a client that leaves has given no answer.
+        """
+        request_id = f"gateway-{secrets.token_hex(8)}"
+        question = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        key, future = (session, request_id), asyncio.get_running_loop().create_future()
+        leave = partial(_settle, future, {})
+        self._questions[key] = future
+        reply.on_gone.append(leave)
+        try:
+            reply.say(event_frame(write_json(question)), droppable=False)
+            body = {} if reply.is_gone() else await future
+        finally:
+            reply.on_gone.remove(leave)
+            del self._questions[key]
+        result = body.get("result")
+        return result if isinstance(result, dict) else unanswered(method, body.get("error"))
+
+    def answer(self, session: str, request_id: RequestId, body: Mapping[str, Any]) -> bool:
+        """Hands a client's response to the request that asked; False: none here did."""
+        future = self._questions.get((session, request_id))
+        if future is None:
+            return False
+        _settle(future, body)
+        return True
+
+    async def finish(self, seconds: float) -> bool:
+        """Waits until nothing runs any more; False when time ran out first."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def comparable(request_id: RequestId) -> RequestId:
+    """An id under which `7` and `"7"` are the same, as clients that echo ids expect."""
+    if isinstance(request_id, str) and request_id.isascii() and len(request_id) < 19:
+        return int(request_id) if request_id.removeprefix("-").isdigit() else request_id
+    return request_id
+
+
+def _settle(future: asyncio.Future[Mapping[str, Any]], value: Mapping[str, Any]) -> None:
+    if not future.done():
+        future.set_result(value)

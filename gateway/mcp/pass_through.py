@@ -1,459 +1,501 @@
-"""How each request that is not about tools is answered by the servers of a view.
+"""What the MCP servers behind the gateway have beside tools, for each view of it.
 
-Where one server is all there is, the request goes to it as it came. Where there are several, lists
-are put together, prompts carry their server's prefix, and a name or URI leads to its owner.
-
-Whose a prompt or a resource is, where several servers are behind one address.
-
-Prompts carry their server's prefix; URIs stay as they are, so what each server lists is remembered:
-for a while, and until it says that its list changed; apart for each principal who has a session of
-its own with the server, since what is listed may be the session's. The first server, in the order
-of connections, that lists a name or URI owns it; a URI that nobody lists belongs to the first
-server with a template for it.
-
-One request of a client, made to the server it concerns: limits around it, secrets kept here.
-
-Nothing of the client travels along but what it asks for: its `_meta` stays here, but for the level
-from which on it reads logs. A server's question goes to a client that can answer: on the request's
-own stream, or, from 2026-07-28, as the answer itself, if the client said that it can be asked for
-such a thing.
+A view has the prompts, resources, completion and logs of the servers in it that offer them. Where
+one server is all there is, a request goes to it as it came. Where there are several, lists are put
+together, prompts carry their server's prefix, and a name or URI leads to its owner: the first
+server, in the order of connections, that lists it, or else has a template for it. What a server
+tells unasked is passed to whom it concerns, without the connection's secrets.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
+import orjson
 import structlog
 from cachetools import LRUCache
+from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from mcp_types.jsonrpc import INVALID_PARAMS
 
-from gateway.calls.admission import Admission
-from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.questions import asker, check_offered
+from gateway.calls.credentials import PreparedConnections
 from gateway.calls.record import Caller
-from gateway.calls.send import LOG_LEVEL, clear_result, cleared_refusal
-from gateway.catalog.definitions import prefix_of
+from gateway.calls.upstream_requests import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
-from gateway.mcp.messages import RpcError, uri_template
-from gateway.mcp.wishes import Wishes
-from gateway.policy.view import Offering
-from gateway.upstream.protocol import INTERACTIVE, Hooks
-from gateway.upstream.registry import Upstreams
-from gateway.web.gateway import askable_of
+from gateway.config.connection import McpConnection
+from gateway.errors import GatewayError, UpstreamFailed
+from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS, MEET_SECONDS
+from gateway.mcp.messages import RpcError, method_not_found
+from gateway.mcp.wishes import Wishes, reaches
+from gateway.model import Principal
+from gateway.policy.view import Offering, Scope, instructing, offering
+from gateway.text import cut, visible
+from gateway.web.gateway import Gateway, askable_of
 
-Kind = Literal["prompts", "resources", "resourceTemplates"]
-Item = dict[str, Any]
-Page = Callable[[str, str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
-Whose = Callable[[str], str]  # the principal whose own session lists a server's things, or ""
-
-METHOD_OF: Mapping[Kind, str] = {
-    "prompts": "prompts/list",
-    "resources": "resources/list",
-    "resourceTemplates": "resources/templates/list",
+INSTRUCTIONS = (
+    "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
+    "appear and change while you work."
+)
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "prompts": ("listChanged",),
+    "resources": ("subscribe", "listChanged"),
+    "completions": (),
+    "logging": (),
 }
-KEY_OF: Mapping[Kind, str] = {
-    "prompts": "name",
-    "resources": "uri",
-    "resourceTemplates": "uriTemplate",
+UPDATED, LOGGED = "notifications/resources/updated", "notifications/message"
+NOTICE_FIELDS = {UPDATED: ("uri",), LOGGED: ("level", "logger", "data")}
+# A kind of list: the method that lists it, and what tells its items apart.
+LISTS: Mapping[str, tuple[str, str]] = {
+    "prompts": ("prompts/list", "name"),
+    "resources": ("resources/list", "uri"),
+    "resourceTemplates": ("resources/templates/list", "uriTemplate"),
 }
-GENERATION_OF: Mapping[Kind, str] = {
-    "prompts": "prompts",
-    "resources": "resources",
-    "resourceTemplates": "resources",
-}
-MAX_PAGES = 50
-MAX_ITEMS = 5000  # of one server and kind
-MAX_URI_CHARS = 8192
-MAX_LISTINGS = 1024
-REMEMBERED_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
+Item = dict[str, Any]
+Params = Mapping[str, Any]
+Result = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
-    at: float
-    generation: int
-    keys: frozenset[str]
-    templates: tuple[uri_template.UriTemplate, ...] = ()
+class Hello:
+    """What a view has beside tools, and how it says it is to be used."""
+
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    instructions: str = INSTRUCTIONS
 
 
-def everyones(server: str) -> str:
-    """What a server lists is the same for all."""
-    return ""
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a server tells unasked: that a resource was updated, or a log message."""
+
+    server: str
+    method: str
+    params: Mapping[str, Any]
+    principal: str | None  # whom it concerns; None: whoever wants to hear of it
 
 
-class Owners:
-    """What each server lists, as far as it is known here."""
+class PassThrough:
+    """Prompts, resources, completion and logs of the servers in a view."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._listings: LRUCache[tuple[str, str, Kind], _Listing] = LRUCache(MAX_LISTINGS)
-        self._generations: Counter[tuple[str, str]] = Counter()
+    def __init__(self, gateway: Gateway, requests: UpstreamRequests, wishes: Wishes) -> None:
+        self.wishes = wishes
+        self._gateway = gateway
+        self._requests = requests
+        self._upstreams = requests.upstreams
+        self._prepared = PreparedConnections()
+        # What each server last listed to a principal, by server, principal and kind.
+        self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_SESSIONS)
+        self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
+        self._on_change: list[Callable[[], None]] = []
+        self._on_notice: list[Callable[[Notice], None]] = []
+        self._upstreams.on_notification(self._hear)
 
-    def changed(self, server: str, of: str) -> None:
-        """The server's list of `prompts` or `resources` is another now."""
-        self._generations[server, of] += 1
+    async def hello(self, principal: Principal, scope: Scope) -> Hello:
+        """What a view has beside tools; servers that were never met get a moment to answer."""
+        snapshot = self._gateway.snapshot
+        view = self._gateway.view_of(snapshot, principal, scope)
+        offered = offering(snapshot, principal, view)
+        instructors = instructing(offered, view, snapshot)
+        everyone = {state.name: state for state in (*offered.servers, *instructors)}.values()
+        await self._meet([s for s in everyone if s is offered.sole or not _is_lazy(s)], offered)
+        capabilities = _merge([self._capabilities(server) for server in offered.servers])
+        instructions = self._instructions(snapshot, offered, instructors)
+        return Hello(capabilities, instructions or INSTRUCTIONS)
 
-    def generation(self, server: str, of: str) -> int:
-        """Grows with each change that the server tells of."""
-        return self._generations[server, of]
-
-    async def listed(
-        self, servers: Sequence[str], kind: Kind, page: Page, whose: Whose = everyones
-    ) -> list[tuple[str, list[Item]]]:
-        """What the servers list now; who fails is left out, unless all do."""
-        found = await asyncio.gather(
-            *(self._listed(server, kind, page, whose(server)) for server in servers),
-            return_exceptions=True,
-        )
-        failed = [one for one in found if isinstance(one, BaseException)]
-        for error in failed:
-            if not isinstance(error, GatewayError):
-                raise error
-            log.info("server_left_out", kind=kind, error=error.code)
-        if failed and len(failed) == len(found):
-            raise failed[0]
-        return [
-            (server, items)
-            for server, items in zip(servers, found, strict=True)
-            if not isinstance(items, BaseException)
-        ]
-
-    async def owner(
-        self,
-        servers: Sequence[str],
-        kind: Kind,
-        keys: Mapping[str, str],
-        page: Page,
-        whose: Whose = everyones,
-    ) -> str | None:
-        """The server that lists the key it would have there (`keys`, by server)."""
-        candidates = [server for server in servers if server in keys]
-        await self._freshen(candidates, kind, page, whose)
-        for server in candidates:
-            listing = self._listings.get((server, whose(server), kind))
-            if listing is not None and keys[server] in listing.keys:
-                return server
-        return None
-
-    async def template_owner(
-        self, servers: Sequence[str], uri: str, page: Page, whose: Whose = everyones
-    ) -> str | None:
-        """The first server with a template that this URI fits."""
-        if len(uri) > MAX_URI_CHARS:
-            return None
-        await self._freshen(servers, "resourceTemplates", page, whose)
-        for server in servers:
-            listing = self._listings.get((server, whose(server), "resourceTemplates"))
-            if listing is not None and any(t.match(uri) is not None for t in listing.templates):
-                return server
-        return None
-
-    async def _freshen(self, servers: Sequence[str], kind: Kind, page: Page, whose: Whose) -> None:
-        stale = [server for server in servers if self._is_stale(server, kind, whose(server))]
-        if stale:
-            try:
-                await self.listed(stale, kind, page, whose)
-            except GatewayError:
-                return  # what is remembered, if anything, has to do
-
-    def _is_stale(self, server: str, kind: Kind, who: str) -> bool:
-        known = self._listings.get((server, who, kind))
-        if known is None or known.generation != self._generations[server, GENERATION_OF[kind]]:
-            return True
-        return self._clock() - known.at > REMEMBERED_SECONDS
-
-    async def _listed(self, server: str, kind: Kind, page: Page, who: str) -> list[Item]:
-        generation = self._generations[server, GENERATION_OF[kind]]
-        items = await _every_page(server, kind, page)
-        keys = frozenset(item[KEY_OF[kind]] for item in items)
-        templates = _parsed(keys) if kind == "resourceTemplates" else ()
-        self._listings[server, who, kind] = _Listing(self._clock(), generation, keys, templates)
-        return items
-
-
-async def _every_page(server: str, kind: Kind, page: Page) -> list[Item]:
-    items: list[Item] = []
-    params: dict[str, Any] = {}
-    for _ in range(MAX_PAGES):
-        answer = await page(server, METHOD_OF[kind], params)
-        found, cursor = answer.get(kind), answer.get("nextCursor")
-        if not isinstance(found, list):
-            raise UpstreamFailed("upstream_error", f"{server} sent a list of {kind} that is none")
-        items += [one for one in found if _has_key(one, kind)]
-        if not isinstance(cursor, str) or len(items) >= MAX_ITEMS:
-            break
-        params = {"cursor": cursor}
-    return items[:MAX_ITEMS]
-
-
-def _has_key(item: object, kind: Kind) -> bool:
-    return isinstance(item, dict) and isinstance(item.get(KEY_OF[kind]), str)
-
-
-def _parsed(texts: Iterable[str]) -> tuple[uri_template.UriTemplate, ...]:
-    parsed = []
-    for text in sorted(texts):
-        try:
-            parsed.append(uri_template.UriTemplate.parse(text))
-        except uri_template.InvalidUriTemplate:
-            continue  # its server can still be asked by whoever knows it
-    return tuple(parsed)
-
-
-OF_A_HOP = ("inputResponses", "requestState", "_meta")
-
-
-class UpstreamRequests:
-    """Asks servers on behalf of clients."""
-
-    def __init__(
-        self, upstreams: Upstreams, limits: Admission, prepared: PreparedConnections
-    ) -> None:
-        self._upstreams = upstreams
-        self._limits = limits
-        self._prepared = prepared
-
-    def are_apart(self, name: str) -> bool:
-        """Whether each principal has a session of its own with this server."""
-        try:
-            return self._upstreams.sharing(name) == "principal"
-        except GatewayError:
-            return False  # being taken out just now
+    async def answer(self, method: str, params: Params, caller: Caller) -> Result:
+        """The result of a request that is not about tools. Raises RpcError and UpstreamRefused."""
+        snapshot, offered = self._look(caller.principal, caller.scope)
+        await self._meet(offered.servers, offered)
+        capability, handler = HANDLERS[method]
+        servers = self._servers_with(capability, offered)
+        if not servers:
+            raise method_not_found(method)
+        return await handler(Asked(self, snapshot, offered.sole, servers, caller), params)
 
     async def ask(
         self,
         snapshot: Snapshot,
         server: ConnectionState,
         method: str,
-        params: Mapping[str, Any],
-        context: Caller,
-    ) -> dict[str, Any]:
-        """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
+        params: Params,
+        caller: Caller,
+    ) -> Result:
+        """One server's result of one request."""
         prepared, seconds = (
             self._prepared.of(snapshot, server.name),
             snapshot.permissions.timeout_seconds,
         )
-        context = replace(context, askable=askable_of(context, server))
-        await self._limits.admit(server.name, context.principal.name, prepared.rate_limit)
-        async with self._limits.call(server.name) as passage:
-            try:
-                result = await self._send(prepared, method, params, context, seconds)
-            except UpstreamRefused as error:
-                passage.note_answer(200)
-                raise cleared_refusal(error, prepared.redactor) from error
-            except UpstreamFailed as error:
-                if error.code != "upstream_error":
-                    passage.note_failure()
-                raise
-            passage.note_answer(200)
-        return (await clear_result(result, prepared.redactor))[1]
+        caller = replace(caller, askable=askable_of(caller, server))
+        return await self._requests.ask(prepared, method, params, caller, seconds)
 
-    async def _send(
-        self,
-        prepared: Prepared,
-        method: str,
-        params: Mapping[str, Any],
-        context: Caller,
-        seconds: float,
+    def marks(self, principal: Principal, scope: Scope) -> dict[str, str]:
+        """What changes exactly when the prompts, or the resources, of a view may have changed."""
+        _, offered = self._look(principal, scope)
+        return {
+            kind: " ".join(
+                f"{server.name}.{self._changes[server.name, kind]}"
+                for server in self._servers_with(kind, offered)
+            )
+            for kind in ("prompts", "resources")
+        }
+
+    async def listen(
+        self, holder: str, principal: Principal, scope: Scope, wanted: Params
     ) -> dict[str, Any]:
-        peer = self._upstreams.status(prepared.name).peer
-        relays = context.era == "2026" and bool(context.askable) and method in INTERACTIVE
-        sent = dict(params)
-        if not relays or peer is None or peer.era == "handshake":
-            sent = {key: value for key, value in sent.items() if key not in OF_A_HOP}
-        sent["_meta"] = {LOG_LEVEL: context.log_level} if context.log_level else {}
-        asks = asker(context, prepared.redactor, seconds)
-        hooks = Hooks(context.progress, asks, context.notice, context.askable or None)
-        result = await self._upstreams.request(
-            prepared.name,
-            method,
-            sent,
-            principal=context.principal.name,
-            hooks=hooks,
-            relay_input=relays,
+        """Takes note of what a stream wants to hear of; gives the part that it will hear."""
+        capabilities = (await self.hello(principal, scope)).capabilities
+        heard: dict[str, Any] = {}
+        for kind in ("prompts", "resources"):
+            flag = f"{kind}ListChanged"
+            if wanted.get(flag) is True and capabilities.get(kind, {}).get("listChanged"):
+                heard[flag] = True
+        uris = wanted.get("resourceSubscriptions") or ()
+        if uris and capabilities.get("resources", {}).get("subscribe"):
+            caller = Caller(principal, scope, "2026", session=holder)
+            watched = await asyncio.gather(*(self._watch(uri, caller) for uri in uris))
+            honoured = [uri for uri, is_watched in zip(uris, watched, strict=True) if is_watched]
+            heard |= {"resourceSubscriptions": honoured} if honoured else {}
+        return heard
+
+    async def _watch(self, uri: str, caller: Caller) -> bool:
+        try:
+            await self.answer("resources/subscribe", {"uri": uri}, caller)
+        except (GatewayError, RpcError):
+            return False
+        return True
+
+    def concerns(self, notice: Notice, principal: Principal, scope: Scope, holder: str) -> bool:
+        """Whether a notice is for this session or stream."""
+        if notice.principal not in (None, principal.name):
+            return False
+        if notice.method == UPDATED:
+            wanted = self.wishes.watches(holder, notice.server, str(notice.params.get("uri")))
+        else:  # outside any call a log message is for those who said from which level on
+            level = self.wishes.level(holder)
+            wanted = level is not None and reaches(notice.params.get("level"), level)
+        if not wanted:
+            return False
+        _, offered = self._look(principal, scope)
+        return any(server.name == notice.server for server in offered.servers)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called when the marks of some view may have changed."""
+        self._on_change.append(listener)
+
+    def on_notice(self, listener: Callable[[Notice], None]) -> None:
+        """Has `listener` called with each notice."""
+        self._on_notice.append(listener)
+
+    async def list_of(self, asked: Asked, server: ConnectionState, kind: str) -> list[Item]:
+        """All that a server lists of a kind now; what tells the items apart is remembered."""
+        (method, key), items = LISTS[kind], list[Item]()
+        params: dict[str, Any] = {}
+        for _ in range(MAX_LIST_PAGES):
+            page = await asked.ask(server, method, params)
+            if not isinstance(found := page.get(kind), list):
+                reason = f"{server.name} sent a list of {kind} that is none"
+                raise UpstreamFailed("upstream_error", reason)
+            items += [one for one in found if isinstance(one, dict) and key in one]
+            if not isinstance(cursor := page.get("nextCursor"), str):
+                break
+            params = {"cursor": cursor}
+        listed = frozenset(str(item[key]) for item in items)
+        self._listings[server.name, asked.caller.principal.name, kind] = listed
+        return items
+
+    def listing(self, asked: Asked, server: ConnectionState, kind: str) -> frozenset[str] | None:
+        """What a server last listed to this principal; None: nothing is known of that."""
+        return self._listings.get((server.name, asked.caller.principal.name, kind))
+
+    def _look(self, principal: Principal, scope: Scope) -> tuple[Snapshot, Offering]:
+        snapshot = self._gateway.snapshot
+        view = self._gateway.view_of(snapshot, principal, scope)
+        return snapshot, offering(snapshot, principal, view)
+
+    async def _meet(self, servers: Iterable[ConnectionState], offered: Offering) -> None:
+        """Gives servers that were never met a moment; one that failed before delays nobody."""
+        await asyncio.gather(
+            *(self._meet_one(server, server is offered.sole) for server in servers)
         )
-        if relays and result.get("resultType") == "input_required":
-            check_offered(result.get("inputRequests") or {}, context.askable)
-        return result
 
+    async def _meet_one(self, server: ConnectionState, is_sole: bool) -> None:
+        with suppress(GatewayError):  # being taken out just now
+            status = self._upstreams.status(server.name)
+            if status.peer is None and (is_sole or status.error is None):
+                await self._upstreams.meet(server.name, MEET_SECONDS)
 
-RESOURCE_NOT_FOUND = -32002  # up to 2025-11-25; later it is a wrong parameter like any other
-MAX_NAME_ECHO = 256
+    def _capabilities(self, server: ConnectionState) -> Mapping[str, Any]:
+        try:
+            peer = self._upstreams.status(server.name).peer
+        except GatewayError:
+            return {}  # being taken out just now
+        return peer.capabilities if peer is not None else {}
 
-Params = Mapping[str, Any]
+    def _servers_with(self, capability: str, offered: Offering) -> tuple[ConnectionState, ...]:
+        return tuple(s for s in offered.servers if _has(self._capabilities(s), capability))
+
+    def _instructions(
+        self, snapshot: Snapshot, offered: Offering, servers: Sequence[ConnectionState]
+    ) -> str:
+        """How the servers say they are to be used; where one is all there is, its words alone."""
+        said = {
+            state.name: self._prepared.of(snapshot, state.name).redactor.text(words)
+            for state in servers
+            if (words := self._words(state))
+        }
+        if offered.sole is not None:
+            return cut("".join(said.values()), MAX_INSTRUCTIONS_CHARS)
+        headed = {
+            _heading(name, snapshot.connections[name].prefix): words for name, words in said.items()
+        }
+        return join_instructions(INSTRUCTIONS, headed)
+
+    def _words(self, state: ConnectionState) -> str:
+        """As they were when its tools were listed last; before that, as the server says now."""
+        if state.build is not None:
+            return state.build.instructions
+        with suppress(GatewayError):
+            peer = self._upstreams.status(state.name).peer
+            return visible(peer.instructions or "").strip() if peer else ""
+        return ""
+
+    def _hear(self, server: str, principal: str | None, method: str, params: Params) -> None:
+        kind = method.removeprefix("notifications/").removesuffix("/list_changed")
+        if kind in ("prompts", "resources"):
+            self._changes[server, kind] += 1
+            for key in [key for key in self._listings if key[0] == server]:
+                self._listings.pop(key, None)
+            for changed in self._on_change:
+                changed()
+        elif method in NOTICE_FIELDS and server in self._gateway.snapshot.connections:
+            cleared = self._clear(server, method, params)
+            for tell in self._on_notice if cleared is not None else ():
+                tell(Notice(server, method, cleared or {}, principal))
+
+    def _clear(self, server: str, method: str, params: Params) -> Params | None:
+        """A notice's params without the connection's secrets; None: they are too large."""
+        snapshot = self._gateway.snapshot
+        kept = {name: params[name] for name in NOTICE_FIELDS[method] if name in params}
+        cleared: Params = self._prepared.of(snapshot, server).redactor.json(kept)
+        try:
+            size = len(orjson.dumps(cleared))
+        except TypeError:
+            return None
+        return cleared if size <= snapshot.settings.limits.max_output_bytes else None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, and what it takes to answer it."""
+    """One request of a client, and the servers that can answer it."""
 
+    offers: PassThrough
     snapshot: Snapshot
-    offering: Offering
-    servers: tuple[ConnectionState, ...]  # those that offer what is asked for
-    context: Caller
-    requests: UpstreamRequests
-    owners: Owners
-    wishes: Wishes
+    sole: ConnectionState | None  # the server that is all there is
+    servers: tuple[ConnectionState, ...]
+    caller: Caller
 
-    @property
-    def names(self) -> list[str]:
-        return [server.name for server in self.servers]
+    async def ask(self, server: ConnectionState, method: str, params: Params) -> Result:
+        return await self.offers.ask(self.snapshot, server, method, params, self.caller)
 
-    def server(self, name: str) -> ConnectionState:
-        return next(server for server in self.servers if server.name == name)
+    async def list_all(
+        self, servers: Sequence[ConnectionState], kind: str
+    ) -> list[list[Item] | GatewayError]:
+        """What each of the servers lists, or why it does not."""
 
-    def prefix(self, name: str) -> str:
-        return prefix_of(name, self.server(name).settings)
+        async def try_to_list(server: ConnectionState) -> list[Item] | GatewayError:
+            try:
+                return await self.offers.list_of(self, server, kind)
+            except GatewayError as error:
+                log.info("server_left_out", kind=kind, server=server.name, error=error.code)
+                return error
 
-    async def ask(self, server: ConnectionState, method: str, params: Params) -> dict[str, Any]:
-        return await self.requests.ask(self.snapshot, server, method, params, self.context)
+        return await asyncio.gather(*map(try_to_list, servers))
 
-    async def page(self, name: str, method: str, params: Params) -> dict[str, Any]:
-        return await self.ask(self.server(name), method, params)
+    async def owner(
+        self, kind: str, owns: Callable[[ConnectionState, frozenset[str]], bool]
+    ) -> ConnectionState | None:
+        """The first server that owns something by what it lists; looked up again if none does."""
+        unknown = [s for s in self.servers if self.offers.listing(self, s, kind) is None]
+        remembered = [server for server in self.servers if server not in unknown]
+        for stale in (unknown, remembered):
+            await self.list_all(stale, kind)
+            for server in self.servers:
+                if owns(server, self.offers.listing(self, server, kind) or frozenset()):
+                    return server
+        return None
 
-    def whose(self, name: str) -> str:
-        return self.context.principal.name if self.requests.are_apart(name) else ""
+    async def owner_of_prompt(self, name: str) -> tuple[ConnectionState, str]:
+        """The server of a prompt, and the name it has there."""
+        if self.sole is not None:
+            return self.sole, name
+
+        def owns(server: ConnectionState, names: frozenset[str]) -> bool:
+            return name.startswith(server.prefix) and name.removeprefix(server.prefix) in names
+
+        owner = await self.owner("prompts", owns)
+        if owner is None:
+            raise RpcError(INVALID_PARAMS, f"Unknown prompt: {cut(name, 256)}")
+        return owner, name.removeprefix(owner.prefix)
+
+    async def owner_of_resource(self, uri: str) -> ConnectionState:
+        """The server of a resource; one that is alone knows best itself."""
+        if len(self.servers) == 1:
+            return self.servers[0]
+        owner = await self.owner("resources", lambda _, uris: uri in uris)
+        owner = owner or await self.owner(
+            "resourceTemplates",
+            lambda _, templates: any(_fits(template, uri) for template in templates),
+        )
+        if owner is None:
+            code = -32002 if self.caller.era == "2025" else INVALID_PARAMS  # as the era has it
+            raise RpcError(code, "Resource not found", {"uri": cut(uri, 256)})
+        return owner
+
+    async def owner_of_template(self, uri: str) -> ConnectionState:
+        """The server of a template, or of a resource, whose arguments are to be completed."""
+        if len(self.servers) == 1:
+            return self.servers[0]
+        owner = await self.owner("resourceTemplates", lambda _, templates: uri in templates)
+        return owner or await self.owner_of_resource(uri)
 
 
-Handler = Callable[[Asked, Params], Awaitable[dict[str, Any]]]
+Handler = Callable[[Asked, Params], Awaitable[Result]]
 
 
-def _lists(kind: Kind) -> Handler:
-    async def listed(asked: Asked, params: Params) -> dict[str, Any]:
-        sole = asked.offering.sole
-        if sole is not None:
-            return await asked.ask(sole, METHOD_OF[kind], params)
+def _lists(kind: str) -> Handler:
+    method, key = LISTS[kind]
+
+    async def list_items(asked: Asked, params: Params) -> Result:
+        if asked.sole is not None:
+            return await asked.ask(asked.sole, method, params)
         if params.get("cursor") is not None:
-            raise RpcError(INVALID_PARAMS, "Invalid cursor")  # we never give one
-        found: dict[str, Item] = {}
-        for name, items in await asked.owners.listed(asked.names, kind, asked.page, asked.whose):
-            for item in items:
-                shown = _prefixed(item, asked.prefix(name)) if kind == "prompts" else item
-                found.setdefault(shown[KEY_OF[kind]], shown)
-        return {kind: [*found.values()]}
+            raise RpcError(INVALID_PARAMS, "Invalid cursor")  # the gateway never gives one
+        listed = await asked.list_all(asked.servers, kind)
+        failed = [found for found in listed if isinstance(found, GatewayError)]
+        if len(failed) == len(listed):
+            raise failed[0]
+        items: dict[str, Item] = {}
+        for server, found in zip(asked.servers, listed, strict=True):
+            for item in found if isinstance(found, list) else ():
+                prefix = server.prefix if kind == "prompts" else ""
+                items.setdefault(prefix + item[key], {**item, key: prefix + item[key]})
+        return {kind: [*items.values()]}
 
-    return listed
+    return list_items
 
 
-def _prefixed(prompt: Item, prefix: str) -> Item:
-    return {**prompt, "name": prefix + prompt["name"]}
-
-
-async def _get_prompt(asked: Asked, params: Params) -> dict[str, Any]:
-    server, name = await _prompt(asked, params["name"])
+async def _get_prompt(asked: Asked, params: Params) -> Result:
+    server, name = await asked.owner_of_prompt(params["name"])
     return await asked.ask(server, "prompts/get", {**params, "name": name})
 
 
-async def _read_resource(asked: Asked, params: Params) -> dict[str, Any]:
-    server = await _resource(asked, params["uri"])
+async def _read_resource(asked: Asked, params: Params) -> Result:
+    server = await asked.owner_of_resource(params["uri"])
     return await asked.ask(server, "resources/read", params)
 
 
-async def _subscribe(asked: Asked, params: Params) -> dict[str, Any]:
-    server = await _resource(asked, params["uri"])
-    session, uri, who = asked.context.session, params["uri"], asked.context.principal.name
+async def _subscribe(asked: Asked, params: Params) -> Result:
+    server = await asked.owner_of_resource(params["uri"])
+    session, uri, name = asked.caller.session, params["uri"], asked.caller.principal.name
     if session is not None:
-        await asked.wishes.watch(session, who, server.name, uri)
-        if asked.context.era == "2025":  # a stream of 2026 is here and nowhere else
-            wish = {"session": session, "server": server.name, "uri": uri}
-            asked.wishes.share(**wish, principal=who, on=True)
+        wishes = asked.offers.wishes
+        await wishes.watch(session, name, server.name, uri)
+        if asked.caller.era == "2025":  # a stream of 2026 is here and nowhere else
+            wishes.share(session=session, server=server.name, uri=uri, principal=name, on=True)
     return {}
 
 
-async def _unsubscribe(asked: Asked, params: Params) -> dict[str, Any]:
-    session, uri = asked.context.session, params["uri"]
-    for name in asked.names:
-        if session is not None and asked.wishes.unwatch(session, name, uri):
-            asked.wishes.share(session=session, server=name, uri=uri, on=False)
+async def _unsubscribe(asked: Asked, params: Params) -> Result:
+    session, uri, wishes = asked.caller.session, params["uri"], asked.offers.wishes
+    for server in asked.servers:
+        if session is not None and wishes.unwatch(session, server.name, uri):
+            wishes.share(session=session, server=server.name, uri=uri, on=False)
     return {}
 
 
-async def _complete(asked: Asked, params: Params) -> dict[str, Any]:
+async def _complete(asked: Asked, params: Params) -> Result:
     ref = params["ref"]
     if ref["type"] == "ref/prompt":
-        server, name = await _prompt(asked, ref["name"])
-        return await asked.ask(
-            server, "completion/complete", {**params, "ref": {**ref, "name": name}}
-        )
-    server = await _template(asked, ref["uri"])
+        server, name = await asked.owner_of_prompt(ref["name"])
+        params = {**params, "ref": {**ref, "name": name}}
+    else:
+        server = await asked.owner_of_template(ref["uri"])
     return await asked.ask(server, "completion/complete", params)
 
 
-async def _set_level(asked: Asked, params: Params) -> dict[str, Any]:
-    session, level, who = asked.context.session, params["level"], asked.context.principal.name
+async def _set_level(asked: Asked, params: Params) -> Result:
+    session, level, name = asked.caller.session, params["level"], asked.caller.principal.name
     if session is not None:
-        asked.wishes.set_level(session, who, level, asked.names)
-        asked.wishes.share(session=session, principal=who, level=level, servers=asked.names)
+        servers = [server.name for server in asked.servers]
+        asked.offers.wishes.set_level(session, name, level, servers)
+        asked.offers.wishes.share(session=session, principal=name, level=level, servers=servers)
     return {}
 
 
-HANDLERS: Mapping[str, Handler] = {
-    "prompts/list": _lists("prompts"),
-    "prompts/get": _get_prompt,
-    "resources/list": _lists("resources"),
-    "resources/templates/list": _lists("resourceTemplates"),
-    "resources/read": _read_resource,
-    "resources/subscribe": _subscribe,
-    "resources/unsubscribe": _unsubscribe,
-    "completion/complete": _complete,
-    "logging/setLevel": _set_level,
-}
-CAPABILITY_OF: Mapping[str, str] = {
-    "prompts/list": "prompts",
-    "prompts/get": "prompts",
-    "resources/list": "resources",
-    "resources/templates/list": "resources",
-    "resources/read": "resources",
-    "resources/subscribe": "resources.subscribe",
-    "resources/unsubscribe": "resources.subscribe",
-    "completion/complete": "completions",
-    "logging/setLevel": "logging",
+# By method: the capability that a server needs to answer it, and how it is answered.
+HANDLERS: Mapping[str, tuple[str, Handler]] = {
+    "prompts/list": ("prompts", _lists("prompts")),
+    "prompts/get": ("prompts", _get_prompt),
+    "resources/list": ("resources", _lists("resources")),
+    "resources/templates/list": ("resources", _lists("resourceTemplates")),
+    "resources/read": ("resources", _read_resource),
+    "resources/subscribe": ("resources.subscribe", _subscribe),
+    "resources/unsubscribe": ("resources.subscribe", _unsubscribe),
+    "completion/complete": ("completions", _complete),
+    "logging/setLevel": ("logging", _set_level),
 }
 
 
-async def _prompt(asked: Asked, name: str) -> tuple[ConnectionState, str]:
-    """The server of a prompt, and what it calls it."""
-    if asked.offering.sole is not None:
-        return asked.offering.sole, name
-    prefixes = {server: asked.prefix(server) for server in asked.names}
-    local = {s: name.removeprefix(p) for s, p in prefixes.items() if name.startswith(p)}
-    owner = await asked.owners.owner(asked.names, "prompts", local, asked.page, asked.whose)
-    if owner is None:
-        raise RpcError(INVALID_PARAMS, f"Unknown prompt: {name[:MAX_NAME_ECHO]}")
-    return asked.server(owner), local[owner]
+def join_instructions(own: str, said: Mapping[str, str]) -> str:
+    """The gateway's words, then each server's under its heading; long ones share what room is."""
+    room, parts = MAX_INSTRUCTIONS_CHARS - len(own), dict[str, str]()
+    shortest_first = sorted(said.items(), key=lambda each: len(each[1]))
+    for number, (heading, words) in enumerate(shortest_first):
+        parts[heading] = cut(f"\n\n{heading}\n{words}", room // (len(said) - number))
+        room -= len(parts[heading])
+    return own + "".join(parts[heading] for heading in said)
 
 
-async def _resource(asked: Asked, uri: str) -> ConnectionState:
-    """The server of a resource; one that is alone knows best itself."""
-    if len(asked.servers) == 1:
-        return asked.servers[0]
-    everyone = dict.fromkeys(asked.names, uri)
-    page, whose = asked.page, asked.whose
-    owner = await asked.owners.owner(asked.names, "resources", everyone, page, whose)
-    owner = owner or await asked.owners.template_owner(asked.names, uri, page, whose)
-    if owner is None:
-        raise _not_found(asked, uri)
-    return asked.server(owner)
+def _heading(name: str, prefix: str) -> str:
+    return f"## {name} (its tools here begin with `{prefix}`)" if prefix else f"## {name}"
 
 
-async def _template(asked: Asked, uri: str) -> ConnectionState:
-    """The server of a template, or of a resource, whose arguments are to be completed."""
-    if len(asked.servers) == 1:
-        return asked.servers[0]
-    everyone = dict.fromkeys(asked.names, uri)
-    page, whose = asked.page, asked.whose
-    owner = await asked.owners.owner(asked.names, "resourceTemplates", everyone, page, whose)
-    return asked.server(owner) if owner is not None else await _resource(asked, uri)
+def _is_lazy(state: ConnectionState) -> bool:
+    return isinstance(state.settings, McpConnection) and state.settings.lazy
 
 
-def _not_found(asked: Asked, uri: str) -> RpcError:
-    code = RESOURCE_NOT_FOUND if asked.context.era == "2025" else INVALID_PARAMS
-    return RpcError(code, "Resource not found", {"uri": uri[:MAX_NAME_ECHO]})
+def _has(capabilities: Mapping[str, Any], capability: str) -> bool:
+    name, _, flag = capability.partition(".")
+    found = capabilities.get(name)
+    return isinstance(found, dict) and (not flag or found.get(flag) is True)
+
+
+def _merge(offered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What any of the servers offers; a flag is set if it is for one of them."""
+    merged: dict[str, Any] = {}
+    for name, flags in FLAGS.items():
+        found = [capabilities[name] for capabilities in offered if _has(capabilities, name)]
+        if found:
+            said = {flag: [one[flag] for one in found if flag in one] for flag in flags}
+            merged[name] = {flag: any(v is True for v in vs) for flag, vs in said.items() if vs}
+    return merged
+
+
+@lru_cache(maxsize=256)
+def _parsed(template: str) -> UriTemplate | None:
+    try:
+        return UriTemplate.parse(template)
+    except InvalidUriTemplate:
+        return None  # its server can still be asked by whoever knows it
+
+
+def _fits(template: str, uri: str) -> bool:
+    parsed = _parsed(template)
+    return parsed is not None and parsed.match(uri) is not None

@@ -1,50 +1,77 @@
-"""One request's answer: plain JSON, unless something has to be said before it.
+"""What is said to a client ahead of an answer, and on streams that stay open.
 
-Most calls say nothing on their way, so an answer begins as nothing at all. The first progress
-notification, question or keep-alive turns it into an event stream; a call that ends before that is
-answered as JSON. Saying something never waits for the client to read: messages go through a short
-queue that one task empties, and progress that finds it full is dropped, as progress may be.
-
-While a call runs for longer than a moment an attendant watches its connection: it keeps it alive
-through proxies and notices when the client is gone.
+The answer to a request is plain JSON, unless something has to be said before it: the first progress
+notification, question or keep-alive turns it into an event stream. Saying something never waits for
+the client to read. A stream is the GET stream of the 2025 era or the answer to
+`subscriptions/listen` of 2026. For each the gateway remembers which lists its client knows of.
+After a change (a burst counts as one) these are compared with what there is now, and only streams
+whose own lists are other ones are told, once: "changed" carries nothing, so a slow reader has one
+such word waiting. The same pass asks again who the stream's token belongs to, so a stream ends soon
+after its token, its session or its bundle is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
+import structlog
+from cachetools import LRUCache
 from starlette.types import Receive, Send
 
-from gateway.limits import PING_SECONDS, SEND_SECONDS
-from gateway.web.guard import EVENT_STREAM_HEADERS, PING, event_frame, respond
+from gateway.calls.record import heard_within
+from gateway.errors import GatewayError, Unauthenticated
+from gateway.limits import (
+    ATTEND_AFTER_SECONDS,
+    BURST_SECONDS,
+    CLOSING_SECONDS,
+    MAX_QUEUED,
+    MAX_SESSIONS,
+    PING_SECONDS,
+    SEND_SECONDS,
+    STREAM_CHECK_SECONDS,
+)
+from gateway.mcp.pass_through import Notice, PassThrough
+from gateway.model import Principal
+from gateway.policy.view import Scope
+from gateway.web.gateway import Gateway
+from gateway.web.guard import (
+    EVENT_STREAM_HEADERS,
+    PING,
+    EventStream,
+    Refusal,
+    Say,
+    event_frame,
+    respond,
+)
+from gateway.web.identity import Identity
 
-ATTEND_AFTER_SECONDS = 0.5
-MAX_QUEUED = 64
+RETRY_MS = 2000
+
+log = structlog.get_logger(__name__)
 
 
 class Reply:
-    """The answer to one request."""
-
-    __slots__ = ("_closed", "_queue", "_send", "_sender", "_started", "on_gone", "streaming")
+    """The answer to one request, and what is said before it."""
 
     def __init__(self, send: Send, streaming: bool) -> None:
         self.streaming = streaming  # whether the client takes an event stream
-        self.on_gone: Callable[[], None] | None = None
+        self.on_gone: list[Callable[[], None]] = []
         self._send = send
-        self._started = False
-        self._closed = False
-        self._queue: deque[bytes] | None = None
+        self._started = self._closed = False
+        self._queue: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._attending: asyncio.Task[None] | None = None
 
     def say(self, frame: bytes, droppable: bool = True) -> None:
-        """Send a frame ahead of the answer, without waiting for it to be read."""
-        if self._closed or not self.streaming:
-            return
-        if self._queue is None:
-            self._queue = deque()
-        if droppable and len(self._queue) >= MAX_QUEUED:
+        """Sends a frame ahead of the answer, without waiting for it to be read."""
+        full = droppable and len(self._queue) >= MAX_QUEUED
+        if self._closed or not self.streaming or full:
             return
         self._queue.append(frame)
         if self._sender is None:
@@ -54,81 +81,266 @@ class Reply:
         try:
             while self._queue:
                 async with asyncio.timeout(SEND_SECONDS):
-                    await self._start()
-                    chunk = self._queue.popleft()
-                    await self._send(
-                        {"type": "http.response.body", "body": chunk, "more_body": True}
-                    )
+                    await self._send_frame(self._queue.popleft())
         except (TimeoutError, OSError):
-            self.gone()
+            self.leave()
         finally:
             self._sender = None
 
-    async def _start(self) -> None:
+    async def _send_frame(self, frame: bytes, more: bool = True) -> None:
         if not self._started:
             self._started = True
-            await self._send(
-                {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
-            )
+            start = {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
 
-    def gone(self) -> None:
+    def attend(self, receive: Receive) -> None:
+        """Watches the connection once the request takes its time, until the answer is sent.
+
+        The client hears a keep-alive now and then, and whoever wants to know is told when it left.
+        """
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            self._attending = asyncio.create_task(self._attend(receive))
+
+        self._timer = loop.call_later(ATTEND_AFTER_SECONDS, begin)
+
+    async def _attend(self, receive: Receive) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                self.say(PING)
+                continue
+            if message["type"] == "http.disconnect":
+                self.leave()
+                return
+
+    def dismiss(self) -> None:
+        """Watches the connection no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._attending is not None:
+            self._attending.cancel()
+
+    def leave(self) -> None:
         """The client is gone, or does not read: nothing more is said to it."""
         self._closed = True
-        if self._queue is not None:
-            self._queue.clear()
-        if self.on_gone is not None:
-            self.on_gone()
+        self._queue.clear()
+        for listener in tuple(self.on_gone):
+            listener()
 
     def is_gone(self) -> bool:
         """Whether the client has left before its answer."""
         return self._closed
 
     async def finish(self, status: int, body: bytes) -> None:
-        """Send the answer itself, after everything that was said before."""
+        """Sends the answer itself, after everything that was said before."""
         if self._sender is not None:
             await self._sender
         self._closed = True
         if self._started:
-            final = {"type": "http.response.body", "body": event_frame(body), "more_body": False}
-            await self._send(final)
+            await self._send_frame(event_frame(body), more=False)
         else:
             await respond(self._send, status, body)
 
 
-class Attendant:
-    """Watches a connection while its call runs; costs a timer until the call takes its time."""
+Frame = Callable[[str, Mapping[str, Any], str | None], bytes]  # of a method, params, event id
 
-    __slots__ = ("_on_gone", "_receive", "_reply", "_task", "_timer")
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One open stream: whose it is, what its client knows of and wants to hear of."""
+
+    principal: Principal
+    scope: Scope
+    authorization: bytes | None
+    holder: str  # the session, or a name of its own: under it the client's wishes are kept
+    hears: Collection[str]  # of tools, prompts, resources, logs
+    known: dict[str, str]  # the lists that the client knows of, by kind
+    frame: Frame
+    first: bytes
+    last: bytes = b""
+    is_alive: Callable[[], Awaitable[bool]] | None = None  # None: as long as its token
+    ending: bool = False
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _unsaid: dict[object, bytes] = field(default_factory=dict)
+
+    def tell(
+        self, key: object, method: str, params: Mapping[str, Any], id: str | None = None
+    ) -> None:
+        """Says something soon, in place of what was not read yet under the same key."""
+        if key in self._unsaid or len(self._unsaid) < MAX_QUEUED:
+            self._unsaid[key] = self.frame(method, params, id)
+            self.woken.set()
+
+    def tell_changed(self, kind: str, list_id: str) -> None:
+        """Says that a list is another one now, if the client wants to hear of it."""
+        if kind in self.hears:
+            id = list_id if kind == "tools" else None
+            self.tell(kind, f"notifications/{kind}/list_changed", {}, id)
+
+    def end(self) -> None:
+        """Ends the stream from our side."""
+        self.ending = True
+        self.woken.set()
+
+    async def step(self, say: Say) -> bool:
+        """Says what is unsaid; False: that was all."""
+        await say(self.first)
+        self.first = b""
+        while self._unsaid:
+            await say(self._unsaid.pop(next(iter(self._unsaid))))
+        if self.ending:
+            await say(self.last)
+        return not self.ending
+
+
+class Streams:
+    """All open streams of this process."""
 
     def __init__(
-        self, receive: Receive, reply: Reply, on_gone: Callable[[], None] | None = None
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        pass_through: PassThrough,
+        max_per_principal: int,
     ) -> None:
-        self._receive = receive
-        self._reply = reply
-        self._on_gone = on_gone
-        self._task: asyncio.Task[None] | None = None
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(ATTEND_AFTER_SECONDS, self._begin)
+        self._gateway = gateway
+        self._identity = identity
+        self._pass_through = pass_through
+        self._max_per_principal = max_per_principal
+        self._open: dict[Stream, None] = {}  # the newest last
+        self._count: Counter[str] = Counter()
+        self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_SESSIONS)
+        self._closing = False
+        self._woken = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        gateway.on_change(self._woken.set)
+        identity.on_change(self._woken.set)
+        pass_through.on_change(self._woken.set)
+        pass_through.on_notice(self._tell_notice)
 
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._attend())
+    def __len__(self) -> int:
+        return len(self._open)
 
-    async def _attend(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(PING_SECONDS):
-                    message = await self._receive()
-            except TimeoutError:
-                self._reply.say(PING)
+    def lists(self, principal: Principal, scope: Scope) -> dict[str, str]:
+        """What tells one list from another, by kind: it changes exactly when the list may have."""
+        tools = self._gateway.view(principal, scope).digest
+        return {"tools": tools, **self._pass_through.marks(principal, scope)}
+
+    async def serve(self, stream: Stream, receive: Receive, send: Send) -> None:
+        """Keeps a stream open until either side ends it."""
+        name = stream.principal.name
+        if self._closing:
+            raise Refusal(503, "The gateway is going down", ((b"retry-after", b"1"),))
+        if self._count[name] >= self._max_per_principal:
+            raise Refusal(429, "Too many open streams", ((b"retry-after", b"30"),))
+        self._count[name] += 1
+        self._open[stream] = None
+        self._empty.clear()
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.create_task(self._keep())
+        self._pass_through.wishes.attend(stream.holder)
+
+        def leave() -> None:
+            self._pass_through.wishes.leave(stream.holder)
+            del self._open[stream]
+            self._count[name] -= 1
+            self._count += Counter()  # without those that are at nothing
+            if not self._open:
+                self._empty.set()
+
+        await EventStream(stream.step, stream.woken, leave, retry_ms=RETRY_MS)({}, receive, send)
+
+    def note(self, session: str, scope: Scope, list_id: str) -> None:
+        """Notes which list of tools a session has seen or been told of."""
+        self._noted[session, scope] = list_id
+
+    def noted(self, session: str, scope: Scope) -> str | None:
+        """The list of tools a session knows of, as far as this process can tell."""
+        return self._noted.get((session, scope))
+
+    def look_again(self) -> None:
+        """Something that streams depend on is over: they are looked at without delay."""
+        self._woken.set()
+
+    async def _keep(self) -> None:
+        """Compares after each burst of changes, and once in a while for what nobody tells of."""
+        while self._open:
+            if await heard_within(self._woken, STREAM_CHECK_SECONDS):
+                await asyncio.sleep(BURST_SECONDS)
+                self._woken.clear()
+            await self._compare()
+
+    async def _compare(self) -> None:
+        """Tells each stream whose lists changed, and ends each that has no right to one any more.
+
+        A session hears on one stream, its newest, whatever it has open.
+        """
+        found: dict[tuple[bytes | None, Scope], dict[str, str] | None] = {}
+        told: set[tuple[str, str]] = set()
+        for stream in list(reversed(self._open)):
+            key = (stream.authorization, stream.scope)
+            if key not in found:
+                found[key] = await self._look(stream)
+                await asyncio.sleep(0)  # many principals: let calls through between their views
+            lists = found[key]
+            if lists is None or (stream.is_alive is not None and not await stream.is_alive()):
+                stream.end()
                 continue
-            if message["type"] == "http.disconnect":
-                self._reply.gone()
-                if self._on_gone is not None:
-                    self._on_gone()
-                return
+            for kind, list_id in lists.items():
+                if stream.known[kind] == list_id:
+                    continue
+                stream.known[kind] = list_id
+                if (stream.holder, kind) not in told:
+                    told.add((stream.holder, kind))
+                    self._tell_changed(stream, kind, list_id)
 
-    def dismiss(self) -> None:
-        """The call is over."""
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
+    def _tell_changed(self, stream: Stream, kind: str, list_id: str) -> None:
+        stream.tell_changed(kind, list_id)
+        if kind == "tools":
+            self.note(stream.holder, stream.scope, list_id)
+
+    async def _look(self, stream: Stream) -> dict[str, str] | None:
+        """The lists that the stream's token sees now; None: it has no right to see any."""
+        shown = stream.authorization
+        try:
+            principal = await self._identity.identify({b"authorization": shown} if shown else {})
+            same = principal.name == stream.principal.name
+            return self.lists(principal, stream.scope) if same else None
+        except (Unauthenticated, GatewayError):
+            return None
+        except Exception as error:  # one stream's trouble must not stop the others' pass
+            log.error("stream_check_failed", error=type(error).__name__)
+            return {}
+
+    def _tell_notice(self, notice: Notice) -> None:
+        """Passes a server's notice on, to each client on one stream."""
+        done: set[str] = set()
+        for stream in reversed(self._open):
+            if stream.holder in done or not ("logs" in stream.hears or "uri" in notice.params):
+                continue
+            if self._pass_through.concerns(notice, stream.principal, stream.scope, stream.holder):
+                done.add(stream.holder)
+                key = notice.params.get("uri") or object()
+                stream.tell(key, notice.method, notice.params)
+
+    def accept_no_more(self) -> None:
+        """Refuses new streams; those that are open go on."""
+        self._closing = True
+
+    async def close(self) -> None:
+        """Ends all streams, and waits a moment for them."""
+        self.accept_no_more()
+        for stream in self._open:
+            stream.end()
+        if self._open:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await self._empty.wait()
+        if self._keeper is not None:
+            self._keeper.cancel()

@@ -1,33 +1,35 @@
 """What clients want to hear of: resources they watch, and from which level on they read logs.
 
-A holder is a session of the 2025 era or an open `subscriptions/listen` of 2026. However many of a
-principal's hold a resource, its server is told once, and once more when the last one lets go. What
-a session wants is told to other processes, since its stream may be open in any, and kept for those
-that come after; servers are told by the process where the stream is, for as long as it is open and
-a little longer. Everything is bounded: the oldest session makes room for a new one.
+A holder is a session of the 2025 era or an open `subscriptions/listen` of 2026. What a session
+wants is told to other processes, since its stream may be open in any, and kept in the store for
+those that come after. Servers are told by the process where the stream is, for as long as it is
+open and a little longer: for each principal, `_settle` brings what the servers were told in line
+with what its holders want, and tries again where a server can't be reached.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 import structlog
+from sqlalchemy import Connection
 
+from gateway.calls.upstream_requests import UpstreamRequests
 from gateway.errors import GatewayError, Overloaded, UpstreamRefused
-from gateway.upstream.registry import Upstreams
+from gateway.limits import LINGER_SECONDS, MAX_SESSIONS, MAX_WATCHED, SESSION_SECONDS
+from gateway.store.cluster import keep_wish_in, signal
+from gateway.store.database import Database
+from gateway.store.writer import Row
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
-MAX_HOLDERS = 8192
-MAX_WATCHED = 500  # by one principal
-SUBSCRIBE_SECONDS = 10.0
-LINGER_SECONDS = 60.0  # for a client to open its stream, or to open it again
-RETRY_PAUSES = (0.0, 1.0, 5.0, 15.0)
-LONGEST_PAUSE = 60.0
+WISHED = "mcp_wished"  # the signal: what a session wants
 
 log = structlog.get_logger(__name__)
 
@@ -37,83 +39,95 @@ Watched = tuple[str, str]  # server, URI
 class Wishes:
     """The wishes of all clients of this process."""
 
-    def __init__(self, upstreams: Upstreams, linger: float = LINGER_SECONDS) -> None:
-        self._upstreams = upstreams
-        self._linger = linger
+    def __init__(
+        self, requests: UpstreamRequests, db: Database, linger: float = LINGER_SECONDS
+    ) -> None:
+        self._upstreams = requests.upstreams
+        self._db = db
+        self._linger = linger  # for a client to open its stream, or to open it again
+        self._own_name = secrets.token_hex(8)
         self._watched: dict[str, set[Watched]] = {}  # by holder, the oldest first
-        self._told: dict[tuple[str, str, str], set[str]] = {}  # holders, by principal, server, URI
         self._principals: dict[str, str] = {}  # by holder
-        self._count: Counter[str] = Counter()  # of what each principal watches
         self._levels: dict[str, tuple[str, str]] = {}  # principal and level, by session
         self._streams: Counter[str] = Counter()  # that are open here, by holder
-        self._telling: dict[str, asyncio.Task[None]] = {}  # by holder
-        self._own_name = secrets.token_hex(8)
-        self.tell: Callable[[dict[str, Any]], None] = lambda wish: None
-        upstreams.log_level = self._lowest_level
-        upstreams.on_replaced(self._tell_again)
+        self._left: dict[str, float] = {}  # when a holder was last seen here
+        self._told: defaultdict[str, set[Watched]] = defaultdict(set)  # by principal
+        self._settling: dict[str, asyncio.Task[None]] = {}  # by principal
+        self._upstreams.log_level = self._lowest_level
+        self._upstreams.on_replaced(self._tell_again)
 
     def share(self, **wish: Any) -> None:
-        """Tells other processes what a session wants."""
-        self.tell({**wish, "by": self._own_name})
+        """Tells other processes what a session wants, and keeps it for those that come after."""
+        key = "level" if "level" in wish else f"{wish['server']} {wish['uri']}"
+        row = {"key": key, "wish": {**wish, "by": self._own_name}}
+        self._db.write_soon(_keep, row)
+        tell_others(self._db, WISHED, orjson.dumps(row["wish"]).decode())
 
-    def take(self, wish: dict[str, Any]) -> None:
+    def hear(self, payload: str) -> None:
+        """Hears the signal of another process; after a break there may be nothing to hear."""
+        if payload:
+            self.take(orjson.loads(payload))
+
+    def take(self, wish: Mapping[str, Any]) -> None:
         """Takes over what a session said to another process, now or before this one began."""
         if wish["by"] == self._own_name:
             return  # our own words come back late
         session, principal = wish["session"], wish.get("principal", "")
         if "level" in wish:
             self.set_level(session, principal, wish["level"], wish["servers"])
-        elif not wish["on"]:
-            self.unwatch(session, wish["server"], wish["uri"])
-        else:
+        elif wish["on"]:
             self._note(session, principal, wish["server"], wish["uri"])
-            if self._streams[session]:
-                self._tell_soon(session)
+        else:
+            self.unwatch(session, wish["server"], wish["uri"])
 
     async def watch(self, holder: str, principal: str, server: str, uri: str) -> None:
         """Has the holder hear of updates; raises what the server says against it."""
         if (server, uri) in self._watched.get(holder, ()):
             return
-        if self._count[principal] >= MAX_WATCHED:
+        if sum(len(self._watched[mine]) for mine in self._holders(principal)) >= MAX_WATCHED:
             hint = "Let go of some, or end sessions that are no longer needed."
             raise Overloaded("busy", f"You watch {MAX_WATCHED} resources already.", hint)
-        await self._subscribe(holder, principal, server, uri)
+        if (server, uri) not in self._told[principal]:
+            await self._upstreams.subscribe(server, principal, uri, self._linger)
+            self._told[principal].add((server, uri))
         self._note(holder, principal, server, uri)
-        if not self._streams[holder]:
-            self._let_go_later(holder)
+
+    def _note(self, holder: str, principal: str, server: str, uri: str) -> None:
+        while len(self._watched) >= MAX_SESSIONS and holder not in self._watched:
+            self.forget(next(iter(self._watched)))  # the oldest makes room
+        self._principals[holder] = principal
+        self._watched.setdefault(holder, set()).add((server, uri))
+        self._linger_on(holder)
+        self._settle_soon(principal)
 
     def unwatch(self, holder: str, server: str, uri: str) -> bool:
         """The holder wants to hear no more of it; False: it did not hear of it."""
-        mine = self._watched.get(holder, set())
-        if (server, uri) not in mine:
+        watched = self._watched.get(holder, set())
+        if (server, uri) not in watched:
             return False
-        mine.discard((server, uri))
-        principal = self._principals[holder]
-        self._count[principal] -= 1
-        self._let_go(holder, principal, server, uri)
+        watched.discard((server, uri))
+        self._settle_soon(self._principals[holder])
         return True
 
     def attend(self, holder: str) -> None:
-        """A stream of the holder is open here: its servers are told what it wants to hear of."""
+        """A stream of the holder is open here."""
         self._streams[holder] += 1
-        if self._watched.get(holder):
-            self._tell_soon(holder)
+        if holder in self._principals:
+            self._settle_soon(self._principals[holder])
 
     def leave(self, holder: str) -> None:
         """The stream is closed; the client may open another one soon."""
         self._streams[holder] -= 1
         if not self._streams[holder]:
             del self._streams[holder]
-            self._let_go_later(holder)
+            self._linger_on(holder)
 
     def forget(self, holder: str) -> None:
         """The holder is gone, and its wishes with it."""
-        for server, uri in tuple(self._watched.get(holder, ())):
-            self.unwatch(holder, server, uri)
-        self._watched.pop(holder, None)
-        self._principals.pop(holder, None)
         self._levels.pop(holder, None)
-        self._count += Counter()  # without those that are at nothing
+        self._left.pop(holder, None)
+        if self._watched.pop(holder, None) is not None:
+            self._settle_soon(self._principals.pop(holder))
 
     def watches(self, holder: str, server: str, uri: str) -> bool:
         """Whether an update of this URI, or of one beneath it, is for this holder."""
@@ -124,7 +138,7 @@ class Wishes:
 
     def set_level(self, session: str, principal: str, level: str, servers: Sequence[str]) -> None:
         """From this level on a session reads logs."""
-        if len(self._levels) >= MAX_HOLDERS and session not in self._levels:
+        if len(self._levels) >= MAX_SESSIONS and session not in self._levels:
             self._levels.pop(next(iter(self._levels)))
         self._levels[session] = principal, level
         for server in servers:
@@ -132,82 +146,86 @@ class Wishes:
 
     def level(self, holder: str | None) -> str | None:
         """The level a session has set."""
-        found = None if holder is None else self._levels.get(holder)
-        return found and found[1]
+        return self._levels[holder][1] if holder in self._levels else None
 
     def _lowest_level(self, principal: str | None) -> str | None:
         """Servers log from the lowest level that any session wants, of a principal or of all."""
         levels = [level for who, level in self._levels.values() if principal in (None, who)]
         return min(levels, key=RANK.__getitem__, default=None)
 
-    def _note(self, holder: str, principal: str, server: str, uri: str) -> None:
-        while len(self._watched) >= MAX_HOLDERS and holder not in self._watched:
-            self.forget(next(iter(self._watched)))
-        mine = self._watched.setdefault(holder, set())
-        if (server, uri) not in mine:
-            mine.add((server, uri))
-            self._count[principal] += 1
-            self._principals[holder] = principal
+    def _holders(self, principal: str) -> list[str]:
+        return [holder for holder, owner in self._principals.items() if owner == principal]
 
-    async def _subscribe(self, holder: str, principal: str, server: str, uri: str) -> None:
-        holders = self._told.get((principal, server, uri))
-        if not holders:
-            await self._upstreams.subscribe(server, principal, uri, SUBSCRIBE_SECONDS)
-        self._told.setdefault((principal, server, uri), set()).add(holder)
+    def _linger_on(self, holder: str) -> None:
+        """Counts the holder as present for a little longer."""
+        if holder in self._principals:
+            loop = asyncio.get_running_loop()
+            self._left[holder] = loop.time()
+            loop.call_later(self._linger, self._settle_soon, self._principals[holder])
 
-    def _let_go(self, holder: str, principal: str, server: str, uri: str) -> None:
-        holders = self._told.get((principal, server, uri), set())
-        holders.discard(holder)
-        if not holders and self._told.pop((principal, server, uri), None) is not None:
-            self._upstreams.unsubscribe(server, principal, uri)
-
-    def _let_go_later(self, holder: str) -> None:
-        def now() -> None:
-            if not self._streams[holder]:
-                for server, uri in self._watched.get(holder, ()):
-                    self._let_go(holder, self._principals[holder], server, uri)
-
-        if self._watched.get(holder):
-            asyncio.get_running_loop().call_later(self._linger, now)
+    def _wanted(self, principal: str) -> set[Watched]:
+        """What those holders of a principal want that have a stream here, or had one lately."""
+        gone = asyncio.get_running_loop().time() - self._linger
+        present = [
+            holder
+            for holder in self._holders(principal)
+            if self._streams[holder] or self._left.get(holder, gone) > gone
+        ]
+        return {watched for holder in present for watched in self._watched[holder]}
 
     def _tell_again(self, server: str) -> None:
         """A server is reached in another way: it knows nothing of what is wanted."""
-        for principal, name, uri in tuple(self._told):
-            if name == server:
-                for holder in self._told.pop((principal, name, uri)):
-                    self._tell_soon(holder)
+        for principal, told in self._told.items():
+            told -= {(name, uri) for name, uri in told if name == server}
+            self._settle_soon(principal)
 
-    def _tell_soon(self, holder: str) -> None:
-        if holder not in self._telling:
-            task = self._telling[holder] = asyncio.create_task(self._tell(holder))
-            task.add_done_callback(lambda _: self._telling.pop(holder))
+    def _settle_soon(self, principal: str) -> None:
+        if principal not in self._settling:
+            self._settling[principal] = asyncio.create_task(self._settle(principal))
 
-    async def _tell(self, holder: str) -> None:
-        """Tells servers what a holder wants, until they know or it is not there to hear of it."""
-        pauses = iter(RETRY_PAUSES)
-        while self._streams[holder] and (missing := self._untold(holder)):
-            await asyncio.sleep(next(pauses, LONGEST_PAUSE))
-            for server, uri in missing:
-                await self._told_of(holder, server, uri)
+    async def _settle(self, principal: str) -> None:
+        """Tells servers what a principal's holders want, until they know, and nothing else."""
+        pause = 1.0
+        while True:
+            wanted, told = self._wanted(principal), self._told[principal]
+            for server, uri in told - wanted:
+                told.discard((server, uri))
+                self._upstreams.unsubscribe(server, principal, uri)
+            missing = wanted - told
+            if not missing:
+                del self._settling[principal]
+                return
+            if not all([await self._subscribe(principal, server, uri) for server, uri in missing]):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._linger)
 
-    def _untold(self, holder: str) -> list[Watched]:
-        principal = self._principals.get(holder, "")
-        return [
-            (server, uri)
-            for server, uri in self._watched.get(holder, ())
-            if holder not in self._told.get((principal, server, uri), ())
-        ]
-
-    async def _told_of(self, holder: str, server: str, uri: str) -> None:
-        principal = self._principals.get(holder, "")
+    async def _subscribe(self, principal: str, server: str, uri: str) -> bool:
         try:
-            await self._subscribe(holder, principal, server, uri)
-            if (server, uri) not in self._watched.get(holder, ()):
-                self._let_go(holder, principal, server, uri)
+            await self._upstreams.subscribe(server, principal, uri, self._linger)
         except UpstreamRefused:
-            self.unwatch(holder, server, uri)  # it is not there any more
+            for holder in self._holders(principal):  # it is not there any more
+                self._watched[holder].discard((server, uri))
         except GatewayError as error:
             log.info("wish_waits", server=server, error=error.code)
+            return False
+        else:
+            self._told[principal].add((server, uri))
+        return True
+
+
+def _keep(tx: Connection, rows: Sequence[Row]) -> None:
+    for row in rows:
+        keep_wish_in(tx, row["key"], row["wish"], time.time() + SESSION_SECONDS)
+
+
+def tell_others(db: Database, kind: str, payload: str) -> None:
+    """Gives every process a signal, soon; nobody waits for it."""
+    db.write_soon(_signal, {"kind": kind, "payload": payload}, len(payload))
+
+
+def _signal(tx: Connection, rows: Sequence[Row]) -> None:
+    for row in rows:
+        signal(tx, row["kind"], row["payload"])
 
 
 def reaches(level: object, wanted: str | None) -> bool:

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import uvicorn
+import uvloop
 from cryptography.fernet import Fernet
 
-from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.store.secrets import Seal
 from gateway.web.identity import AuthSettings, Identity
 from tests.conformance.surface import Surface
+from tests.mcp.toolbox import endpoint_over
 
 
-def app(port: int) -> Any:
-    """The real endpoint over the conformance tools."""
-    seal = Fernet(Fernet.generate_key())
-    settings = EdgeSettings(public_url=f"http://127.0.0.1:{port}")
-    endpoint: list[McpEndpoint] = []
-
-    async def asgi(scope: Any, receive: Any, send: Any) -> None:
-        if not endpoint:
-            endpoint.append(McpEndpoint(Surface(), Identity(AuthSettings()), seal, settings))
-        await endpoint[0](scope, receive, send)
-
-    return asgi
+async def main(port: int) -> None:
+    """Serves the real endpoint over the conformance tools."""
+    identity, seal = Identity(AuthSettings()), Seal([Fernet.generate_key().decode()])
+    over = endpoint_over(Surface(), identity, seal, public_url=f"http://127.0.0.1:{port}")
+    async with over as endpoint:
+        config = uvicorn.Config(
+            endpoint,
+            host="127.0.0.1",
+            port=port,
+            http="httptools",
+            lifespan="off",
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+        )
+        await uvicorn.Server(config).serve()
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[1])
-    uvicorn.run(
-        app(port),
-        host="127.0.0.1",
-        port=port,
-        loop="uvloop",
-        http="httptools",
-        lifespan="off",
-        log_level="warning",
-        timeout_graceful_shutdown=1,
-    )
+    uvloop.run(main(int(sys.argv[1])))

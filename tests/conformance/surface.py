@@ -18,10 +18,12 @@ import orjson
 from mcp_types.jsonrpc import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 
 from gateway.calls.record import Caller
+from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Fixable, UnknownTool
-from gateway.mcp.endpoint import Scope
 from gateway.mcp.messages import RpcError
-from gateway.model import Principal, digest
+from gateway.model import Principal, Tool, digest
+from gateway.policy.view import Scope
+from tests.mcp.toolbox import SNAPSHOT
 
 Result = dict[str, Any]
 Call = Callable[["Surface", dict[str, Any], Caller], Awaitable[Result]]
@@ -52,6 +54,10 @@ class Surface:
     """Everybody sees all of it."""
 
     changes: int = 0
+    snapshot: Snapshot = SNAPSHOT
+    bundle_ids: tuple[str, ...] = ()
+    connections: tuple[str, ...] = ()
+    tools: Mapping[str, Tool] = field(default_factory=dict)
     _listeners: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -59,6 +65,9 @@ class Surface:
         return digest(self.page(None) or b"")
 
     def view(self, principal: Principal, scope: Scope) -> Surface:
+        return self
+
+    def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> Surface:
         return self
 
     def page(self, cursor: str | None) -> bytes | None:

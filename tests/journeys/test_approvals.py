@@ -315,7 +315,7 @@ async def test_call_that_was_cut_off_uses_the_approval_given_meanwhile(
     async with api(shop.url, "root") as root:
         async with call_to_be_cut_off(shop.url, "ann", "shop_place_order", ORDER, mode):
             [waiting] = await root.pending()
-        await until(lambda: not shop.app.mcp.running_calls)
+        await until(lambda: not shop.app.mcp.figures()["calls_in_flight"])
         await root.decide("approve", waiting["id"])
         async with client(shop.url, "ann", mode) as ann:
             result = await ann.call_tool("shop_place_order", ORDER)

@@ -268,7 +268,7 @@ async def test_write_is_finished_without_its_caller_and_a_read_ends_with_it(
     async with call_to_be_cut_off(shop.url, "ann", tool, arguments, "2026-07-28"):
         await asyncio.wait_for(gate.entered.wait(), 5)
         await asyncio.sleep(0.1)  # a call is attended to once it takes its time
-    await until(lambda: not shop.app.mcp.running_calls)
+    await until(lambda: not shop.app.mcp.figures()["calls_in_flight"])
     gate.release.set()
     async with asyncio.timeout(5):
         while True:

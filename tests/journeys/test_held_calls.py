@@ -250,7 +250,7 @@ async def test_who_has_hung_up_is_not_asked(
                 await peer.entered.wait()
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            await until(lambda: gateway.app.mcp.running_calls == 0)
+            await until(lambda: gateway.app.mcp.figures()["calls_in_flight"] == 0)
             peer.release.set()
             assert await until_ended(ann) == [status]
         assert peer.happened() == []

@@ -15,14 +15,14 @@ import uvicorn
 import uvloop
 from cryptography.fernet import Fernet
 
-from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
-from gateway.mcp.in_flight import Relay
+from gateway.mcp.endpoint import McpEndpoint
 from gateway.model import Principal
+from gateway.store.secrets import Seal
 from gateway.web.identity import AuthSettings, Identity
-from tests.mcp.toolbox import Toolbox
+from tests.mcp.toolbox import Toolbox, endpoint_over
 
 TOKENS = {"ann": "ann-token-0123456789", "bob": "bob-token-0123456789"}
-KEY = Fernet.generate_key()
+SEAL = Seal([Fernet.generate_key().decode()])
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -82,19 +82,15 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
     async with AsyncExitStack() as stack:
 
         async def make(
-            auth: AuthSettings | None = None,
-            toolbox: Toolbox | None = None,
-            relay: Relay | None = None,
-            **settings: Any,
+            auth: AuthSettings | None = None, toolbox: Toolbox | None = None, **options: Any
         ) -> Edge:
             toolbox = toolbox or Toolbox()
             identity = Identity(auth or AuthSettings())
-            endpoint = McpEndpoint(
-                toolbox, identity, Fernet(KEY), EdgeSettings(**settings), relay=relay
-            )
+            over = endpoint_over(toolbox, identity, SEAL, **options)
+            endpoint = await stack.enter_async_context(over)
             port = await stack.enter_async_context(serving(endpoint))
             http = await stack.enter_async_context(aiohttp.ClientSession())
-            stack.push_async_callback(endpoint.drain, 0.0)
+            stack.push_async_callback(endpoint.close_streams)
             return Edge(toolbox, identity, endpoint, port, http)
 
         yield make

@@ -9,22 +9,19 @@ import asyncio
 import sys
 
 import uvloop
-from cryptography.fernet import Fernet
 
-from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.store.secrets import Seal
 from gateway.web.identity import Identity
 from tests.mcp.conftest import serving, with_tokens
-from tests.mcp.toolbox import Toolbox
+from tests.mcp.toolbox import Toolbox, endpoint_over
 
 
 async def main(key: str, public_url: str) -> None:
     identity = Identity(with_tokens("ann", "bob"))
-    settings = EdgeSettings(public_url=public_url)
-    endpoint = McpEndpoint(Toolbox(), identity, Fernet(key), settings)
-    async with serving(endpoint) as port:
+    over = endpoint_over(Toolbox(), identity, Seal([key]), public_url=public_url)
+    async with over as endpoint, serving(endpoint) as port:
         print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
-        await endpoint.drain(0.0)
 
 
 if __name__ == "__main__":

@@ -104,10 +104,10 @@ async def test_stream_ends_soon_after_its_token_is_revoked(edge: Edge, listen: L
 async def test_client_that_leaves_leaves_nothing_behind(edge: Edge, listen: Listen) -> None:
     for _ in range(3):
         async with listen(edge, "ann") as ann:
-            assert edge.endpoint.open_streams == 1
+            assert edge.endpoint.figures()["streams"] == 1
             ann.response.close()
         async with asyncio.timeout(5):
-            while edge.endpoint.open_streams:
+            while edge.endpoint.figures()["streams"]:
                 await post(edge, b"")  # any round trip gives the server its turn
 
 
@@ -120,7 +120,7 @@ async def test_client_that_does_not_read_delays_nobody(edge: Edge, listen: Liste
 
 
 async def test_streams_are_capped_for_each_principal_by_itself(make_edge: EdgeMaker) -> None:
-    edge: Edge = await make_edge(with_tokens("ann", "bob"), max_streams_per_principal=2)
+    edge: Edge = await make_edge(with_tokens("ann", "bob"), max_streams=2)
     wanted = {"notifications": {"toolsListChanged": True}}
     message, headers = modern(request("subscriptions/listen", wanted))
     async with by_listen(edge, "ann"), by_get(edge, "ann"):
@@ -129,7 +129,7 @@ async def test_streams_are_capped_for_each_principal_by_itself(make_edge: EdgeMa
         own = await session(edge, headers=token_of("ann"))
         assert (await post(edge, b"", own, "GET")).status == 429
         async with by_listen(edge, "bob"), by_get(edge, "bob"):
-            assert edge.endpoint.open_streams == 4
+            assert edge.endpoint.figures()["streams"] == 4
 
 
 @BOTH
@@ -142,7 +142,8 @@ async def test_other_rights_are_a_change_of_the_view(edge: Edge, listen: Listen)
 
 async def test_going_down_closes_streams_and_takes_no_new_ones(edge: Edge) -> None:
     async with by_get(edge, "ann") as ann:
-        assert await edge.endpoint.drain(1)
+        assert await edge.endpoint.finish_calls(1)
+        await edge.endpoint.close_streams()
         assert await ann.ended()
     own = await session(edge, headers=token_of("ann"))
     assert (await post(edge, b"", own, "GET")).status == 503
@@ -163,7 +164,7 @@ async def test_session_with_several_streams_hears_on_the_newest(edge: Edge) -> N
         assert await older.silent(0.3)
         newer.response.close()
         async with asyncio.timeout(5):
-            while edge.endpoint.open_streams > 1:
+            while edge.endpoint.figures()["streams"] > 1:
                 await post(edge, b"")
         edge.toolbox.put("newer")
         assert await changed(older)

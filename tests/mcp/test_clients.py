@@ -126,7 +126,7 @@ async def test_2025_client_hears_of_its_change(edge: Edge) -> None:
     async with Client(edge.url, mode="legacy", message_handler=on_message) as client:
         await client.list_tools()
         async with asyncio.timeout(5):
-            while not edge.endpoint.open_streams:  # the client opens it in its own time
+            while not edge.endpoint.figures()["streams"]:  # the client opens it in its own time
                 await client.call_tool("echo", {})
             edge.toolbox.put("new")
             await heard.wait()

@@ -28,7 +28,7 @@ async def replica(key: str, url: str) -> AsyncIterator[int]:
     )
     assert process.stdin is not None and process.stdout is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield int(await process.stdout.readline())
     finally:
         process.stdin.close()

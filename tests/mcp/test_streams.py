@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.mcp.streams import MAX_QUEUED, Reply
-from gateway.mcp.subscriptions import Frames, Stream
+from gateway.limits import MAX_QUEUED
+from gateway.mcp.streams import Reply, Stream
 from gateway.model import Principal
 from gateway.policy.view import Scope
-from gateway.web.guard import PING, event_frame
+from gateway.web.guard import EventStream, event_frame
 
 
 class Wire:
@@ -46,13 +46,21 @@ class Wire:
         return self.sent
 
 
-FRAMES = Frames(b"first", lambda digest: f"changed to {digest}".encode(), b"last")
-
-
 @asynccontextmanager
 async def running(wire: Wire) -> AsyncIterator[Stream]:
-    stream = Stream(Principal("ann"), Scope(), {}, FRAMES, "d0")
-    task = asyncio.create_task(stream.run(wire.receive, wire.send))
+    stream = Stream(
+        Principal("ann"),
+        Scope(),
+        None,
+        holder="one",
+        hears=("tools",),
+        known={"tools": "d0"},
+        frame=lambda method, params, id: f"{method} {id}".encode(),
+        first=b"first",
+        last=b"last",
+    )
+    served = EventStream(stream.step, stream.woken, lambda: None, retry_ms=1)
+    task = asyncio.create_task(served({}, wire.receive, wire.send))
     yield stream
     stream.end()
     async with asyncio.timeout(5):
@@ -62,35 +70,26 @@ async def running(wire: Wire) -> AsyncIterator[Stream]:
 async def test_all_changes_a_client_has_not_read_are_one() -> None:
     wire = Wire()
     async with running(wire) as stream:
-        await wire.until(1)
+        await wire.until(2)
         wire.gate.clear()
         for number in range(100):
-            stream.tell_changed(f"d{number}")
-            stream.ping()
+            stream.tell_changed("tools", f"d{number}")
+            stream.tell_changed("prompts", f"d{number}")
             await asyncio.sleep(0)
         wire.gate.set()
-        await wire.until(3)
-    assert wire.sent == [b"first", b"changed to d0", b"changed to d99", b"last"]
+        await wire.until(4)
+    changed = "notifications/tools/list_changed"
+    assert wire.sent[1:-1] == [b"first", *(f"{changed} d{n}".encode() for n in (0, 99)), b"last"]
 
 
 async def test_change_before_the_first_frame_comes_after_it() -> None:
     wire = Wire()
     wire.gate.clear()
     async with running(wire) as stream:
-        await asyncio.sleep(0)
-        stream.tell_changed("d1")
+        stream.tell_changed("tools", "d1")
         wire.gate.set()
-        await wire.until(2)
-    assert wire.sent == [b"first", b"changed to d1", b"last"]
-
-
-async def test_quiet_stream_is_kept_alive() -> None:
-    wire = Wire()
-    async with running(wire) as stream:
-        await wire.until(1)
-        stream.ping()
-        await wire.until(2)
-    assert wire.sent == [b"first", PING, b"last"]
+        await wire.until(3)
+    assert wire.sent[1:-1] == [b"first", b"notifications/tools/list_changed d1", b"last"]
 
 
 async def test_answer_without_a_word_before_it_is_plain_json() -> None:

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.app import INSTRUCTIONS
-from gateway.mcp.offers import joined_instructions
+from gateway.mcp.pass_through import INSTRUCTIONS, join_instructions
 from tests.conftest import OPEN, Running, gateway_on
 from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
@@ -148,14 +147,14 @@ async def test_instructions_are_known_before_a_server_is_met_again_and_trusted_o
     ],
 )
 def test_long_instructions_leave_room_for_short_ones(said: dict[str, str], shown: str) -> None:
-    assert joined_instructions("Own", said) == shown
+    assert join_instructions("Own", said) == shown
     assert len(shown) <= 8192
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.text("x", max_size=5000)))
 def test_instructions_are_bounded_however_many_servers_speak(said: dict[str, str]) -> None:
     many = {**said, **{f"server {n}": "words " * 100 for n in range(len(said) * 40)}}
-    assert len(joined_instructions("Own", many)) <= 8192
+    assert len(join_instructions("Own", many)) <= 8192
 
 
 async def test_lists_are_put_together_and_names_lead_to_their_owner(libraries: Libraries) -> None:

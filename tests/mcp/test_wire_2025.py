@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import io
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.mcp.endpoint import McpEndpoint
+from gateway.limits import MAX_BODY_BYTES
+from gateway.mcp.pass_through import INSTRUCTIONS
 from gateway.policy.view import elicitation_modes
 from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import call, opened, post, request, session
+from tests.mcp.toolbox import SNAPSHOT, Toolbox
 
 VERSIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"]
 LISTED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
@@ -39,6 +43,7 @@ async def test_handshake_agrees_on_a_version(edge: Edge, asked: str, agreed: str
                 "title": "Dynamic MCP gateway",
                 "version": "0.1.0",
             },
+            "instructions": INSTRUCTIONS,
         },
     }
 
@@ -147,20 +152,22 @@ async def test_nothing_is_at_other_addresses(edge: Edge, path: str) -> None:
 
 
 async def test_body_too_large_is_413_declared_or_not(make_edge: EdgeMaker) -> None:
-    edge: Edge = await make_edge(max_body_bytes=1000)
+    edge: Edge = await make_edge()
 
     async def chunked() -> Any:
         for _ in range(3):
-            yield b" " * 500
+            yield bytes(MAX_BODY_BYTES // 2)
 
-    assert (await post(edge, b" " * 1001)).status == 413
     headers = {"accept": "application/json", "content-type": "application/json"}
-    async with edge.http.post(edge.url, data=chunked(), headers=headers) as answer:
-        assert answer.status == 413
+    for sent in (io.BytesIO(bytes(MAX_BODY_BYTES + 1)), chunked()):
+        async with edge.http.post(edge.url, data=sent, headers=headers) as answer:
+            assert answer.status == 413
 
 
 async def test_body_that_does_not_come_is_cut_off(make_edge: EdgeMaker) -> None:
-    edge: Edge = await make_edge(request_seconds=0.05)
+    limits = SNAPSHOT.settings.limits.model_copy(update={"request_seconds": 0.05})
+    settings = SNAPSHOT.settings.model_copy(update={"limits": limits})
+    edge: Edge = await make_edge(toolbox=Toolbox(snapshot=replace(SNAPSHOT, settings=settings)))
     reader, writer = await asyncio.open_connection("127.0.0.1", edge.port)
     head = f"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1:{edge.port}\r\naccept: */*\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: 9\r\n\r\n".encode())
@@ -213,7 +220,7 @@ async def test_cancelled_call_ends_and_is_answered_so(edge: Edge) -> None:
     assert (await post(edge, cancelled(7), own)).status == 202
     assert (await waiting).code == -32800
     assert edge.toolbox.cancelled == 1
-    assert edge.endpoint.running_calls == 0
+    assert edge.endpoint.figures()["calls_in_flight"] == 0
 
 
 async def test_session_can_not_cancel_what_another_session_runs(edge: Edge) -> None:
@@ -318,7 +325,7 @@ async def test_question_to_a_client_that_left_counts_as_cancel(edge: Edge) -> No
     async with opened(edge, own, call("ask")) as events:
         await events.message()
         events.response.close()
-    assert await edge.endpoint.drain(5)
+    assert await edge.endpoint.finish_calls(5)
 
 
 async def test_delete_ends_a_session_and_its_streams(edge: Edge) -> None:
@@ -357,8 +364,9 @@ async def test_without_a_known_token_it_is_401_with_a_challenge(make_edge: EdgeM
 async def test_stream_begins_with_an_id_to_come_back_with(edge: Edge) -> None:
     own = await session(edge)
     async with opened(edge, own) as events:
+        assert await events.next() == {"retry": "2000"}
         first = await events.next()
-        assert (first["data"], first["retry"]) == ("", "2000")
+        assert first["data"] == ""
         edge.toolbox.put("new")
         second = await events.next()
     assert first["id"] != second["id"]
@@ -405,28 +413,11 @@ async def test_page_of_an_allowed_origin_may_call_and_read(make_edge: EdgeMaker)
     assert (answer.status, "access-control-allow-origin" in answer.headers) == (403, False)
 
 
-class Other:
-    """A relay to one other endpoint, as a store's notifications would be."""
-
-    def __init__(self) -> None:
-        self.endpoints: list[McpEndpoint] = []
-
-    def cancelled(self, session: str, request_id: str | int) -> None:
-        for endpoint in self.endpoints:
-            endpoint.cancel(session, request_id)
-
-    def answered(self, session: str, request_id: str | int, body: Mapping[str, Any]) -> None:
-        for endpoint in self.endpoints:
-            endpoint.take_answer(session, request_id, body)
-
-
 async def test_cancellation_and_answer_reach_the_replica_that_runs_the_call(
-    make_edge: EdgeMaker,
+    make_edge: EdgeMaker, tmp_path: Path
 ) -> None:
-    relay = Other()
-    here: Edge = await make_edge()
-    there: Edge = await make_edge(relay=relay)
-    relay.endpoints.append(here.endpoint)
+    here: Edge = await make_edge(store=tmp_path / "shared.db")
+    there: Edge = await make_edge(store=tmp_path / "shared.db")
     here.toolbox.put("ask")
     own = await session(there, capabilities={"elicitation": {}})
     async with opened(here, own, call("ask")) as events:

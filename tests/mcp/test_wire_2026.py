@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.mcp.pass_through import INSTRUCTIONS
 from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import META, call, listening, modern, opened, post, request
 
@@ -30,6 +31,7 @@ async def test_discover_says_what_is_served(edge: Edge) -> None:
         "result": {
             "supportedVersions": ["2026-07-28"],
             "capabilities": {"tools": {"listChanged": True}},
+            "instructions": INSTRUCTIONS,
             "resultType": "complete",
             "ttlMs": 0,
             "cacheScope": "private",
@@ -229,14 +231,14 @@ async def test_subscription_says_its_id_with_everything(edge: Edge) -> None:
             "method": "notifications/tools/list_changed",
             "params": {"_meta": meta},
         }
-        draining = asyncio.create_task(edge.endpoint.drain(1))
+        draining = asyncio.create_task(edge.endpoint.close_streams())
         assert await events.message() == {
             "jsonrpc": "2.0",
             "id": 7,
             "result": {"resultType": "complete", "_meta": {**meta, **STAMP}},
         }
         assert await events.ended()
-    assert await draining
+    await draining
 
 
 async def test_what_was_not_asked_for_is_not_sent(edge: Edge) -> None:

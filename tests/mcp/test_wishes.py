@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from gateway.calls.admission import Admission
+from gateway.calls.upstream_requests import UpstreamRequests
 from gateway.errors import Overloaded
-from gateway.mcp.wishes import MAX_WATCHED, Wishes, reaches
+from gateway.limits import LINGER_SECONDS, MAX_WATCHED
+from gateway.mcp.wishes import Wishes, reaches
+from gateway.store.database import Database
 from gateway.upstream.registry import Upstreams
 from tests.library_peer import Era, LibraryPeer, library_peer
 from tests.peers import until
@@ -17,6 +21,11 @@ from tests.upstream.upstream_doors import http, upstreams
 
 NEWS = "fiction://news"
 both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
+
+
+def wishes_of(ups: Upstreams, linger: float = LINGER_SECONDS) -> Wishes:
+    """Wishes that nobody shares, so that no store is opened."""
+    return Wishes(UpstreamRequests(ups, Admission(8)), Database("sqlite:///nowhere.db"), linger)
 
 
 class Heard:
@@ -46,7 +55,7 @@ class Heard:
 
 async def test_a_server_is_told_of_the_first_to_watch_and_of_the_last_to_let_go() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes = Wishes(ups)
+        wishes = wishes_of(ups)
         for holder in ("one", "two"):
             await wishes.watch(holder, "ann", "up", NEWS)
         assert peer.subscribed == [NEWS]
@@ -60,7 +69,7 @@ async def test_a_server_is_told_of_the_first_to_watch_and_of_the_last_to_let_go(
 async def test_principals_that_share_a_session_let_go_of_a_resource_one_by_one() -> None:
     settings = {"session": "shared"}
     async with library_peer("2025") as peer, upstreams(http("up", peer.url, **settings)) as ups:
-        wishes = Wishes(ups)
+        wishes = wishes_of(ups)
         for who in ("ann", "bob"):
             await wishes.watch(f"session of {who}", who, "up", NEWS)
         wishes.forget("session of ann")
@@ -80,7 +89,7 @@ async def test_principals_that_share_a_session_let_go_of_a_resource_one_by_one()
 )
 async def test_an_update_is_for_who_watches_it_or_what_is_above_it(uri: str, heard: bool) -> None:
     async with library_peer("2026") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes = Wishes(ups)
+        wishes = wishes_of(ups)
         await wishes.watch("one", "ann", "up", NEWS)
         assert wishes.watches("one", "up", uri) is heard
         assert not wishes.watches("one", "other", uri)
@@ -88,7 +97,7 @@ async def test_an_update_is_for_who_watches_it_or_what_is_above_it(uri: str, hea
 
 async def test_one_principal_watches_so_much_and_no_more_in_however_many_sessions() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes = Wishes(ups)
+        wishes = wishes_of(ups)
         await wishes.watch("bobs", "bob", "up", NEWS)
         for number in range(MAX_WATCHED):
             await wishes.watch(f"session {number}", "ann", "up", NEWS)
@@ -101,7 +110,7 @@ async def test_one_principal_watches_so_much_and_no_more_in_however_many_session
 @both_eras
 async def test_a_server_that_is_reached_in_another_way_is_told_again(era: Era) -> None:
     async with library_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        wishes, heard = Wishes(ups), Heard(ups)
+        wishes, heard = wishes_of(ups), Heard(ups)
         wishes.attend("one")
         await wishes.watch("one", "ann", "up", NEWS)
         own = "ann" if era == "2025" else None
@@ -113,7 +122,7 @@ async def test_a_server_that_is_reached_in_another_way_is_told_again(era: Era) -
 
 async def test_a_server_is_told_only_while_a_stream_is_open_to_hear_of_it() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes = Wishes(ups, linger=0.01)
+        wishes = wishes_of(ups, linger=0.5)
         await wishes.watch("one", "ann", "up", NEWS)
         await until(lambda: peer.subscribed == [])  # no stream was opened
         wishes.attend("one")
@@ -127,7 +136,7 @@ async def test_a_server_is_told_only_while_a_stream_is_open_to_hear_of_it() -> N
 
 async def test_what_another_process_was_told_is_wanted_here_once_the_stream_is_open_here() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes, heard = Wishes(ups), Heard(ups)
+        wishes, heard = wishes_of(ups), Heard(ups)
         wish = {"session": "one", "principal": "ann", "server": "up", "uri": NEWS, "on": True}
         wishes.take({**wish, "by": "another process"})
         wishes.attend("one")
@@ -139,7 +148,7 @@ async def test_the_level_of_logs_is_told_to_each_new_session_of_2025_that_is_the
 ):
     log: dict[str, Any] = {"name": "log", "arguments": {}}
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes = Wishes(ups)
+        wishes = wishes_of(ups)
         wishes.set_level("one", "ann", "warning", ["up"])
         wishes.set_level("two", "ann", "error", ["up"])
         await ups.request("up", "tools/call", log, principal="bob")

@@ -1,22 +1,43 @@
-"""A small real surface: three tools, per-principal views, and gates that hold a call still.
+"""A few plain tools in the gateway's place: per-principal views, and gates that hold a call still.
 
-This is the seam the edge is written against, not a stand-in for something of ours: a plain object
-that serves plain tools.
+What is tested with them is the protocol: everything else of an endpoint is the real thing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import orjson
 
-from gateway.calls.record import Caller
+from gateway.calls.admission import Admission
+from gateway.calls.record import Caller, Signals
+from gateway.calls.upstream_requests import UpstreamRequests
+from gateway.catalog.snapshot import Snapshot
+from gateway.config.settings import Settings
 from gateway.errors import Fixable, UnknownTool
-from gateway.mcp.endpoint import Scope
-from gateway.model import Principal, digest
+from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
+from gateway.mcp.endpoint import McpEndpoint
+from gateway.mcp.pass_through import PassThrough
+from gateway.mcp.wishes import Wishes
+from gateway.model import Principal, Tool, digest
+from gateway.policy.view import Scope
+from gateway.store.cluster import Notifier
+from gateway.store.database import Database
+from gateway.store.secrets import Seal
+from gateway.web.gateway import Gateway
+from gateway.web.guard import host_rules
+from gateway.web.identity import Identity
+from tests.upstream.upstream_doors import upstreams
+
+SNAPSHOT = Snapshot(0, Settings())
+_empty_stores: list[Path] = []  # one, once it was made: making one takes longer than most tests
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
@@ -51,6 +72,9 @@ class Listing:
     entries: tuple[bytes, ...]
     digest: str
     page_size: int
+    bundle_ids: tuple[str, ...] = ()
+    connections: tuple[str, ...] = ()
+    tools: Mapping[str, Tool] = field(default_factory=dict)
 
     def page(self, cursor: str | None) -> bytes | None:
         if cursor is not None and not cursor.isdigit():
@@ -76,6 +100,7 @@ class Toolbox:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: int = 0
+    snapshot: Snapshot = SNAPSHOT
     _listeners: list[Callable[[], None]] = field(default_factory=list)
 
     def _tools(self, principal: Principal, scope: Scope) -> dict[str, dict[str, Any]]:
@@ -86,6 +111,9 @@ class Toolbox:
     def view(self, principal: Principal, scope: Scope) -> Listing:
         entries = tuple(orjson.dumps(one) for one in self._tools(principal, scope).values())
         return Listing(entries, digest(b"\n".join(entries)), self.page_size)
+
+    def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> Listing:
+        return self.view(principal, scope)
 
     def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
         found = self._tools(principal, scope).get(name)
@@ -144,3 +172,46 @@ def _failure(how: object) -> Exception:
     if how == "fixable":
         return Fixable("invalid_arguments", "id is missing", "Give an id.", where="id")
     return RuntimeError("the password is hunter2")
+
+
+@asynccontextmanager
+async def endpoint_over(
+    tools: object,
+    identity: Identity,
+    seal: Seal,
+    *,
+    store: Path | None = None,  # shared with another endpoint, as replicas do
+    public_url: str = "http://127.0.0.1:8080",
+    allowed_origins: tuple[str, ...] = (),
+    max_streams: int = MAX_STREAMS_PER_PRINCIPAL,
+) -> AsyncIterator[McpEndpoint]:
+    """The real endpoint over these tools, with a store and no servers behind it."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file = store or await _empty_store(folder)
+        db = await stack.enter_async_context(Database(f"sqlite:///{file}"))
+        ups = await stack.enter_async_context(upstreams())
+        requests, gateway, signals = (
+            UpstreamRequests(ups, Admission(8)),
+            cast(Gateway, tools),
+            Signals(),
+        )
+        rules = host_rules(public_url, (), allowed_origins)
+        through = PassThrough(gateway, requests, Wishes(requests, db))
+        endpoint = McpEndpoint(gateway, identity, through, seal, db, rules, max_streams)
+        endpoint.listen_to(signals)
+        if store is not None:
+            notifier = Notifier(db)
+            await notifier.start(lambda revision: None, signals.hear)
+            stack.push_async_callback(notifier.close)
+        yield endpoint
+        await endpoint.finish_calls(0.0)
+        await endpoint.close_streams()
+
+
+async def _empty_store(folder: Path) -> Path:
+    if not _empty_stores:
+        made = Path(tempfile.mkdtemp()) / "empty.db"
+        async with Database(f"sqlite:///{made}"):
+            _empty_stores.append(made)
+    return Path(shutil.copy(_empty_stores[0], folder / "gateway.db"))

@@ -16,10 +16,10 @@ from typing import Any
 
 from cryptography.fernet import Fernet
 
-from gateway.mcp.endpoint import EdgeSettings, McpEndpoint
+from gateway.store.secrets import Seal
 from gateway.web.identity import Identity
 from tests.mcp.conftest import TOKENS, serving, with_tokens
-from tests.mcp.toolbox import Toolbox, tool
+from tests.mcp.toolbox import Toolbox, endpoint_over, tool
 from tests.report_peer import EXPECTED, ROWS, report_gateway
 
 HERE = Path(__file__).parent
@@ -33,15 +33,12 @@ async def main() -> int:
     toolbox = Toolbox(page_size=2)
     for name in ("report", "grow"):
         toolbox.tools[name] = tool(name)
-    endpoint = McpEndpoint(
-        toolbox, Identity(with_tokens("ann")), Fernet(Fernet.generate_key()), EdgeSettings()
-    )
-    fine = True
-    async with serving(endpoint) as port:
+    seal, fine = Seal([Fernet.generate_key().decode()]), True
+    over = endpoint_over(toolbox, Identity(with_tokens("ann")), seal)
+    async with over as endpoint, serving(endpoint) as port:
         for client in CLIENTS:
             expected = _expected(client, len(toolbox.tools))
             fine &= await _sees(expected, client, f"http://127.0.0.1:{port}/mcp")
-        await endpoint.drain(0.0)
     async with report_gateway() as url:
         for client in CLIENTS:
             fine &= await _sees(EXPECTED, client, url, str(ROWS))
