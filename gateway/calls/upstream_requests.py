@@ -79,4 +79,3 @@ class UpstreamRequests:
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, caller.askable)
         return result
-
