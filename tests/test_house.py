@@ -34,7 +34,7 @@ MAX_NUMBERS = 581
 MAX_DOUBLE_NAMES = 27
 MAX_PROTOCOLS = 20
 MAX_TRICKS = 0
-MAX_CALL_FILES, MAX_CALL_AWAITS = 38, 19
+MAX_CALL_FILES, MAX_CALL_AWAITS = 40, 14
 MAX_LIST_FILES = 14
 
 PLAIN = {"errors", "model", "blocklist", "limits", "text", "naming"}
