@@ -14,7 +14,7 @@ run: .venv/ready
 	.venv/bin/gateway serve --config config.toml
 
 test: .venv/ready
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses auto --dist worksteal
 
 test-slow: .venv/ready
 	$(PY) -m pytest -m slow

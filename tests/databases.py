@@ -1,12 +1,14 @@
 """Both stores for tests: a SQLite file, and a database on a real PostgreSQL.
 
-One server a run, up in a second or two when the first test asks for it. A test has a database to
-itself while it runs; emptied, it serves the next one, since making one takes 0.4 s.
+One server a run, whatever number of processes share it, up in a second or two when the first test
+asks for it. A test has a database to itself while it runs; emptied, it serves the next one, since
+making one takes 0.4 s. Tests that stop the server have one of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import warnings
@@ -53,7 +55,7 @@ class PostgresServer:
 
     def new_database(self) -> str:
         """The name of a database that has never been used."""
-        name = f"test_{next(_numbers)}"
+        name = f"test_{os.getpid()}_{next(_numbers)}"
         self._execute("postgres", f"CREATE DATABASE {name}")
         return name
 
@@ -99,7 +101,19 @@ async def _execute(url: str, statement: str) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer(Path(tempfile.mkdtemp(prefix="gateway-pg-")))
+    """The server that all tests of a run share."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    yield from _served(Path(tempfile.gettempdir()) / f"gateway-pg-{run}")
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server that the tests of a module may stop and start."""
+    yield from _served(Path(tempfile.mkdtemp(prefix="gateway-pg-")))
+
+
+def _served(folder: Path) -> Iterator[PostgresServer]:
+    server = PostgresServer(folder)
     yield server
     server.remove()
 

@@ -36,9 +36,9 @@ SOON_SECONDS = 5.0  # it takes a tenth of one where the machine has nothing else
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def three(
-    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+    tmp_path_factory: pytest.TempPathFactory, own_postgres: PostgresServer
 ) -> AsyncIterator[Trio]:
-    with postgres.database() as url:
+    with own_postgres.database() as url:
         async with provider() as peer, trio(tmp_path_factory.mktemp("three"), url, peer) as made:
             yield made
 
@@ -147,7 +147,7 @@ async def everywhere(http: aiohttp.ClientSession, three: Trio, tool: str) -> Non
 
 
 async def test_postgresql_may_be_restarted_under_load(
-    three: Trio, http: aiohttp.ClientSession, postgres: PostgresServer
+    three: Trio, http: aiohttp.ClientSession, own_postgres: PostgresServer
 ) -> None:
     params = {"name": "shop_add_permit", "arguments": {"number": 8}}
     speaker = await Speaker(http, f"{three.urls[0]}/mcp", "2026", seconds=WAIT_SECONDS).meet()
@@ -155,10 +155,10 @@ async def test_postgresql_may_be_restarted_under_load(
     customers = Customers(http, three.url)
     async with customers.at_work(CUSTOMERS):
         await customers.more("completed", 20)
-        await asyncio.to_thread(postgres.stop)
+        await asyncio.to_thread(own_postgres.stop)
         await customers.failed(f"{ORDER} store_unavailable", 10)
         await customers.more("looked", 400)  # reads go on, and who waits has looked in vain
-        await asyncio.to_thread(postgres.start)
+        await asyncio.to_thread(own_postgres.start)
         await customers.more("completed", 40)
         errors = set(customers.errors)
         customers.errors.clear()

@@ -144,12 +144,14 @@ async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -
     await notifier.close()
 
 
-async def test_listener_comes_back_after_a_restart_of_postgres(postgres: PostgresServer) -> None:
-    with postgres.database() as url:
+async def test_listener_comes_back_after_a_restart_of_postgres(
+    own_postgres: PostgresServer,
+) -> None:
+    with own_postgres.database() as url:
         async with Database(url) as db, listening(db) as heard:
             heard.get_nowait()
-            await asyncio.to_thread(postgres.stop)
-            await asyncio.to_thread(postgres.start)
+            await asyncio.to_thread(own_postgres.stop)
+            await asyncio.to_thread(own_postgres.start)
             await next_heard(heard, (RECONNECTED, ""))
 
             revision = await choose_access(db, "ann", "demo", "read-only")

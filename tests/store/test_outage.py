@@ -34,20 +34,20 @@ async def add(db: Database, name: str) -> None:
 
 
 @pytest.fixture
-async def postgres_db(postgres: PostgresServer) -> AsyncIterator[Database]:
-    with postgres.database() as url:
+async def postgres_db(own_postgres: PostgresServer) -> AsyncIterator[Database]:
+    with own_postgres.database() as url:
         async with Database(url) as database:
             yield database
 
 
 async def test_idle_gateway_does_not_notice_a_restart_of_postgres(
-    postgres: PostgresServer, postgres_db: Database
+    own_postgres: PostgresServer, postgres_db: Database
 ) -> None:
     await add(postgres_db, "before")
     await asyncio.gather(*(postgres_db.read(fact_names) for _ in range(4)))
 
-    await asyncio.to_thread(postgres.stop)
-    await asyncio.to_thread(postgres.start)
+    await asyncio.to_thread(own_postgres.stop)
+    await asyncio.to_thread(own_postgres.start)
 
     assert (
         await asyncio.gather(*(postgres_db.read(fact_names) for _ in range(4))) == [["before"]] * 4
@@ -56,9 +56,9 @@ async def test_idle_gateway_does_not_notice_a_restart_of_postgres(
 
 
 async def test_gateway_says_so_while_postgres_is_down_and_recovers(
-    postgres: PostgresServer, postgres_db: Database
+    own_postgres: PostgresServer, postgres_db: Database
 ) -> None:
-    await asyncio.to_thread(postgres.stop)
+    await asyncio.to_thread(own_postgres.stop)
     try:
         with pytest.raises(Broken) as read:
             await postgres_db.read(fact_names)
@@ -66,7 +66,7 @@ async def test_gateway_says_so_while_postgres_is_down_and_recovers(
             await add(postgres_db, "lost")
         assert postgres_db.write_soon(add_facts, {"name": "soon", "value": b""})
     finally:
-        await asyncio.to_thread(postgres.start)
+        await asyncio.to_thread(own_postgres.start)
 
     assert (read.value.code, write.value.code) == ("store_unavailable", "store_unavailable")
     await add(postgres_db, "after")
