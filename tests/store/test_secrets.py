@@ -39,7 +39,7 @@ def test_starts_at_the_same_moment_agree_on_one_key(tmp_path: Path) -> None:
     assert [seal.decrypt(token) for seal in seals] == [b"hello"] * 8
 
 
-@pytest.mark.parametrize("key", [Fernet.generate_key().decode(), PASSPHRASE])
+@pytest.mark.parametrize("key", [Fernet.generate_key().decode(), PASSPHRASE], ids=["key", "words"])
 def test_key_from_the_environment_makes_no_file(key: str, tmp_path: Path) -> None:
     seal = load_seal(tmp_path / "secret.key", key)
 
