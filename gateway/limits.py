@@ -90,9 +90,15 @@ MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
 MAX_TOLD_ITEMS = 20  # problems or names that are listed one by one
 
 CHECK_STEPS = 10_000  # of checking and filling in, before a schema counts as endless
+LOOKUP_KEEP_SECONDS = 60.0  # a look-up's answer: a form asks for the same several times
+LOOKUP_BYTES = 2 * 1024 * 1024  # of one answer: parsing it holds up others for a hundredth second
+LOOKUP_VALUES = 1000  # more than a person or a model chooses from
+LOOKUP_PAGES = 5  # of a list that comes in pages
+
 SHORTEST_SECRET = 6  # characters: shorter ones would tear holes into innocent text
 SESSION_GRANT_SECONDS = 7 * 24 * 3600.0  # "always allow" in a session: its longest life
 TOKEN_SECONDS = 10.0  # for a token endpoint's answer, and between two tries to renew
+AZURE_SECONDS = 20.0  # for an answer of Azure itself, which is slow to list
 TOKEN_LIFE_SECONDS = 300.0  # of a token that does not say
 
 # --- store ----------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 Bearer, basic and API keys are there at once. OAuth 2 client credentials and the Nango vault have to
 be asked: one request however many calls wait for it, kept until shortly before the token expires,
-renewed in the background while the old one still works, and forgotten when an API rejects it.
-The token request goes to the token URL and nowhere else.
+and forgotten when an API rejects it. The token request goes to the token URL and nowhere else.
 
-What every call of a connection needs and none should work out again: made once a connection.
-
-Headers, injected values, how it proves itself, how often it may be called, the paths that are
-forbidden, and which texts are secret.
+`Prepared` is what every call of a connection needs and none should work out again: headers,
+injected values, how it proves itself, how often it may be called, the paths that are forbidden,
+and which texts are secret.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -35,18 +34,11 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAuth2Auth
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
-from gateway.errors import Refused, UpstreamFailed
+from gateway.errors import GatewayError, Refused, UpstreamFailed
+from gateway.limits import AZURE_SECONDS, LARGE_BYTES, TOKEN_LIFE_SECONDS, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Egress, Request
-
-TOKEN_SECONDS = 10.0
-MAX_TOKEN_BYTES = 262_144
-DEFAULT_LIFE_SECONDS = 300.0  # of a token that does not say
-MAX_LIFE_SECONDS = 86_400.0
-AHEAD_SECONDS = 60.0
-AHEAD_PART = 0.2  # of a short life, at most this much is given away
-RETRY_SECONDS = 5.0  # between attempts to renew a token that still works
 
 AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
 Place = Literal["header", "query"]
@@ -144,67 +136,63 @@ class Credentials:
         self._egress = egress
         self._clock = clock
         self._held: dict[str, _HeldToken] = {}
-        self._asking: dict[str, tuple[AuthMethod, asyncio.Task[_HeldToken]]] = {}
-        self._tasks: set[asyncio.Task[_HeldToken]] = set()
+        self._asking: dict[tuple[str, AuthMethod], asyncio.Task[_HeldToken]] = {}
 
     async def grant(self, connection: str, auth: AuthMethod) -> Grant:
         """What a call of this connection adds to its request."""
         if not renewable(auth):
             return _ready(auth)
         held = self._held.get(connection)
-        if held is None or held.auth != auth or self._clock() >= held.expires_at:
-            task = self._ask(connection, auth, fresh=held is not None and held.rejected)
-            return (await asyncio.shield(task)).grant
-        if self._clock() >= held.renew_at:
-            self._held[connection] = replace(held, renew_at=self._clock() + RETRY_SECONDS)
-            self._ask(connection, auth, fresh=False)
-        return held.grant
+        if held is not None and held.auth == auth and self._clock() < held.renew_at:
+            return held.grant
+        task = self._asking.get((connection, auth))
+        if task is None:
+            work = self._renew(connection, auth, held)
+            task = self._asking[connection, auth] = asyncio.create_task(work)
+            task.add_done_callback(partial(self._note_end, (connection, auth)))
+        return (await asyncio.shield(task)).grant
 
     def reject(self, connection: str, grant: Grant) -> None:
         """Forget a grant that an API did not accept, unless another has replaced it already."""
         held = self._held.get(connection)
         if held and held.grant == grant:
-            self._held[connection] = replace(held, expires_at=0.0, rejected=True)
-
-    def forget(self, connection: str) -> None:
-        """Forget all that is held for a connection; calls that wait still get their answer."""
-        self._held.pop(connection, None)
-        self._asking.pop(connection, None)
+            self._held[connection] = replace(held, renew_at=0.0, expires_at=0.0)
 
     async def close(self) -> None:
         """End every request for a token."""
-        for task in self._tasks:
+        tasks = [*self._asking.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ask(self, connection: str, auth: AuthMethod, *, fresh: bool) -> asyncio.Task[_HeldToken]:
-        asked_for, task = self._asking.get(connection, (None, None))
-        if task is None or asked_for != auth:
-            task = asyncio.get_running_loop().create_task(self._fetch(auth, fresh))
-            self._asking[connection] = (auth, task)
-            self._tasks.add(task)
-            task.add_done_callback(lambda done: self._asked(connection, done))
-        return task
+    async def _renew(
+        self, connection: str, auth: AuthMethod, held: _HeldToken | None
+    ) -> _HeldToken:
+        rejected = held is not None and held.expires_at == 0.0
+        try:
+            found = await self._fetch(auth, rejected)
+        except GatewayError:
+            now = self._clock()
+            if held is None or held.auth != auth or now >= held.expires_at:
+                raise
+            found = replace(held, renew_at=now + TOKEN_SECONDS)  # the old one still works
+        self._held[connection] = found
+        return found
 
-    def _asked(self, connection: str, task: asyncio.Task[_HeldToken]) -> None:
-        self._tasks.discard(task)
-        current = self._asking.get(connection, (None, None))[1] is task
-        if current:
-            del self._asking[connection]
-        # Looking at the exception keeps a failed renewal, which nobody awaits, from being reported.
-        if not task.cancelled() and task.exception() is None and current:
-            self._held[connection] = task.result()
+    def _note_end(self, key: tuple[str, AuthMethod], task: asyncio.Task[_HeldToken]) -> None:
+        del self._asking[key]
+        if not task.cancelled():
+            task.exception()  # its callers have it, unless all of them have gone
 
-    async def _fetch(self, auth: AuthMethod, fresh: bool) -> _HeldToken:
+    async def _fetch(self, auth: AuthMethod, rejected: bool) -> _HeldToken:
         asked_at = self._clock()
         if auth.type == "oauth2":
             token, life = await _client_credentials(self._egress, auth)
             grant = _token_grant(auth, token)
         else:
-            grant, life = await _from_nango(self._egress, auth, fresh, asked_at)
-        life = min(max(life, 1.0), MAX_LIFE_SECONDS)
-        ahead = min(AHEAD_SECONDS, life * AHEAD_PART)
-        return _HeldToken(auth, grant, asked_at + life - ahead, asked_at + life)
+            grant, life = await _from_nango(self._egress, auth, rejected, asked_at)
+        life = max(life, 1.0)
+        return _HeldToken(auth, grant, asked_at + 0.8 * life, asked_at + life)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +200,7 @@ class _HeldToken:
     auth: AuthMethod
     grant: Grant
     renew_at: float
-    expires_at: float
-    rejected: bool = False
+    expires_at: float  # 0.0: the API did not accept it
 
 
 def _ready(auth: AuthMethod) -> Grant:
@@ -272,15 +259,15 @@ async def _post(
         ("Content-Type", "application/x-www-form-urlencoded"),
     )
     request = Request("POST", url, fixed + headers, urlencode(form).encode())
-    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=MAX_TOKEN_BYTES)
+    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
 
 
 def _seconds(value: Any) -> float:
     try:
         seconds = float(value)
     except (TypeError, ValueError):
-        return DEFAULT_LIFE_SECONDS
-    return seconds if math.isfinite(seconds) else DEFAULT_LIFE_SECONDS
+        return TOKEN_LIFE_SECONDS
+    return seconds if math.isfinite(seconds) else TOKEN_LIFE_SECONDS
 
 
 # --- Nango ----------------------------------------------------------------------------------------
@@ -296,7 +283,7 @@ async def _from_nango(
     url = f"{auth.url.rstrip('/')}/connection/{quote(auth.connection_id, '')}?{urlencode(query)}"
     headers = (("Accept", "application/json"), ("Authorization", f"Bearer {auth.secret_key}"))
     request = Request("GET", url, headers)
-    answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=MAX_TOKEN_BYTES)
+    answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
     value = _object(answer, "Nango", "secret_key, connection_id and provider_config_key")
     credentials = value.get("credentials")
     if not isinstance(credentials, dict):
@@ -323,7 +310,7 @@ def _until(value: Any, now: float) -> float:
     try:
         moment = datetime.fromisoformat(str(value))
     except ValueError:
-        return DEFAULT_LIFE_SECONDS
+        return TOKEN_LIFE_SECONDS
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
 
 
@@ -357,8 +344,6 @@ RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
 Exchange = Callable[[Request], Awaitable[Answer]]
-
-MAX_ADDRESS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +464,7 @@ def secrets_of(settings: Connection) -> set[str]:
 def _query_of(settings: Connection) -> list[tuple[str, str]]:
     """What the connection's addresses carry in their query: some services put their keys there."""
     addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
-    queries = [urlsplit(a).query for a in addresses if "\n" not in a and len(a) < MAX_ADDRESS]
+    queries = [urlsplit(a).query for a in addresses if a.startswith(("http://", "https://"))]
     return [pair for query in queries for pair in parse_qsl(query)]
 
 
@@ -517,8 +502,6 @@ def _plain(value: Any) -> Any:
 
 
 # --- Azure ----------------------------------------------------------------------------------------
-
-AZURE_SECONDS = 20.0
 
 
 async def ask_azure(

@@ -36,19 +36,18 @@ from gateway.calls.call import Invoker
 from gateway.calls.record import Caller, arguments_digest
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
+from gateway.limits import (
+    LOOKUP_BYTES,
+    LOOKUP_KEEP_SECONDS,
+    LOOKUP_PAGES,
+    LOOKUP_VALUES,
+    MAX_ANSWER_BYTES,
+)
 from gateway.model import Tool
 from gateway.outbound.content import NOT_JSON, as_json
 from gateway.policy.access import decide, level, shows
 from gateway.store.database import Database
 from gateway.store.results import read_result
-
-CACHE_SECONDS = 60.0
-CACHE_BYTES = 16 * 1024 * 1024
-CACHE_ENTRY_BYTES = 512  # about what an entry takes beside its answer
-MAX_CACHED_BYTES = 1024 * 1024  # of one answer
-MAX_PARSED_BYTES = 2 * 1024 * 1024  # which holds up others for some hundredths of a second
-MAX_VALUES = 1000
-MAX_PAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class LookUps:
         self._invoker = invoker
         self._db = db
         self._answers: TTLCache[tuple[str, int, str], bytes] = TTLCache(
-            CACHE_BYTES, CACHE_SECONDS, getsizeof=lambda answer: len(answer) + CACHE_ENTRY_BYTES
+            MAX_ANSWER_BYTES, LOOKUP_KEEP_SECONDS, getsizeof=len
         )
 
     async def values(self, asked: Question, parameter: str) -> dict[str, Any]:
@@ -112,16 +111,16 @@ class LookUps:
     async def _listed(self, asked: Question, call: Call, step: Step, rule: Rule) -> dict[str, Any]:
         values: list[dict[str, Any]] = []
         link = ""
-        for _ in range(MAX_PAGES):
+        for _ in range(LOOKUP_PAGES):
             answer = await self._answer(asked, call)
             found = (entry_of(item, step, rule) for item in items_of(answer, step.items))
             values += [entry for entry in found if entry is not None]
             link = next_link(answer)
             onward = following(call.tool, link, asked.state.build) if link else None
-            if onward is None or len(values) >= MAX_VALUES:
+            if onward is None or len(values) >= LOOKUP_VALUES:
                 break
             call = onward
-        shown = _fitting(values[:MAX_VALUES], asked.snapshot.settings.limits.max_output_bytes)
+        shown = _fitting(values[:LOOKUP_VALUES], asked.snapshot.settings.limits.max_output_bytes)
         return {"values": shown, "more": bool(link) or len(values) > len(shown)}
 
     def _target(self, asked: Question, step: Step) -> Tool:
@@ -167,8 +166,7 @@ class LookUps:
         known = self._answers.get(key)
         if known is None:
             known = await self._asked(asked, call)
-            if len(known) <= MAX_CACHED_BYTES:
-                self._answers[key] = known
+            self._answers[key] = known
         return await asyncio.to_thread(orjson.loads, known) if known else None
 
     async def _asked(self, asked: Question, call: Call) -> bytes:
@@ -188,7 +186,7 @@ class LookUps:
         """An answer too large for a result is kept for its caller: it is read there."""
         owner = asked.caller.principal.name
         kept = await read_result(self._db, str(structured.get("result_id")), owner, 0.0)
-        if kept is None or kept.bytes > MAX_PARSED_BYTES or structured.get("incomplete"):
+        if kept is None or kept.bytes > LOOKUP_BYTES or structured.get("incomplete"):
             raise UpstreamFailed("upstream_error", "the answer to the look-up is too large")
         value = await asyncio.to_thread(as_json, kept.body, kept.media_type)
         if value is NOT_JSON:

@@ -1,23 +1,18 @@
-"""Effective access: the smaller of what the admin grants and what the user chose.
+"""Who may do what: effective access, and the decision on one call with the rule that said so. Pure.
 
-read-write shows everything but dangerous tools, read-only shows reads, disabled shows nothing. A
-connection of another organization does not exist for the caller: `level` is None then, and every
-edge answers as for a name nobody ever used.
+Effective access is the smaller of what the admin grants and what the user chose: read-write shows
+everything but dangerous tools, read-only shows reads, disabled shows nothing. A connection of
+another organization does not exist for the caller: `level` is None then, and every edge answers as
+for a name nobody ever used.
 
-Allow, ask or refuse one call, with the rule that said so.
-
-The tool is already known to be in the caller's view. What is left are the permissions: a word about
-this very tool first, then the level. The reason goes to the model, the audit row and the console
-alike.
-
-A principal as configuration has it now, for calls that waited since they came in. Pure.
+Of a tool that the caller may see, permissions decide: a word about this very tool first, then the
+level. The reason goes to the model, the audit row and the console alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -26,14 +21,15 @@ from gateway.config.settings import Permissions, PrincipalSettings, Settings
 from gateway.errors import Refused
 from gateway.model import Level, Principal, Tool
 
-ORDER: Mapping[Level, int] = {"disabled": 0, "read-only": 1, "read-write": 2}
+LEVELS: tuple[Level, ...] = ("disabled", "read-only", "read-write")
 
 
 def level(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> Level | None:
     """What the principal may do with the connection; None: it may not know that it exists."""
     if not may_know(principal, state):
         return None
-    return smaller(admin_level(state), user_level(snapshot, principal, state.name))
+    granted, chosen = admin_level(state), user_level(snapshot, principal, state.name)
+    return min(granted, chosen, key=LEVELS.index)
 
 
 def may_know(principal: Principal, state: ConnectionState) -> bool:
@@ -61,11 +57,6 @@ def user_level(snapshot: Snapshot, principal: Principal, connection: str) -> Lev
     """The user's side: a choice made at run time, else the configured one, else the default."""
     chosen = snapshot.choices.get((principal.name, connection))
     return chosen or principal.connections.get(connection) or principal.access
-
-
-def smaller(one: Level, other: Level) -> Level:
-    """The more restrictive of two levels."""
-    return one if ORDER[one] <= ORDER[other] else other
 
 
 def shows(granted: Level | None, tool: Tool) -> bool:
@@ -142,37 +133,25 @@ def permit(
 
 
 def principal_now(settings: Settings, known: Principal) -> Principal | None:
-    """The same principal with the rights it has now; None: it has none any more."""
-    configured = settings.principals.get(known.name)
-    auth = settings.auth
-    if auth.mode == "tokens":
-        return None if configured is None else configured_principal(known.name, configured)
-    if auth.mode == "none":
-        return known if configured is None else configured_principal(known.name, configured)
+    """A principal whose call waited, with the rights it has now; None: it has none any more."""
+    configured, auth = settings.principals.get(known.name), settings.auth
+    if configured is None and auth.mode != "jwt":
+        return known if auth.mode == "none" else None
+    now = configured_principal(known.name, configured) if configured else Principal(known.name)
+    if auth.mode != "jwt":
+        return now
     # What its token claimed can't be asked again; what is configured beside it can.
-    claimed: dict[str, Any] = {}
-    for claim, field in (
-        (auth.role_claim, "role"),
-        (auth.organization_claim, "organization"),
-        (auth.admin_claim, "admin"),
-    ):
-        if claim:
-            claimed[field] = getattr(known, field)
-    base = (
-        Principal(known.name)
-        if configured is None
-        else configured_principal(known.name, configured)
-    )
-    return replace(base, **claimed)
+    claims = {
+        "role": auth.role_claim,
+        "organization": auth.organization_claim,
+        "admin": auth.admin_claim,
+    }
+    return replace(now, **{name: getattr(known, name) for name, claim in claims.items() if claim})
+
+
+_OF_PRINCIPAL = {"admin", "organization", "role", "access", "connections"}
 
 
 def configured_principal(name: str, settings: PrincipalSettings) -> Principal:
     """A principal with all that its table says."""
-    return Principal(
-        name,
-        admin=settings.admin,
-        organization=settings.organization,
-        role=settings.role,
-        access=settings.access,
-        connections=dict(settings.connections),
-    )
+    return Principal(name, **settings.model_dump(include=_OF_PRINCIPAL))

@@ -5,13 +5,9 @@ give, with the gateway's own tools beside. A bundle or step address holds what t
 nothing else. Several bundles on one connection narrow each other: a tool must be allowed by all of
 them and denied by none.
 
-Which MCP servers give a view more than tools: their prompts, resources, completion and logs.
-
-They are reads, so read-only access is enough. A bundle names tools: one that leaves some out, or
-keeps them behind meta tools, says nothing of prompts and resources, so it does not give them.
-
-A view is transparent when one server without a prefix is all there is: then the gateway answers as
-that server would.
+MCP servers may give a view more than tools (`offering`): prompts, resources, completion and logs.
+These are reads, so read-only access is enough; a bundle that leaves tools out, or keeps them behind
+meta tools, does not give them.
 """
 
 from __future__ import annotations
@@ -249,7 +245,11 @@ def _digests(state: ConnectionState, tools: tuple[Tool, ...]) -> Iterable[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """The servers of one view, in the order of connections."""
+    """The servers of one view, in the order of connections.
+
+    A view is transparent when one server without a prefix is all there is: then the gateway answers
+    as that server would.
+    """
 
     servers: tuple[ConnectionState, ...] = ()
     transparent: bool = False
