@@ -47,7 +47,7 @@ from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.schedule import AzureWatch, Schedule
 from gateway.catalog.snapshot import Snapshot
-from gateway.config.connection import Connection, OpenApiConnection
+from gateway.config.connection import Connection, McpConnection, OpenApiConnection
 from gateway.config.settings import Settings
 from gateway.connectors.manifest import portable_tools
 from gateway.console.app import Console, console_of
@@ -63,7 +63,7 @@ from gateway.store.cluster import Notifier, kept_wishes
 from gateway.store.database import Database
 from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import begin_request, log_call, tracer
-from gateway.upstream.registry import LiveUpstreams
+from gateway.upstream.registry import Upstreams
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, resume
 from gateway.web.guard import HostRules, Refusal, check_host, fold, host_rules, respond
@@ -232,8 +232,8 @@ class Assembly:
         self.workers = await self._enter(Workers())
         self.credentials = Credentials(self.egress)
         self._stack.push_async_callback(self.credentials.close)
-        self.upstreams = LiveUpstreams(self.egress, self._upstream_headers)
-        await self._enter(self.upstreams.sessions)
+        self.upstreams = Upstreams(self.egress, self._upstream_headers)
+        await self._enter(self.upstreams)
         server, store = self.settings.server, self.settings.store
         alone = server.workers == 1 and store.url.startswith("sqlite")
         shared = None if alone else self.db  # other processes count as well
@@ -275,13 +275,23 @@ class Assembly:
             self.settings, discoverer, stored, portable=portable_tools, demo=demo
         )
         self._stack.push_async_callback(self.catalog.close)
-        self.catalog.on_change(lambda: self.upstreams.follow(self.catalog.current))
+        self.catalog.on_change(self._follow_upstreams)
         self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
-        self.upstreams.sessions.on_tools_changed(self.schedule.wake)
-        self.upstreams.sessions.on_trouble(self._mark_failing)
+        self.upstreams.on_tools_changed(self.schedule.wake)
+        self.upstreams.on_trouble(self._mark_failing)
         self.azure = AzureWatch(self.directory, self.catalog, stored)
         self._stack.push_async_callback(self.azure.close)
         await self.catalog.load()
+
+    def _follow_upstreams(self) -> None:
+        """Keeps sessions with the MCP servers of the current snapshot."""
+        snapshot = self.catalog.current
+        wanted = {
+            name: state.settings
+            for name, state in snapshot.connections.items()
+            if isinstance(state.settings, McpConnection) and state.status != "disabled"
+        }
+        self.upstreams.follow(wanted, snapshot.settings.limits)
 
     def _mark_failing(self, name: str, error: GatewayError) -> None:
         """Shows that an MCP server can't be reached; other processes look for themselves."""
@@ -310,7 +320,7 @@ class Assembly:
             self.egress,
             self.own_egress,
             self.credentials,
-            self.upstreams.sessions,
+            self.upstreams,
             self.limits,
             self.db,
             self.workers.work,
@@ -357,7 +367,7 @@ class Assembly:
         server, gateway = self.settings.server, self.gateway
         identity = Identity(auth_settings(self.settings, self.public_url), self._fetch_keys)
         rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
-        requests = UpstreamRequests(self.upstreams.sessions, self.limits)
+        requests = UpstreamRequests(self.upstreams, self.limits)
         self.wishes = Wishes(requests, self.db)
         pass_through = PassThrough(gateway, requests, self.wishes)
         mcp = McpEndpoint(gateway, identity, pass_through, self.seal, self.db, rules)

@@ -51,6 +51,21 @@ MANIFEST_DEPTH = 8  # of nested objects and arrays in one value
 
 # --- upstream -------------------------------------------------------------------------------------
 
+REST_SECONDS = 1.0  # after a first failure, between two reports of a change, for a child to end
+LONGEST_REST_SECONDS = 60.0  # after many failures, between two looks, for a child to come up
+HELD_SECONDS = 10.0  # a session that lived so long was no crash; and for an upstream to take a word
+PATIENCE_SECONDS = 2.0  # a rest this short is waited for
+DOUBT_SECONDS = 5.0  # for an upstream to show that it is alive, and between two such looks
+LISTEN_SECONDS = 600.0  # then a stream of notices is opened anew: it may have gone deaf
+UNUSED_SECONDS = 1800.0  # then a principal's own session is ended
+LAST_BYTES_SECONDS = 0.02  # for the end of an answer, so that its connection can be used again
+MAX_PENDING = 128  # calls on a session, messages that wait for one of them, lines of a child's log
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_CONTAINERS = 250_000  # of a message: read in some 30 ms; 8 MB of them would take half a second
+MAX_LISTING_BYTES = 16 * 1024 * 1024  # of all pages of a list
+MAX_ROUNDS = 10  # of questions before an answer, of streams for one answer
+MAX_WORDS = 500  # characters of an upstream's own words that are passed on
+
 # --- azure ----------------------------------------------------------------------------------------
 
 AZURE_BYTES = 32 * 1024 * 1024  # of one answer: the list of all connectors is one page

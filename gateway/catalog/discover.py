@@ -65,8 +65,8 @@ from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
 from gateway.text import visible
-from gateway.upstream.link import Sharing
 from gateway.upstream.registry import Listed
+from gateway.upstream.session import Sharing
 
 BUILD_SECONDS = 20.0
 # A reader is held to its CPU, and a busy machine may take its time: this is for one that hangs.

@@ -168,7 +168,7 @@ def _show(preview: dict[str, Any]) -> None:
 
 if TYPE_CHECKING:
     from gateway.outbound.client import Egress
-    from gateway.upstream.registry import LiveUpstreams
+    from gateway.upstream.registry import Upstreams
 
 
 def discover(
@@ -214,10 +214,10 @@ async def _discovered(
 
 
 @asynccontextmanager
-async def upstreams_over(egress: Egress) -> AsyncIterator[LiveUpstreams]:
+async def upstreams_over(egress: Egress) -> AsyncIterator[Upstreams]:
     """Sessions with MCP servers for as long as a command runs, none before one is asked for."""
     from gateway.calls.credentials import Credentials, auth_of
-    from gateway.upstream.registry import LiveUpstreams
+    from gateway.upstream.registry import Upstreams
 
     credentials = Credentials(egress)
 
@@ -226,12 +226,11 @@ async def upstreams_over(egress: Egress) -> AsyncIterator[LiveUpstreams]:
     ) -> tuple[tuple[str, str], ...]:
         return (await credentials.grant(name, auth_of(connection.auth))).headers
 
-    upstreams = LiveUpstreams(egress, headers)
-    async with upstreams.sessions:
+    async with Upstreams(egress, headers) as upstreams:
         yield upstreams
 
 
-async def _report(upstreams: LiveUpstreams, name: str, settings: McpConnection) -> dict[str, Any]:
+async def _report(upstreams: Upstreams, name: str, settings: McpConnection) -> dict[str, Any]:
     from gateway.catalog.definitions import source_of
     from gateway.catalog.discover import problem_dict, wraps_of
     from gateway.connectors.mcp import drift

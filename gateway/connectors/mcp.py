@@ -24,13 +24,14 @@ An upstream's whole list, of tools mostly: every page, within bounds, and whethe
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema_rs
 import orjson
+from mcp.shared.inbound import find_invalid_x_mcp_header
 
 from gateway.model import (
     RISK_OF_ACCESS,
@@ -47,7 +48,7 @@ from gateway.model import (
 )
 from gateway.naming import matching, opening, override_for, token_cost, unmatched
 from gateway.text import cut, visible
-from gateway.upstream.protocol import HeaderMarks, broken, header_marks, invalid_header_mark
+from gateway.upstream.protocol import TOO_DEEP
 
 MAX_ICONS = 8
 MAX_ICONS_BYTES = 32_768  # pictures may be part of the list
@@ -118,63 +119,6 @@ def _meta(given: Any) -> dict[str, Any]:
 
 def _fits(value: Any, limit: int) -> bool:
     return len(orjson.dumps(value)) <= limit  # too deep a list was refused when it came in
-
-
-MAX_PAGES = 100
-MAX_TOOLS = 10_000
-MAX_LISTING_BYTES = 16 * 1024 * 1024
-
-TOO_DEEP = "nested too deeply"
-
-RawTool = dict[str, Any]
-
-
-async def every_page(
-    page: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
-    upstream: str,
-    of: str = "tools",
-) -> list[RawTool]:
-    """The items of all pages; a list that does not end within its bounds is a failure."""
-    tools: list[RawTool] = []
-    params: dict[str, Any] = {}
-    seen: set[str] = set()
-    size = 0
-    for _ in range(MAX_PAGES):
-        answer = await page(params)
-        found, cursor = answer.get(of), answer.get("nextCursor")
-        if not isinstance(found, list):
-            raise broken(upstream, f"sent a list of {of} that is no list")
-        for tool in found:
-            if isinstance(tool, dict):
-                kept, length = _storable(tool)
-                tools.append(kept)
-                size += length
-        if len(tools) > MAX_TOOLS or size > MAX_LISTING_BYTES or cursor in seen:
-            break
-        if not isinstance(cursor, str):
-            return tools
-        seen.add(cursor)
-        params = {"cursor": cursor}
-    raise broken(upstream, f"has a list of {of} that does not end within its bounds")
-
-
-def _storable(tool: RawTool) -> tuple[RawTool, int]:
-    """A tool and its size. One too deep to be written again is left for the build to skip."""
-    try:
-        return tool, len(orjson.dumps(tool))
-    except TypeError:
-        return {"name": str(tool.get("name"))[:128], "inputSchema": TOO_DEEP}, 0
-
-
-def listing_digest(tools: list[RawTool]) -> str:
-    """Changes when the list does, whatever order it comes in."""
-    return digest(b"\0".join(sorted(orjson.dumps(t, option=orjson.OPT_SORT_KEYS) for t in tools)))
-
-
-def marks_by_tool(tools: list[RawTool]) -> dict[str, HeaderMarks]:
-    """The tools that want arguments repeated as headers."""
-    marks = {str(tool.get("name")): header_marks(tool.get("inputSchema")) for tool in tools}
-    return {name: found for name, found in marks.items() if found}
 
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -331,7 +275,7 @@ def _unusable(raw: Mapping[str, Any]) -> str | None:
         return "its input schema's `properties` is not an object"
     if _mapping(raw.get("execution")).get("taskSupport") == "required":
         return "it only runs as a task, which the gateway does not pass on"
-    return _schema_fault(schema) or invalid_header_mark(schema)
+    return _schema_fault(schema) or find_invalid_x_mcp_header(schema)
 
 
 def _schema_fault(schema: Mapping[str, Any]) -> str | None:

@@ -189,7 +189,7 @@ def nested(depth: int) -> dict[str, Any]:
         (with_schema(nested(200)), "its schema is nested too deeply"),
         (
             with_schema({"type": "object", "properties": {"a": {"x-mcp-header": "A"}}}),
-            "`x-mcp-header` of 'a' is not on a string, integer or boolean",
+            "property 'a': x-mcp-header is only permitted on integer/string/boolean",
         ),
         (
             {"name": "two words", "inputSchema": {"type": "object"}},

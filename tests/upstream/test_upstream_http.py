@@ -11,8 +11,11 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.config.connection import Connection, McpConnection
+from gateway.config.settings import Limits
 from gateway.connectors.mcp import build_upstream
 from gateway.errors import Refused, UpstreamFailed
+from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.model import Skipped, Source
 from gateway.upstream.http import Headers
 from gateway.upstream.protocol import Hooks, RpcFailed
@@ -96,7 +99,7 @@ async def test_progress_reaches_the_caller_in_order(era: Era) -> None:
         seen.append((done, total, message))
 
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        assert text_of(await ups.call("up", "steps", {}, progress=progress)) == "done"
+        assert text_of(await ups.call("up", "steps", {}, Hooks(progress=progress))) == "done"
         assert text_of(await ups.call("up", "steps", {})) == "done"
     assert seen == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
@@ -119,7 +122,7 @@ async def test_question_reaches_a_caller_that_can_answer_and_is_declined_for_oth
     era: Era, elicit: Any, said: str
 ) -> None:
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        assert text_of(await ups.call("up", "ask", {}, ask=asking(elicit))) == said
+        assert text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(elicit)))) == said
 
 
 @both_eras
@@ -129,7 +132,7 @@ async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> N
         return {"action": "accept", "content": {"name": "Ann"}}
 
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        result = await ups.call("up", "ask", {}, ask=asking(slowly), deadline=0.4)
+        result = await ups.call("up", "ask", {}, Hooks(ask=asking(slowly)), deadline=0.4)
         assert text_of(result) == "accept Ann"
 
 
@@ -155,10 +158,13 @@ async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call(era: Er
     ):
         long = {"steps": 15, "pause": 0.1}
         assert (
-            text_of(await ups.call("up", "steps", long, deadline=0.8, progress=ignored)) == "done"
+            text_of(
+                await ups.call("up", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
+            )
+            == "done"
         )
         with pytest.raises(UpstreamFailed) as caught:
-            await ups.call("short", "steps", long, deadline=0.8, progress=ignored)
+            await ups.call("short", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
         assert caught.value.code == "upstream_timeout"
 
 
@@ -212,14 +218,16 @@ PROTOCOL |= {"mcp-protocol-version", "mcp-method", "mcp-name", "mcp-session-id"}
 
 @both_eras
 async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> None:
-    async def authorize(name: str, refused: bool) -> Headers:
+    async def authorize(name: str, settings: Connection, refused: bool) -> Headers:
         return [("Authorization", f"Bearer for-{name}")]
 
     configured = {"X-Team": "hr", "Accept": "text/html", "mcp-session-id": "mine"}
     async with (
         mcp_peer(era) as peer,
-        upstreams(http("up", peer.url, headers=configured), authorize=authorize) as ups,
+        upstreams(authorize=authorize) as ups,
     ):
+        settings = McpConnection(kind="mcp", url=peer.url, headers=configured)
+        ups.follow({"up": settings}, Limits())
         meta = {"progressToken": 7, "io.modelcontextprotocol/clientInfo": {"name": "them"}, "a": 1}
         await ups.call("up", "echo", {"text": "hi"}, meta=meta)
         sent = peer.headers[-1]
@@ -231,7 +239,7 @@ async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> 
 async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
     asked: list[bool] = []
 
-    async def authorize(name: str, refused: bool) -> Headers:
+    async def authorize(name: str, settings: Connection, refused: bool) -> Headers:
         asked.append(refused)
         return [("Authorization", "Bearer fresh" if refused else "Bearer stale")]
 
@@ -240,7 +248,8 @@ async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
             return Response(status_code=401)
         return modern(message)
 
-    async with scripted_peer(answer) as url, upstreams(http("up", url), authorize=authorize) as ups:
+    async with scripted_peer(answer) as url, upstreams(authorize=authorize) as ups:
+        ups.follow({"up": McpConnection(kind="mcp", url=url)}, Limits())
         assert await ups.list_tools("up") == []
     assert asked[:2] == [False, True]
 
@@ -340,7 +349,8 @@ async def test_answer_that_is_not_the_protocols_is_an_upstream_error(
 
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 @pytest.mark.parametrize(
-    ("value", "bound"), [("x" * 1_000_001, "1000000 bytes"), ([[]] * 250_000, INTRICATE)]
+    ("value", "bound"),
+    [("x" * MAX_MESSAGE_BYTES, f"{MAX_MESSAGE_BYTES} bytes"), ([[]] * 250_000, INTRICATE)],
 )
 async def test_answer_over_its_bound_is_refused(kind: str, value: Any, bound: str) -> None:
     async def answer(message: dict[str, Any], request: Request) -> Response:
@@ -351,7 +361,7 @@ async def test_answer_over_its_bound_is_refused(kind: str, value: Any, bound: st
 
     async with (
         scripted_peer(answer) as url,
-        upstreams(http("up", url), max_answer_bytes=1_000_000) as ups,
+        upstreams(http("up", url)) as ups,
     ):
         with pytest.raises(UpstreamFailed) as caught:
             await ups.call("up", "any", {})

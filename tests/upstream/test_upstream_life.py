@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
-from gateway.upstream.link import MAX_IN_FLIGHT
+from gateway.limits import MAX_PENDING
 from gateway.upstream.registry import Upstreams
 from tests.peers_mcp import Era, mcp_peer, scripted_peer
 from tests.raw_server import Connection, raw_server
@@ -140,7 +140,7 @@ async def test_calls_over_the_bound_are_refused_at_once_and_only_there() -> None
     ):
         calls = [
             asyncio.create_task(ups.call("full", "slow", {}, deadline=30))
-            for _ in range(MAX_IN_FLIGHT)
+            for _ in range(MAX_PENDING)
         ]
         async with asyncio.timeout(5):
             await peer.entered.wait()
@@ -212,7 +212,7 @@ async def test_listing_that_failed_for_a_while_is_told_when_it_works_again() -> 
 
 @both_eras
 async def test_burst_of_notices_is_told_once(era: Era) -> None:
-    pace = replace(QUICK, gather=0.1, spacing=0.1)
+    pace = replace(QUICK, spacing=0.1)
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         told = Told(ups)
         await ups.list_tools("up")

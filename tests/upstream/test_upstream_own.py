@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.errors import GatewayError, Overloaded, UpstreamFailed
+from gateway.upstream.protocol import Hooks
 from gateway.upstream.registry import Upstreams
 from tests.library_peer import library_peer
 from tests.peers import until
@@ -60,7 +61,7 @@ async def test_a_server_of_2025_is_told_whether_the_clients_of_its_session_offer
     async with upstreams(stdio("up", "--era", "handshake")) as ups:
 
         async def offered(who: str | None, **capabilities: Any) -> tuple[str, int]:
-            asked: dict[str, Any] = {"principal": who, "capabilities": capabilities}
+            asked: dict[str, Any] = {"principal": who, "hooks": Hooks(capabilities=capabilities)}
             said = text_of(await ups.call("up", "offered", {}, **asked))
             return said, int(text_of(await ups.call("up", "pid", {}, **asked)))
 
@@ -78,7 +79,10 @@ async def test_a_server_of_2026_has_one_session_of_a_principal_whatever_its_clie
         await ups.list_tools("up")
         first = await ups.call("up", "pid", {}, principal="ann")
         able = {"sampling": dict[str, Any]()}
-        assert await ups.call("up", "pid", {}, principal="ann", capabilities=able) == first
+        assert (
+            await ups.call("up", "pid", {}, principal="ann", hooks=Hooks(capabilities=able))
+            == first
+        )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +133,9 @@ async def test_session_idle_longest_makes_room_for_another_principal(tmp_path: P
         await ups.list_tools("up")
         first, second = await pid_of(ups, "ann"), await pid_of(ups, "bob")
         await pid_of(ups, "ann")
-        third = await pid_of(ups, "cat")  # when its child starts, bob's has ended
-        assert running(first) and running(third) and not running(second)
+        third = await pid_of(ups, "cat")
+        await until(lambda: not running(second))
+        assert running(first) and running(third)
         assert await pid_of(ups, "ann") == first
         children = [int(line) for line in starts.read_text().split()]
         assert sum(map(running, children)) == 3  # and the one that lists
@@ -144,7 +149,9 @@ async def test_call_is_refused_while_all_sessions_are_in_use() -> None:
         async def progress(done: float, total: float | None, text: str | None) -> None:
             entered.set()
 
-        slow = ups.call("up", "slow", {}, principal="ann", deadline=30, progress=progress)
+        slow = ups.call(
+            "up", "slow", {}, principal="ann", deadline=30, hooks=Hooks(progress=progress)
+        )
         call = asyncio.create_task(slow)
         async with asyncio.timeout(5):
             await entered.wait()
@@ -178,7 +185,7 @@ async def test_fewer_sessions_end_idle_ones_at_once() -> None:
 
 
 async def test_child_that_nobody_used_for_long_is_ended_and_started_again_when_needed() -> None:
-    pace = replace(QUICK, idle=0.1)
+    pace = replace(QUICK, unused=0.1)
     async with upstreams(stdio("up"), pace=pace) as ups:
         listing, own = await pid_of(ups, None), await pid_of(ups, "ann")
         await until(lambda: not running(own))
@@ -187,7 +194,7 @@ async def test_child_that_nobody_used_for_long_is_ended_and_started_again_when_n
 
 
 async def test_server_is_told_that_an_idle_session_ends() -> None:
-    pace = replace(QUICK, idle=0.05)
+    pace = replace(QUICK, unused=0.05)
     async with mcp_peer("handshake") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         await ups.call("up", "echo", {"text": "hi"}, principal="ann")
         await until(lambda: "DELETE" in peer.methods)
@@ -195,7 +202,7 @@ async def test_server_is_told_that_an_idle_session_ends() -> None:
 
 
 async def test_calls_under_way_keep_a_session_from_being_idle() -> None:
-    pace = replace(QUICK, idle=0.02)
+    pace = replace(QUICK, unused=0.02)
     async with mcp_peer("handshake") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         call = asyncio.create_task(ups.call("up", "slow", {}, principal="ann"))
         async with asyncio.timeout(5):

@@ -9,25 +9,22 @@ from typing import Any
 import pytest
 
 from gateway.errors import Fixable, UpstreamFailed
+from gateway.limits import MAX_ROUNDS
 from gateway.upstream.protocol import (
     CLIENT_CAPABILITIES,
     CLIENT_INFO,
-    MAX_ROUNDS,
-    NOT_OFFERED,
     Hooks,
     Peer,
     RpcFailed,
-    answer,
     broken,
-    completed,
     encoded,
     negotiate,
-    passed_on,
     request_message,
     timed_out,
     unreachable,
-    within,
+    without_envelope,
 )
+from gateway.upstream.session import NOT_OFFERED, answer, complete, within
 
 MODERN = Peer("modern", "2026-07-28")
 HANDSHAKE = Peer("handshake", "2025-11-25")
@@ -124,6 +121,10 @@ THEIRS = {
 }
 
 
+async def ignored(done: float, total: float | None, text: str | None) -> None:
+    """Progress that nobody looks at."""
+
+
 @pytest.mark.parametrize(
     ("peer", "meta", "progress", "sent"),
     [
@@ -137,9 +138,8 @@ THEIRS = {
 def test_request_carries_our_envelope_and_nothing_of_the_clients(
     peer: Peer, meta: dict[str, Any], progress: bool, sent: dict[str, Any] | None
 ) -> None:
-    message = request_message(
-        3, "tools/list", {"cursor": "c", "_meta": meta}, peer, progress=progress
-    )
+    hooks = Hooks(progress=ignored if progress else None)
+    message = request_message(3, "tools/list", {"cursor": "c", "_meta": meta}, peer, hooks)
     params = {"cursor": "c"} if sent is None else {"cursor": "c", "_meta": sent}
     assert message == {"jsonrpc": "2.0", "id": 3, "method": "tools/list", "params": params}
 
@@ -178,7 +178,7 @@ async def test_every_question_of_an_upstream_gets_an_answer(
 def test_result_loses_only_what_belongs_to_this_hop(
     result: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    assert passed_on(result) == kept
+    assert without_envelope(result) == kept
 
 
 async def test_progress_gives_a_request_its_seconds_again_and_never_fewer() -> None:
@@ -218,7 +218,7 @@ async def test_upstream_that_never_stops_asking_is_given_up() -> None:
         return {"resultType": "input_required", "inputRequests": {"q": question}}
 
     with pytest.raises(UpstreamFailed) as caught:
-        await completed(send, {"name": "t"}, None, "up")
+        await complete(send, {"name": "t"}, None, "up")
     assert caught.value.code == "upstream_error"
     assert sent[0] == {"name": "t"}
     assert sent[1:] == [{"name": "t", "inputResponses": {"q": {"action": "decline"}}}] * (
@@ -232,7 +232,7 @@ async def test_upstream_that_asks_for_what_is_not_offered_is_refused() -> None:
         return {"resultType": "input_required", "inputRequests": {"q": question}}
 
     with pytest.raises(UpstreamFailed) as caught:
-        await completed(send, {"name": "t"}, None, "up")
+        await complete(send, {"name": "t"}, None, "up")
     assert caught.value.message == f"up {NOT_OFFERED}"
 
 

@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.errors import Overloaded
-from gateway.upstream.link import MAX_URIS, Standing
 from gateway.upstream.protocol import RpcFailed
 from gateway.upstream.registry import Upstreams
 from tests.library_peer import Era, library_peer
@@ -74,12 +72,3 @@ async def test_a_servers_refusal_is_the_callers_to_read() -> None:
         with pytest.raises(RpcFailed) as refused:
             await ups.subscribe("up", "ann", "fiction://missing/missing", 5.0)
         assert (refused.value.rpc_code, refused.value.rpc_message) == (-32002, "No such book")
-
-
-async def test_a_server_is_watched_for_so_many_resources_only() -> None:
-    async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        link = ups._lists["up"][1].link
-        standing = Standing(link, lambda method, params: None)
-        standing._uris |= {f"fiction://books/{n}": {"ann"} for n in range(MAX_URIS)}
-        with pytest.raises(Overloaded):
-            await standing.subscribe(NEWS, "ann", 5.0)

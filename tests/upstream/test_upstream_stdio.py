@@ -16,8 +16,10 @@ import pytest
 import structlog.testing
 
 from gateway.errors import UpstreamFailed
-from gateway.upstream.link import Upstream
+from gateway.limits import MAX_MESSAGE_BYTES
+from gateway.upstream.protocol import Hooks
 from gateway.upstream.registry import Upstreams
+from gateway.upstream.session import Upstream
 from tests.upstream.upstream_doors import (
     QUICK,
     Told,
@@ -53,7 +55,9 @@ async def test_sdk_server_over_stdio_is_met() -> None:
     folder = str(Path(__file__).parents[2])
     async with upstreams(replace(child, cwd=folder, timeout_seconds=20)) as ups:
         assert len(await ups.list_tools("up")) == 10
-        assert text_of(await ups.call("up", "ask", {}, ask=asking(accepting))) == "accept Ann"
+        assert (
+            text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(accepting)))) == "accept Ann"
+        )
         peer = ups.status("up").peer
         assert peer is not None and peer.era == "modern"
 
@@ -66,14 +70,16 @@ async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
 @pytest.mark.parametrize(("elicit", "said"), [(accepting, "accept Ann"), (None, "decline None")])
 async def test_question_reaches_a_caller_that_can_answer(elicit: Any, said: str) -> None:
     async with upstreams(stdio("up")) as ups:
-        assert text_of(await ups.call("up", "ask", {}, ask=asking(elicit))) == said
+        assert text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(elicit)))) == said
 
 
 async def test_question_that_could_be_anybodys_is_declined() -> None:
     async with upstreams(stdio("up")) as ups:
         other = asyncio.create_task(ups.call("up", "slow", {}))
         await pid_of(ups)  # the slow call went out before
-        assert text_of(await ups.call("up", "ask", {}, ask=asking(accepting))) == "decline None"
+        assert (
+            text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(accepting)))) == "decline None"
+        )
         other.cancel()
 
 
@@ -86,7 +92,7 @@ async def test_progress_reaches_the_caller_and_a_slow_one_holds_up_nobody() -> N
         seen.append(done)
 
     async with upstreams(stdio("up")) as ups:
-        call = asyncio.create_task(ups.call("up", "steps", {}, progress=progress))
+        call = asyncio.create_task(ups.call("up", "steps", {}, Hooks(progress=progress)))
         assert text_of(await ups.call("up", "echo", {"text": "quick"})) == "quick"
         gate.set()
         assert text_of(await call) == "done"
@@ -104,10 +110,13 @@ async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call() -> No
     async with upstreams(stdio("up"), stdio("short", max_call_seconds=1.0)) as ups:
         long = {"steps": 15, "pause": 0.1}
         assert (
-            text_of(await ups.call("up", "steps", long, deadline=0.8, progress=ignored)) == "done"
+            text_of(
+                await ups.call("up", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
+            )
+            == "done"
         )
         with pytest.raises(UpstreamFailed) as caught:
-            await ups.call("short", "steps", long, deadline=0.8, progress=ignored)
+            await ups.call("short", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
         assert caught.value.code == "upstream_timeout"
 
 
@@ -125,7 +134,7 @@ async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_chil
         async def progress(done: float, total: float | None, message: str | None) -> None:
             begun.set()
 
-        call = asyncio.create_task(ups.call("up", "slow", {}, progress=progress))
+        call = asyncio.create_task(ups.call("up", "slow", {}, Hooks(progress=progress)))
         async with asyncio.timeout(2):
             await begun.wait()
         call.cancel()
@@ -157,11 +166,11 @@ async def test_what_is_no_message_is_ignored_and_logged_without_secrets() -> Non
 
 
 async def test_answer_over_its_bound_fails_its_own_call_only() -> None:
-    async with upstreams(stdio("up"), max_answer_bytes=1_000_000) as ups:
+    async with upstreams(stdio("up")) as ups:
         small = asyncio.create_task(ups.call("up", "huge", {"bytes": 50_000}))
         with pytest.raises(UpstreamFailed) as caught:
-            await ups.call("up", "huge", {"bytes": 3_000_000})
-        assert caught.value.message == "up sent an answer of more than 1000000 bytes"
+            await ups.call("up", "huge", {"bytes": MAX_MESSAGE_BYTES})
+        assert caught.value.message == f"up sent an answer of more than {MAX_MESSAGE_BYTES} bytes"
         with pytest.raises(UpstreamFailed) as caught:
             await ups.call("up", "huge", {"bytes": 250_001, "of": "["})
         assert caught.value.message == "up sent an answer of more than 250000 lists and objects"
@@ -184,7 +193,7 @@ async def test_what_is_logged_during_a_call_is_told_to_its_caller_alone() -> Non
     caller: list[tuple[str, Mapping[str, Any]]] = []
     async with upstreams(stdio("up")) as ups:
         ups.on_notification(lambda *notice: everyone.append(notice))
-        await ups.call("up", "log", {}, notice=lambda *notice: caller.append(notice))
+        await ups.call("up", "log", {}, Hooks(notice=lambda *notice: caller.append(notice)))
         await ups.call("up", "log", {})
     assert caller == [("notifications/message", {"level": "info", "data": "hello"})]
     assert everyone == []

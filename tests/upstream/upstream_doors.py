@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.model import NO_TLS_FILES, TlsFiles
-from gateway.outbound.client import Egress, Request
-from gateway.upstream.http import Headers, Streamed
-from gateway.upstream.link import Pace, Upstream
+from gateway.outbound.client import Egress
+from gateway.upstream.link import Pace
 from gateway.upstream.registry import Upstreams
+from gateway.upstream.session import Upstream
 
 STDIO_PEER = str(Path(__file__).parents[1] / "stdio_peer.py")
-QUICK = Pace(
-    first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, gather=0.01, spacing=0.05
-)
+QUICK = Pace(first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, spacing=0.05)
 
 
 def http(name: str, url: str, **changes: Any) -> Upstream:
@@ -31,12 +28,13 @@ def stdio(name: str, *args: str, **changes: Any) -> Upstream:
 
 
 @asynccontextmanager
-async def upstreams(*settings: Upstream, **options: Any) -> AsyncIterator[Upstreams]:
+async def upstreams(
+    *settings: Upstream, authorize: Any = None, pace: Pace = QUICK
+) -> AsyncIterator[Upstreams]:
     """Upstreams behind the gateway's real way out, at a quick pace."""
-    options.setdefault("pace", QUICK)
     async with (
         Egress(["127.0.0.1/32"]) as egress,
-        Upstreams(_Way(egress), **options) as ups,
+        Upstreams(egress, authorize, pace) as ups,
     ):
         for one in settings:
             ups.replace(one.name, one)
@@ -50,23 +48,6 @@ def asking(elicit: Any) -> Any:
         return {key: await elicit(question["params"]) for key, question in questions.items()}
 
     return None if elicit is None else ask
-
-
-class _Way:
-    def __init__(self, egress: Egress) -> None:
-        self._egress = egress
-
-    def __call__(
-        self,
-        method: str,
-        url: str,
-        headers: Headers,
-        body: bytes | None,
-        deadline: float,
-        tls: TlsFiles = NO_TLS_FILES,
-    ) -> AbstractAsyncContextManager[Streamed]:
-        request = Request(method, url, tuple(headers), body)
-        return self._egress.open(request, deadline=deadline, tls=tls)
 
 
 class Told:

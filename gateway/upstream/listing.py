@@ -1,0 +1,284 @@
+"""The link that lists what an upstream has, and the links of principals beside it.
+
+Whoever lists the tools is told when to look again: when the upstream says so, when a slow poll
+finds another list, and when an upstream that failed can be reached once more. That it can't be
+reached is told at once: a session that can't be opened, a look that fails. A look is due whenever a
+call or a stream met with something that looks like the end of the upstream.
+
+An upstream tells of changed prompts and resources itself. What it told while there was no session,
+or no stream of notices, is lost: so these lists are looked at too, and one that is another one is
+told as if the upstream had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
+from mcp_types import METHOD_NOT_FOUND
+
+from gateway.errors import GatewayError, UpstreamFailed
+from gateway.limits import HELD_SECONDS
+from gateway.upstream.link import Link, Pace, pause, wait_for_event
+from gateway.upstream.protocol import (
+    Notice,
+    RawTool,
+    RpcFailed,
+    SessionGone,
+    every_page,
+    listing_digest,
+)
+from gateway.upstream.session import Session, Sharing, Upstream
+
+LISTS: Mapping[str, Mapping[str, str]] = {
+    "prompts": {"prompts": "prompts/list"},
+    "resources": {
+        "resources": "resources/list",
+        "resourceTemplates": "resources/templates/list",
+    },
+}
+TOOLS_CHANGED = "notifications/tools/list_changed"
+CHANGED: Mapping[str, str] = {f"notifications/{kind}/list_changed": kind for kind in LISTS}
+
+
+class ListingLink(Link):
+    """The link over which an upstream's lists come."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        new_session: Callable[[], Session],
+        notice: Notice,
+        pace: Pace,
+        *,
+        log_level: Callable[[], str | None],
+        changed: Callable[[], None],  # the tools should be listed again
+        troubled: Callable[[GatewayError], None],  # they can't be
+    ) -> None:
+        lazy = upstream.lazy
+        super().__init__(upstream, new_session, notice, pace, lazy=lazy, log_level=log_level)
+        self.upstream = upstream
+        self.marks: dict[str, Mapping[tuple[str, ...], str]] = {}  # arguments repeated in headers
+        self.is_over = False
+        self._notice = notice
+        self._report = changed
+        self._troubled = troubled
+        self._look = asyncio.Event()
+        self._owed = False  # the lister's last attempt failed, or it may have missed something
+        self._doubted = False
+        self._listed: str | None = None
+        self._known: dict[str, str] = {}  # digests of the other lists
+        self._reported = self._loop.time() - pace.spacing
+        self._looked = self._loop.time() - pace.doubt
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """Whether principals share a session; None: nobody knows before the upstream is met."""
+        if self.upstream.session is not None:
+            return self.upstream.session
+        if self.upstream.transport == "stdio":
+            return "principal"
+        return None if self.peer is None else "principal" if self.peer.keeps_state else "shared"
+
+    async def list_tools(self, ends: float) -> list[RawTool]:
+        """The upstream's tools now, every page of them."""
+        try:
+            tools = await self.read_tools(ends - self._loop.time())
+        except GatewayError:
+            self._owed = True
+            self._look.set()
+            raise
+        self._listed, self._owed, self.error = listing_digest(tools), False, None
+        return tools
+
+    async def read_tools(self, seconds: float) -> list[RawTool]:
+        """The same, for callers that do not take them over."""
+        tools = await every_page(partial(self._page, self._loop.time() + seconds), self.name)
+        self.marks.clear()
+        for tool in tools:
+            schema = tool.get("inputSchema")
+            if find_invalid_x_mcp_header(schema) is None and (marks := x_mcp_header_map(schema)):
+                self.marks[str(tool.get("name"))] = marks
+        return tools
+
+    def report_change(self) -> None:
+        """Reports soon that the tools may have changed: a burst once, and once a second at most."""
+        since = self._loop.time() - self._reported
+        self._later(self._report_now, max(self._pace.spacing / 20, self._pace.spacing - since))
+
+    def take_note(self, method: str) -> bool:
+        """Whether a notice of the upstream says that one of its lists is another now."""
+        if method == TOOLS_CHANGED:
+            self.report_change()
+        elif method in CHANGED:
+            self._known.pop(CHANGED[method], None)  # to know it as it is now
+            self._look.set()
+            self._notice(method, {})
+        return method == TOOLS_CHANGED or method in CHANGED
+
+    def owe(self) -> None:
+        """Reports when the upstream can be reached: what is known of it may be old."""
+        self._owed = True
+
+    def doubt(self) -> None:
+        """Looks whether the upstream is there, now or a few seconds after the last time."""
+        self._later(self._look_now, max(0.0, self._looked + self._pace.doubt - self._loop.time()))
+
+    def failed(self, error: GatewayError) -> None:
+        """Tells that the tools can't be listed."""
+        self._owed = True
+        self.tell_trouble(error)
+
+    def tell_trouble(self, error: GatewayError) -> None:
+        """Tells why the upstream can't be listed or called."""
+        if not self.is_over:  # else others serve the connection by now
+            self._troubled(error)
+
+    def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
+        """Hears of changes, and looks for them."""
+        self._look.set()
+        return self.listen(session, self._look.set), self._poll(session)
+
+    def stop(self) -> None:
+        """Reports nothing any more."""
+        self.is_over = True
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def _later(self, what: Callable[[], None], seconds: float) -> None:
+        if what not in self._timers:
+            self._timers[what] = self._loop.call_later(seconds, what)
+
+    def _report_now(self) -> None:
+        del self._timers[self._report_now]
+        self._reported = self._loop.time()
+        self._report()
+
+    def _look_now(self) -> None:
+        del self._timers[self._look_now]
+        self._doubted = True
+        self._look.set()
+        self.nudge()
+
+    async def _poll(self, session: Session) -> None:
+        """Looks now and then, since a stream can go deaf, and more often while a look is owed."""
+        failures = 0
+        while True:
+            rest = pause(failures, self._pace.first_rest, self._pace.poll)
+            await wait_for_event(self._look, rest or self._pace.poll * random.uniform(0.8, 1))
+            self._look.clear()
+            if self._listed is not None or self._owed or self._doubted:
+                failures = 0 if await self._compare_tools() else failures + 1
+            if not failures:
+                with suppress(GatewayError, SessionGone, TimeoutError):  # at the next look
+                    async with asyncio.timeout(HELD_SECONDS):
+                        await self._compare_others(session)
+
+    async def _compare_tools(self) -> bool:
+        """Whether the tools can be listed; what this shows is told."""
+        doubted, self._doubted, self._looked = self._doubted, False, self._loop.time()
+        most = self.connect_seconds
+        try:
+            tools = await self.read_tools(min(self._pace.doubt, most) if doubted else most)
+        except GatewayError as error:
+            self.error = error
+            self.failed(error)
+            if error.code == "upstream_error":  # it may be another one by now
+                self.meet_again()
+            return False
+        self.error = None
+        if self._owed or self._listed not in (None, listing_digest(tools)):
+            self._owed = False
+            self.report_change()
+        return True
+
+    async def _page(self, ends: float, params: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await self.ask("tools/list", params, ends)
+        except RpcFailed as error:
+            offered = self.peer is None or "tools" in self.peer.capabilities
+            if error.rpc_code != METHOD_NOT_FOUND or offered:
+                raise
+            return {"tools": []}
+        except UpstreamFailed as error:
+            # A kept connection may have been closed just then, and a list can be asked for again.
+            if error.code != "upstream_unreachable" or not error.sent:
+                raise
+            return await self.ask("tools/list", params, ends)
+
+    async def _compare_others(self, session: Session) -> None:
+        for kind, methods in LISTS.items():
+            offered = session.peer.capabilities.get(kind)
+            if not isinstance(offered, dict) or offered.get("listChanged") is not True:
+                continue  # an upstream that does not tell of changes is not asked for them
+            found = ""
+            for of, method in methods.items():
+                page = partial(session.request, method, seconds=HELD_SECONDS)
+                found += listing_digest(await every_page(page, self.name, of))
+            known = self._known.get(kind)
+            self._known[kind] = found
+            if known is not None and known != found:
+                self._notice(f"notifications/{kind}/list_changed", {})
+
+
+class OwnLink(Link):
+    """A principal's own link, beside the one that lists."""
+
+    ends_unused = True
+
+    def __init__(
+        self,
+        lists: ListingLink,
+        new_session: Callable[[], Session],
+        notice: Notice,
+        pace: Pace,
+        *,
+        log_level: Callable[[], str | None],
+    ) -> None:
+        upstream, met = lists.upstream, lists.peer
+        super().__init__(
+            upstream, new_session, notice, pace, lazy=True, log_level=log_level, met=met
+        )
+        self.lists = lists
+        self.is_troubled = False
+
+    async def check(self, ends: float) -> None:
+        """Raises why the principal has no session."""
+        try:
+            await self.ready(ends)
+        except UpstreamFailed as error:
+            raise _explained(error) from error
+
+    def doubt(self) -> None:
+        """Has the link that lists look whether the upstream is there."""
+        self.lists.doubt()
+
+    def failed(self, error: GatewayError) -> None:
+        """Tells that the principal can't be served."""
+        self.is_troubled = True
+        self.lists.tell_trouble(error if self.lists.error else _explained(error))
+
+    def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
+        """Hears what concerns the principal; the link that lists learns that there is a session."""
+        if self.is_troubled:
+            self.is_troubled = False
+            self.lists.report_change()
+        if self.lists.error is not None:
+            self.lists.doubt()
+        if session.peer.era == "modern":  # which is asked for each kind of notice that is wanted
+            self.hearing.set()
+            return ()
+        return (self.listen(session, lambda: None),)
+
+
+def _explained(error: GatewayError) -> GatewayError:
+    """An upstream that lists its tools can't be used: more is known than the error says."""
+    what = f"A principal's session can't be opened beside the one that lists: {error.message}"
+    remedy = 'For a server that can only run once, set session = "shared".'
+    return UpstreamFailed(error.code, f"{what.rstrip('.')}. {remedy}")

@@ -1,0 +1,313 @@
+"""A conversation with one upstream: what is the same whatever carries its messages.
+
+One request is answered by a run of messages: progress and notices, the upstream's own questions, at
+last the answer. A question that names no request is only put to a caller who is surely meant: the
+sole one whose request may ask. While a person thinks, a request's time does not run out; each word
+of progress gives it its seconds again, up to the longest it may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import structlog
+from mcp_types import METHOD_NOT_FOUND
+
+from gateway.errors import GatewayError, UpstreamFailed
+from gateway.limits import MAX_PENDING, MAX_ROUNDS, MAX_WORDS, REST_SECONDS
+from gateway.model import NO_TLS_FILES, TlsFiles
+from gateway.text import visible
+from gateway.upstream.protocol import (
+    GREETING,
+    INTERACTIVE,
+    LISTEN_FILTER,
+    LOGGED,
+    NO_HOOKS,
+    Ask,
+    Era,
+    Hooks,
+    Message,
+    Notice,
+    Peer,
+    Progress,
+    Spoken,
+    broken,
+    mapping,
+    negotiate,
+    outcome,
+    request_message,
+    timed_out,
+    unreachable,
+    without_envelope,
+)
+
+Sharing = Literal["shared", "principal"]
+Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+ASKED_ELSEWHERE = "notifications/elicitation/complete"
+ELICIT = "elicitation/create"
+QUESTIONS = (ELICIT, "sampling/createMessage", "roots/list")
+QUESTION = "question"  # the key of one that has none, as it comes on its own
+NOT_OFFERED = "asks for something that this client does not offer"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How one upstream is reached: another one of these means another session."""
+
+    name: str  # as messages and logs call it
+    transport: Literal["http", "stdio"] = "http"
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    lazy: bool = False
+    session: Sharing | None = None  # None: each principal's own, if the upstream keeps state
+    protocol: Spoken = "auto"
+    tls: TlsFiles = NO_TLS_FILES
+    timeout_seconds: float = 30.0
+    max_call_seconds: float = 600.0  # while a call tells of its progress
+
+
+class Session:
+    """A conversation; a transport says how messages are sent, and how a request is answered."""
+
+    def __init__(self, upstream: Upstream, notice: Notice, offers: Mapping[str, Any]) -> None:
+        self.name = upstream.name
+        self.peer = GREETING
+        self.lost = asyncio.Event()
+        self._upstream = upstream
+        self._notice = notice
+        self._offers = offers  # to an upstream that is told once a session
+        self._ids = itertools.count(1)
+        self._asking: dict[int, Hooks] = {}  # requests under way that may ask their callers
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def connect(self, remembered: Era | None, seconds: float) -> None:
+        """Meets the upstream; afterwards requests can be made."""
+        spoken = self._upstream.protocol
+        peer = await negotiate(self._exchange, remembered, seconds, spoken, self._offers)
+        self.peer = replace(peer, keeps_state=self._keeps_state())
+        if self.peer.era == "handshake":
+            await self._tell("notifications/initialized", {})
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
+    ) -> dict[str, Any]:
+        """The result of one request."""
+        return without_envelope(await self._exchange(method, params, self.peer, seconds, hooks))
+
+    async def listen(
+        self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
+    ) -> None:
+        """Passes the upstream's notices on until its stream ends."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Ends the session, whether the upstream hears that or not."""
+        if self._background:  # which may still be telling it that a call was given up
+            await asyncio.wait(self._background, timeout=REST_SECONDS)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self.lost.set()
+
+    def _keeps_state(self) -> bool:
+        raise NotImplementedError
+
+    async def _send(self, message: Message) -> None:
+        """Sends what has no answer."""
+        raise NotImplementedError
+
+    async def _answer(
+        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
+    ) -> dict[str, Any]:
+        """Sends a request and reads its answer."""
+        raise NotImplementedError
+
+    async def _exchange(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        peer: Peer,
+        seconds: float,
+        hooks: Hooks = NO_HOOKS,
+    ) -> dict[str, Any]:
+        message = request_message(next(self._ids), method, params, peer, hooks)
+        try:
+            return await self._answer_within(seconds, message, peer, hooks)
+        except asyncio.CancelledError:
+            self._give_up(message, peer)
+            raise
+        except UpstreamFailed as error:
+            if error.code == "upstream_timeout":
+                self._give_up(message, peer)
+            raise
+        finally:
+            self._asking.pop(message["id"], None)
+
+    async def _answer_within(
+        self, seconds: float, message: Message, peer: Peer, hooks: Hooks
+    ) -> dict[str, Any]:
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
+                if message["method"] in INTERACTIVE:
+                    self._asking[message["id"]] = hooks
+                return await self._answer(message, peer, hooks, limit)
+        except TimeoutError:
+            taken = asyncio.get_running_loop().time() - began
+            raise timed_out(self.name, taken, sent=True) from None
+
+    async def _settle(self, messages: AsyncIterator[Message], hooks: Hooks) -> dict[str, Any]:
+        """The result that ends a run of messages."""
+        async for message in messages:
+            method, params = message.get("method"), mapping(message.get("params"))
+            if not isinstance(method, str):
+                return outcome(message, self.name)
+            if "id" in message:
+                await self._send(await answer(message, hooks.ask))
+            elif method == "notifications/progress":
+                await _pass_progress(params, hooks.progress)
+            elif method in (LOGGED, ACKNOWLEDGED, ASKED_ELSEWHERE):  # its caller's alone
+                if hooks.notice is not None:
+                    hooks.notice(method, params)
+            else:
+                self._notice(method, params)
+        raise unreachable(self.name, "closed the answer's stream early", sent=True)
+
+    def _take_aside(self, message: Message) -> None:
+        """Takes what came outside any request's own stream."""
+        method, params = message["method"], mapping(message.get("params"))
+        sole = next(iter(self._asking.values())) if len(self._asking) == 1 else NO_HOOKS
+        if "id" in message:
+            self._soon(self._respond(message, sole.ask))
+        elif method not in (LOGGED, ASKED_ELSEWHERE) or not self._asking:
+            self._notice(method, params)
+        elif sole.notice is not None:  # it may be about that request: it is that caller's alone
+            sole.notice(method, params)
+
+    async def _respond(self, message: Message, ask: Ask | None) -> None:
+        await self._send(await answer(message, ask))
+
+    async def _tell(self, method: str, params: Mapping[str, Any]) -> None:
+        await self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def _give_up(self, message: Message, peer: Peer) -> None:
+        if message["method"] not in ("initialize", "server/discover"):
+            params = {"requestId": message["id"], "reason": "The caller no longer waits"}
+            self._soon(self._tell("notifications/cancelled", params))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does something without holding up the reader; more than so much at a time is dropped."""
+        if len(self._background) >= MAX_PENDING:
+            work.close()
+            log.warning("upstream_message_dropped", upstream=self.name)
+            return
+        task = asyncio.create_task(self._quietly(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except GatewayError as error:
+            log.info("upstream_not_told", upstream=self.name, error=error.message)
+
+
+def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float) -> Hooks:
+    """The hooks of a request that has so many seconds, and more while something happens."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + longest
+
+    async def prolong(done: float, total: float | None, text: str | None) -> None:
+        until = limit.when()
+        if until is not None:  # else a person thinks
+            limit.reschedule(max(until, min(loop.time() + seconds, ends)))
+        if hooks.progress is not None:
+            await hooks.progress(done, total, text)
+
+    async def pause(questions: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert hooks.ask is not None
+        until, began = limit.when(), loop.time()
+        limit.reschedule(None)
+        try:
+            return await hooks.ask(questions)
+        finally:
+            limit.reschedule(None if until is None else until + loop.time() - began)
+
+    progress, ask = hooks.progress and prolong, hooks.ask and pause
+    return replace(hooks, progress=progress, ask=ask)
+
+
+async def _pass_progress(params: Mapping[str, Any], progress: Progress | None) -> None:
+    done, total, text = params.get("progress"), params.get("total"), params.get("message")
+    if progress is not None and isinstance(done, int | float):
+        await progress(
+            done,
+            total if isinstance(total, int | float) else None,
+            visible(text)[:MAX_WORDS] if isinstance(text, str) else None,
+        )
+
+
+async def answer(message: Message, ask: Ask | None) -> Message:
+    """Our response to a request of the upstream: a question, a ping, or what we don't offer."""
+    head = {"jsonrpc": "2.0", "id": message["id"]}
+    method = message["method"]
+    if method == "ping":
+        return {**head, "result": {}}
+    try:
+        if method not in QUESTIONS:
+            raise broken("The upstream", NOT_OFFERED)
+        question = {QUESTION: {"method": method, "params": mapping(message.get("params"))}}
+        return {**head, "result": (await _answers(question, ask, "The upstream"))[QUESTION]}
+    except GatewayError as error:
+        code = error.details.get("rpc_code", METHOD_NOT_FOUND)
+        return {**head, "error": {"code": code, "message": error.message}}
+
+
+async def complete(
+    send: Send, params: Mapping[str, Any], ask: Ask | None, upstream: str
+) -> dict[str, Any]:
+    """Sends a request again with the answers it asks for, until its result is complete."""
+    asked: dict[str, Any] = {}
+    for turn in range(MAX_ROUNDS):
+        result = await send({**params, **asked})
+        if result.get("resultType") != "input_required":
+            return result
+        asked = {}
+        if questions := mapping(result.get("inputRequests")):
+            asked["inputResponses"] = await _answers(questions, ask, upstream)
+        else:
+            await asyncio.sleep(min(0.05 * 2**turn, REST_SECONDS))
+        if isinstance(state := result.get("requestState"), str):
+            asked["requestState"] = state
+    raise broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
+
+
+async def _answers(
+    questions: Mapping[str, Any], ask: Ask | None, upstream: str
+) -> Mapping[str, Any]:
+    """The answers of whoever may be asked. Raises where there is none that the protocol knows."""
+    action = "decline"
+    if ask is not None:
+        try:
+            return await ask(questions)
+        except GatewayError:
+            raise
+        except Exception as error:  # the client's side: whatever fails, the upstream is answered
+            log.info("question_failed", error=type(error).__name__)
+            action = "cancel"
+    if any(mapping(question).get("method") != ELICIT for question in questions.values()):
+        raise broken(upstream, NOT_OFFERED)
+    return dict.fromkeys(questions, {"action": action})
