@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+
+from msgspec import structs
 
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, begin, begin_in, get_execution, record_finished
@@ -38,7 +39,7 @@ ROW = Execution(
 
 def row() -> Execution:
     now = time.time()
-    return replace(ROW, id=new_id(now), created_at=now)
+    return structs.replace(ROW, id=new_id(now), created_at=now)
 
 
 async def rate(work: Callable[[], Awaitable[object]], at_once: int) -> tuple[float, float]:

@@ -118,6 +118,38 @@ TOKEN_LIFE_SECONDS = 300.0  # of a token that does not say
 
 # --- store ----------------------------------------------------------------------------------------
 
+# Reads, and writes, that may wait for the store at once; one more is told `busy`.
+STORE_QUEUE = 1024
+# Connections that read at once, beside the one that writes.
+STORE_READERS = 4
+# One statement, or one batch of writes; a write waits for the batch before its own, too.
+STORE_STATEMENT_SECONDS = 5.0
+STORE_WRITE_SECONDS = 2 * STORE_STATEMENT_SECONDS
+# Making or changing the tables, while other processes that start wait for it.
+STORE_MIGRATION_SECONDS = 60.0
+# Every batch writes the same pages again, so rows that need not be on disk first wait this long.
+STORE_SOON_SECONDS = 0.2
+# Bytes that a burst may take: rows that wait in memory while the store is away, the write-ahead log
+# that SQLite keeps afterwards, and large answers removed in one step (two take half a second).
+STORE_BURST_BYTES = 32 * 2**20
+# Between two tries to reach a store that is away.
+STORE_RETRY_SECONDS = 0.5
+# Between two looks at what other processes told, where nothing wakes a reader (SQLite).
+STORE_LOOK_SECONDS = 0.1
+# A process says that it is alive this often, and is taken for dead after five beats that failed.
+HEARTBEAT_SECONDS = 3.0
+SILENT_SECONDS = 5 * HEARTBEAT_SECONDS
+# Rows that one statement gives, or removes: a list for people, a step of a sweep.
+STORE_ROWS = 500
+# Rows of what is counted for a chart, or taken up at a start.
+STORE_MANY_ROWS = 10_000
+# Executions a page.
+LEDGER_PAGE = 200
+# Large answers kept for one principal; the oldest goes first.
+RESULTS_BYTES = 256 * 2**20
+# A key for sealing that is no Fernet key is a passphrase of at least this length.
+PASSPHRASE_CHARS = 16
+
 # --- mcp ------------------------------------------------------------------------------------------
 
 SESSION_SECONDS = 7 * 24 * 3600.0  # a session of the 2025 era works for a week

@@ -23,8 +23,7 @@ import asyncpg
 import pytest
 
 from gateway.store.database import Database
-from gateway.store.statements import HEAD
-from gateway.store.tables import metadata
+from gateway.store.tables import HEAD, metadata
 
 STORES = ("sqlite", "postgresql")
 EMPTY = "; ".join(

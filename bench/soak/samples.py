@@ -16,8 +16,7 @@ from sqlalchemy import Connection, func, select, text
 
 from bench.processes import token_of
 from bench.soak.world import World
-from gateway.store.database import Database
-from gateway.store.statements import is_postgres
+from gateway.store.database import Database, is_postgres
 from gateway.store.tables import metadata
 
 LOOK_SECONDS = 0.5

@@ -41,8 +41,8 @@ from gateway.limits import (
     MAX_WAITING_CALLS,
     MOMENT_SECONDS,
 )
-from gateway.store.cluster import living, signal
-from gateway.store.database import Database
+from gateway.store.cluster import living
+from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal, new_id
 

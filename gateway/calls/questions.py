@@ -29,7 +29,7 @@ from gateway.errors import UpstreamFailed
 from gateway.limits import HEAVY_BYTES, MAX_QUOTE_CHARS, MAX_TOLD_ITEMS
 from gateway.policy.view import elicitation_modes
 from gateway.store.approvals import Approval
-from gateway.store.statements import json_bytes
+from gateway.store.tables import json_bytes
 
 Decision = Literal["approve", "deny", "always_allow"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)

@@ -33,7 +33,7 @@ from gateway.policy.view import Scope, elicitation_modes
 from gateway.store.cluster import RECONNECTED
 from gateway.store.ledger import Execution, ExecutionStatus
 from gateway.store.secrets import new_id
-from gateway.store.statements import json_bytes
+from gateway.store.tables import json_bytes
 
 # What results and calls say of themselves in `_meta`.
 TOKEN_META = "gateway/idempotency_token"

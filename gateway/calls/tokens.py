@@ -26,10 +26,9 @@ from gateway.calls.record import (
     pending_result,
 )
 from gateway.errors import Broken, Fixable, GatewayError, Overloaded
-from gateway.limits import MOMENT_SECONDS
+from gateway.limits import MOMENT_SECONDS, SILENT_SECONDS
 from gateway.model import Tool
 from gateway.store.approvals import first_with_token
-from gateway.store.cluster import SILENT_SECONDS
 from gateway.store.database import Database
 from gateway.store.ledger import FINISHED, Begun, Execution, get_execution
 

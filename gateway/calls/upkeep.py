@@ -21,11 +21,16 @@ from cryptography.fernet import InvalidToken
 from gateway.calls.record import UNATTENDED, Attempt, Signals, describe_failure, heard_within
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import GatewayError
-from gateway.limits import CALLS_PER_PRINCIPAL, MAX_PAUSE_SECONDS, MOMENT_SECONDS
+from gateway.limits import (
+    CALLS_PER_PRINCIPAL,
+    HEARTBEAT_SECONDS,
+    MAX_PAUSE_SECONDS,
+    MOMENT_SECONDS,
+)
 from gateway.model import Principal
 from gateway.store import approvals as store
 from gateway.store.approvals import APPROVAL_CHANGED, Approval
-from gateway.store.cluster import HEARTBEAT_SECONDS, Replica, beat, bury_the_dead, leave, this_host
+from gateway.store.cluster import Replica, beat, bury_the_dead, leave, this_host
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, mark_unknown
 from gateway.store.results import sweep

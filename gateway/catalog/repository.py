@@ -26,11 +26,9 @@ from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.model import Build, Level, Problem, Tool, decode_build, encode_build
-from gateway.store import catalog as changes
-from gateway.store import catalog as choices
-from gateway.store import catalog as connections
-from gateway.store import catalog as definitions
-from gateway.store.cluster import REVISION_LOCK, bump_revision, current_revision, lock_revision
+from gateway.store import catalog as store
+from gateway.store.catalog import Change, SealedConnection, StoredDefinition
+from gateway.store.cluster import current_revision, write_revision
 from gateway.store.database import Database
 from gateway.store.secrets import Seal, new_id
 
@@ -71,21 +69,21 @@ class StoredCatalog:
         """All of it, as of now."""
         db = self._db
         revision = await current_revision(db)
-        rows = await connections.load_connections(db, self._seal)
+        rows = await store.load_connections(db)
         found = await self._load_found()
-        chosen = await choices.load_choices(db)
-        permissions = await choices.load_permissions(db)
+        permissions = await store.load_permissions(db)
         return Stored(
             revision,
-            [
-                StoredConnection(r.name, parse_connection(r.name, r.settings), r.revision)
-                for r in rows
-            ],
+            [self._opened(row) for row in rows],
             found,
-            {(who, what): level for who, by in chosen.items() for what, level in by.items()},
-            Permissions.model_validate(permissions.settings) if permissions else None,
+            await store.load_choices(db),
+            Permissions.model_validate(permissions) if permissions else None,
             await self._listing(found.pop(LISTING, None)),
         )
+
+    def _opened(self, row: SealedConnection) -> StoredConnection:
+        settings: Any = self._seal.decrypt_json(row.settings)
+        return StoredConnection(row.name, parse_connection(row.name, settings), row.revision)
 
     async def _listing(self, found: Found | None) -> Definition | None:
         if found is None:
@@ -95,12 +93,12 @@ class StoredCatalog:
 
     async def _load_found(self) -> dict[str, Found]:
         """Every definition with its build; only those that are news are read and decoded."""
-        marks = await definitions.load_marks(self._db)
+        marks = await store.load_marks(self._db)
         found: dict[str, Found] = {}
         for name, (location, at) in marks.items():
             known = self._read.get(name)
             if known is None or (known.definition.location, known.at) != (location, at):
-                row = await definitions.load_definition(self._db, name, location)
+                row = await store.load_definition(self._db, name, location)
                 known = await asyncio.to_thread(_found, row) if row else None
             if known is not None:
                 found[name] = known
@@ -109,7 +107,7 @@ class StoredCatalog:
 
     async def packed(self, connection: str, location: str) -> bytes:
         """A connection's definition, packed."""
-        packed = await definitions.load_packed(self._db, connection, location)
+        packed = await store.load_packed(self._db, connection, location)
         if packed is None:
             raise NotFound("connection_invalid", f"no definition of {connection!r} is stored")
         return packed
@@ -122,22 +120,26 @@ class StoredCatalog:
         packed = new.found.definition.packed
         row, rows = await asyncio.to_thread(_encoded, name, new, by)
 
-        def unit(tx: Transaction) -> int:
-            revision = connections.put_in(tx, name, sealed, by=by, now=new.at, expected=expected)
-            definitions.save_in(tx, row, packed)
-            changes.record_in(tx, name, rows)
+        def unit(tx: Transaction, revision: int) -> int:
+            connection = SealedConnection(name, sealed, revision, new.at, by)
+            store.put_connection(tx, connection, expected)
+            store.save_definition(tx, row, packed)
+            store.record_changes(tx, name, rows)
             return revision
 
-        revision = await self._db.write(unit, REVISION_LOCK)
+        revision = await write_revision(self._db, unit)
         self._read[name] = light(new.found)
         return revision
 
     async def delete(self, name: str, expected: int | None) -> int:
         """Forgets a connection; the revision at which it went."""
-        revision = await connections.delete_connection(self._db, name, expected=expected)
-        if revision is None:
-            raise NotFound("connection_invalid", f"there is no connection {name!r}")
-        return revision
+
+        def unit(tx: Transaction, revision: int) -> int:
+            if not store.delete_connection(tx, name, expected):
+                raise NotFound("connection_invalid", f"there is no connection {name!r}")
+            return revision
+
+        return await write_revision(self._db, unit)
 
     async def save(self, name: str, new: Adoption, by: str) -> int:
         """Keeps what a refresh found; the revision at which replicas see it.
@@ -147,14 +149,13 @@ class StoredCatalog:
         packed = new.found.definition.packed
         row, rows = await asyncio.to_thread(_encoded, name, new, by)
 
-        def unit(tx: Transaction) -> int:
-            lock_revision(tx)
-            if not definitions.is_saved_in(tx, row):
-                changes.record_in(tx, name, rows)
-            definitions.save_in(tx, row, packed)
-            return bump_revision(tx)
+        def unit(tx: Transaction, revision: int) -> int:
+            if not store.is_saved(tx, row):
+                store.record_changes(tx, name, rows)
+            store.save_definition(tx, row, packed)
+            return revision
 
-        revision = await self._db.write(unit, REVISION_LOCK)
+        revision = await write_revision(self._db, unit)
         self._read[name] = light(new.found)
         return revision
 
@@ -164,26 +165,24 @@ class StoredCatalog:
         if known is not None and same_bytes(known.definition, listing):
             return
         build = encode_build(Build("arm", "", ""))
-        row = definitions.Definition(
+        row = StoredDefinition(
             LISTING, listing.location, listing.sha256, build_key="", build=build, fetched_at=now
         )
-        await definitions.save_definition(self._db, row, listing.packed)
+        packed = listing.packed
+        await write_revision(self._db, lambda tx, _: store.save_definition(tx, row, packed))
 
     async def choose(self, principal: str, connection: str, access: Level) -> int:
         """Keeps a principal's own choice; the revision at which it holds."""
-        return await choices.choose_access(self._db, principal, connection, access)
+        return await store.choose_access(self._db, principal, connection, access)
 
     async def put_permissions(self, permissions: Permissions | None, by: str) -> int:
         """Keeps permissions, or forgets them; the revision at which that holds."""
-        if permissions is None:
-            revision = await choices.delete_permissions(self._db)
-            return 0 if revision is None else revision
-        shown = permissions.model_dump(mode="json")
-        return (await choices.put_permissions(self._db, shown, by=by, now=time.time())).revision
+        shown = None if permissions is None else permissions.model_dump(mode="json")
+        return await store.put_permissions(self._db, shown, by=by, now=time.time())
 
-    async def change(self, id: str) -> changes.Change:
+    async def change(self, id: str) -> Change:
         """A change that was recorded."""
-        found = await changes.get_change(self._db, id)
+        found = await store.get_change(self._db, id)
         if found is None:
             raise NotFound("invalid_arguments", "there is no such change")
         return found
@@ -193,9 +192,7 @@ class StoredCatalog:
         rows = [
             row
             for status in ("held", "rejected")
-            for row in await changes.list_changes(
-                self._db, connection=connection, status=status, limit=changes.MAX_LISTED
-            )
+            for row in await store.list_changes(self._db, connection=connection, status=status)
         ]
         now = by_operation(served)
         kept = (change_of(row) for row in rows)
@@ -203,41 +200,40 @@ class StoredCatalog:
 
     async def decide(
         self,
-        change: changes.Change,
+        change: Change,
         status: Literal["accepted", "rejected"],
         by: str,
         old: Found,
         new: Found | None,
-    ) -> tuple[changes.Change, int]:
+    ) -> tuple[Change, int]:
         """Keeps a decision, with the build that follows from it, if nothing came in between."""
         build = None if new is None else await asyncio.to_thread(encode_build, new.build)
 
-        def unit(tx: Transaction) -> tuple[changes.Change, int]:
-            lock_revision(tx)
-            decided = changes.decide_in(tx, change.id, status, by=by, now=time.time())
+        def unit(tx: Transaction, revision: int) -> tuple[Change, int]:
+            decided = store.decide_change(tx, change.id, status, by=by, now=time.time())
             if decided is None:
                 raise Fixable("invalid_arguments", "the change does not wait for a decision")
             if new is not None and build is not None:
                 place = (change.connection, old.definition.location)
-                if not definitions.save_build_in(tx, *place, build, was=old.at, at=new.at):
+                if not store.save_build(tx, *place, build, was=old.at, at=new.at):
                     raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
-            return decided, bump_revision(tx)
+            return decided, revision
 
-        decided = await self._db.write(unit, REVISION_LOCK)
+        decided = await write_revision(self._db, unit)
         if new is not None:
             self._read[change.connection] = new
         return decided
 
     async def advice(self, sha256: str) -> tuple[Problem, ...] | None:
         """What the validator said of a document; None if it was never asked."""
-        return await definitions.load_validation(self._db, sha256)
+        return await store.load_validation(self._db, sha256)
 
     async def keep_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
         """Keeps what the validator said."""
-        await definitions.save_validation(self._db, sha256, problems, time.time())
+        await store.save_validation(self._db, sha256, problems, time.time())
 
 
-def with_change(found: Found, change: changes.Change, now: float) -> Found:
+def with_change(found: Found, change: Change, now: float) -> Found:
     """What is served once this change is accepted."""
     tools = by_operation(found.build.tools)
     after = None if change.after is None else _decode_tool(change.after)
@@ -264,15 +260,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _encoded(
-    name: str, new: Adoption, by: str
-) -> tuple[definitions.Definition, list[changes.Change]]:
+def _encoded(name: str, new: Adoption, by: str) -> tuple[StoredDefinition, list[Change]]:
     return _row(name, new), _rows(new, by)
 
 
-def _row(name: str, new: Adoption) -> definitions.Definition:
+def _row(name: str, new: Adoption) -> StoredDefinition:
     definition = new.found.definition
-    return definitions.Definition(
+    return StoredDefinition(
         connection=name,
         location=definition.location,
         sha256=definition.sha256,
@@ -286,12 +280,12 @@ def _row(name: str, new: Adoption) -> definitions.Definition:
     )
 
 
-def _found(row: definitions.Definition) -> Found:
+def _found(row: StoredDefinition) -> Found:
     definition = Definition(row.location, b"", row.sha256, row.etag, row.last_modified)
     return Found(definition, decode_build(row.build), row.build_key, row.fetched_at)
 
 
-def change_of(row: changes.Change) -> Difference:
+def change_of(row: Change) -> Difference:
     """A recorded change with its tools as they were and would be."""
     return Difference(
         str(row.operation),
@@ -304,11 +298,11 @@ def change_of(row: changes.Change) -> Difference:
     )
 
 
-def _rows(new: Adoption, by: str) -> list[changes.Change]:
+def _rows(new: Adoption, by: str) -> list[Change]:
     waiting = {change.operation for change in new.waiting}
     found = () if new.first else new.changes
     return [
-        changes.Change(
+        Change(
             id=new_id(new.at),
             connection=new.state.name,
             operation=change.operation,

@@ -36,7 +36,7 @@ from gateway.policy.view import Scope, view
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal
-from gateway.store.statements import is_current
+from gateway.store.tables import is_current
 from gateway.upstream.registry import Listed
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers

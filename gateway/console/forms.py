@@ -29,7 +29,7 @@ from gateway.console.rendering import clip, clip_text
 from gateway.console.visit import Visit, link
 from gateway.errors import Fixable
 from gateway.model import Tool
-from gateway.store.statements import json_bytes
+from gateway.store.tables import json_bytes
 
 MAX_DEPTH = 2
 MAX_FIELDS = 80

@@ -29,7 +29,7 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gateway import __version__
-from gateway.store.statements import json_bytes
+from gateway.store.tables import json_bytes
 
 FOLDER = Path(__file__).parent / "static"
 VENDOR = FOLDER / "vendor"

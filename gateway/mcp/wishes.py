@@ -23,9 +23,8 @@ from sqlalchemy import Connection
 from gateway.calls.upstream_requests import UpstreamRequests
 from gateway.errors import GatewayError, Overloaded, UpstreamRefused
 from gateway.limits import LINGER_SECONDS, MAX_SESSIONS, MAX_WATCHED, SESSION_SECONDS
-from gateway.store.cluster import keep_wish_in, signal
-from gateway.store.database import Database
-from gateway.store.writer import Row
+from gateway.store.cluster import keep_wish_in
+from gateway.store.database import Database, Row, signal
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}

@@ -9,35 +9,32 @@ number of processes, one wins. The decision and the row of the waiting execution
        ├────── expired   (approved ones expire too)
        └────── void      (the tool changed, rights were lost)
 
-What was asked and done before, for those who are about to ask a person.
-
-An approval belongs to whoever waits for it. The row of its waiting execution names the process that
-does (`replica`); one that nobody waits for any more may be taken over by the same call made again.
+The row of the waiting execution names the process that waits (`replica`); one that nobody waits for
+any more may be taken over by the same call made again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from gateway.errors import Refused
+from gateway.limits import STORE_ROWS
 from gateway.store import tables
-from gateway.store.cluster import signal
-from gateway.store.database import Database
+from gateway.store.database import Database, Row, many, one, signal, upsert, values
 from gateway.store.ledger import Begun, Execution, begin_in, ended_if_unheard, insert_in, lock_of
-from gateway.store.statements import many, one, upsert, values
-from gateway.store.writer import Row
 
-_table = tables.approvals
+_approvals = tables.approvals
 _grants = tables.standing_grants
 _executions = tables.executions
+_changes = tables.changes
+_claims = tables.claims
 
 ApprovalStatus = Literal["pending", "approved", "denied", "expired", "used", "void"]
 APPROVAL_CHANGED = "approval"  # the signal, with the approval's id
-MAX_LISTED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +85,7 @@ async def create_approval(db: Database, approval: Approval, execution: Execution
 
     def unit(tx: Connection) -> None:
         insert_in(tx, execution)
-        tx.execute(insert(_table), values(approval))
+        tx.execute(insert(_approvals), values(approval))
         signal(tx, APPROVAL_CHANGED, approval.id)
 
     await db.write(unit)
@@ -111,13 +108,14 @@ async def decide_approval(
     expires = {"expires_at": usable_until} if status == "approved" else {}
 
     def unit(tx: Connection) -> Approval | None:
-        decided = _move(tx, _pending(id, now), status, decided_by=by, decided_at=now, **expires)
+        which = (_approvals.c.id == id) & _pending(now)
+        decided = _move(tx, which, status, decided_by=by, decided_at=now, **expires)
         if not decided:
             return None
         if status == "denied":
             _end_executions(tx, decided, "denied", "approval_denied", now)
         elif grant is not None:
-            tx.execute(upsert(tx, _grants), values(grant))
+            upsert(tx, _grants, values(grant))
         return decided[0]
 
     return await db.write(unit, f"approval {id}")
@@ -146,28 +144,40 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
 
 async def get_approval(db: Database, id: str) -> Approval | None:
     """The approval of that id."""
-    return await db.read(lambda tx: one(tx, select(_table).where(_table.c.id == id), Approval))
+    return (await get_approvals(db, [id])).get(id)
 
 
-async def list_open(db: Database, now: float, status: ApprovalStatus = "pending") -> list[Approval]:
-    """Approvals that wait for a decision (or, approved, for their use), oldest first."""
-    waiting = (_table.c.status == status) & (_table.c.expires_at > now)
-    statement = select(_table).where(waiting).order_by(_table.c.id).limit(MAX_LISTED)
+async def get_approvals(db: Database, ids: Sequence[str]) -> dict[str, Approval]:
+    """The approvals of these ids, by id."""
+    statement = select(_approvals).where(_approvals.c.id.in_(ids))
+    return {row.id: row for row in await db.read(lambda tx: many(tx, statement, Approval))}
+
+
+async def list_open(db: Database, now: float) -> list[Approval]:
+    """Approvals that wait for a decision, oldest first."""
+    waiting = select(_approvals).where(_pending(now))
+    statement = waiting.order_by(_approvals.c.id).limit(STORE_ROWS)
     return await db.read(lambda tx: many(tx, statement, Approval))
 
 
 async def count_waiting(db: Database, now: float) -> int:
     """How many calls wait for a decision."""
-    waiting = (_table.c.status == "pending") & (_table.c.expires_at > now)
-    statement = select(func.count()).select_from(_table).where(waiting)
-    return await db.read(lambda tx: tx.execute(statement).scalar_one())
+    return (await count_pending(db, "", now))[1]
+
+
+async def count_pending(db: Database, principal: str, now: float) -> tuple[int, int]:
+    """How many calls wait for a decision: the principal's, and everyone's."""
+    mine = func.count().filter(_approvals.c.principal == principal)
+    statement = select(mine, func.count()).where(_pending(now))
+    of_principal, of_all = await db.read(lambda tx: tx.execute(statement).one())
+    return of_principal, of_all
 
 
 async def expire_approvals(db: Database, now: float) -> list[Approval]:
     """Ends what was not decided, or not used, in time, with its executions."""
 
     def unit(tx: Connection) -> list[Approval]:
-        expired = _move(tx, _open & (_table.c.expires_at <= now), "expired")
+        expired = _move(tx, _open & (_approvals.c.expires_at <= now), "expired")
         _end_executions(tx, expired, "expired", "approval_expired", now)
         return expired
 
@@ -178,7 +188,7 @@ async def void_approvals(db: Database, ids: Sequence[str], now: float) -> list[A
     """Withdraws open approvals: their tool has changed, or their principal lost the right."""
 
     def unit(tx: Connection) -> list[Approval]:
-        voided = _move(tx, _open & _table.c.id.in_(ids), "void")
+        voided = _move(tx, _open & _approvals.c.id.in_(ids), "void")
         _end_executions(tx, voided, "denied", "approval_expired", now)
         return voided
 
@@ -207,7 +217,7 @@ async def find_grant(
 async def list_grants(db: Database, now: float) -> list[StandingGrant]:
     """The standing grants that hold, the newest first."""
     holding = select(_grants).where(_grants.c.expires_at > now)
-    statement = holding.order_by(_grants.c.id.desc()).limit(MAX_LISTED)
+    statement = holding.order_by(_grants.c.id.desc()).limit(STORE_ROWS)
     return await db.read(lambda tx: many(tx, statement, StandingGrant))
 
 
@@ -224,29 +234,34 @@ async def revoke_grant(db: Database, id: str) -> bool:
     return await db.write(lambda tx: tx.execute(statement).rowcount == 1)
 
 
-_open = _table.c.status.in_(["pending", "approved"])
+_open = _approvals.c.status.in_(["pending", "approved"])
 
 
-def _pending(id: str, now: float) -> ColumnElement[bool]:
-    return and_(_table.c.id == id, _table.c.status == "pending", _table.c.expires_at > now)
+def _pending(now: float) -> ColumnElement[bool]:
+    return (_approvals.c.status == "pending") & (_approvals.c.expires_at > now)
+
+
+def _approved(now: float) -> ColumnElement[bool]:
+    return (_approvals.c.status == "approved") & (_approvals.c.expires_at > now)
 
 
 def _use(tx: Connection, approval: Approval, now: float) -> bool:
     bound = and_(
-        _table.c.id == approval.id,
-        _table.c.principal == approval.principal,
-        _table.c.tool == approval.tool,
-        _table.c.fingerprint == approval.fingerprint,
-        _table.c.args_digest == approval.args_digest,
+        _approvals.c.id == approval.id,
+        _approvals.c.principal == approval.principal,
+        _approvals.c.tool == approval.tool,
+        _approvals.c.fingerprint == approval.fingerprint,
+        _approvals.c.args_digest == approval.args_digest,
     )
-    usable = (_table.c.status == "approved") & (_table.c.expires_at > now)
-    return bool(_move(tx, bound & usable, "used"))
+    return bool(_move(tx, bound & _approved(now), "used"))
 
 
 def _move(
     tx: Connection, which: ColumnElement[bool], status: ApprovalStatus, **changed: Any
 ) -> list[Approval]:
-    statement = update(_table).where(which).values(status=status, **changed).returning(_table)
+    statement = (
+        update(_approvals).where(which).values(status=status, **changed).returning(_approvals)
+    )
     moved = many(tx, statement, Approval)
     for approval in moved:
         signal(tx, APPROVAL_CHANGED, approval.id)
@@ -256,22 +271,12 @@ def _move(
 def _end_executions(
     tx: Connection, approvals: Sequence[Approval], status: str, code: str, now: float
 ) -> None:
-    waiting = _executions.c.id.in_([each.execution_id for each in approvals])
-    statement = (
-        update(_executions)
-        .where(waiting & (_executions.c.status == "pending_confirmation"))
-        .values(status=status, error_code=code, finished_at=now)
-    )
-    if approvals:
-        tx.execute(statement)
+    ended = _executions.c.id.in_([each.execution_id for each in approvals]) & _waits
+    values = {"status": status, "error_code": code, "finished_at": now}
+    tx.execute(update(_executions).where(ended).values(values))
 
 
-_approvals = tables.approvals
-_changes = tables.changes
-_claims = tables.claims
-
-MAX_OPEN = 50  # of one very call
-_NAMES = [field.name for field in fields(Approval)]
+_waits = _executions.c.status == "pending_confirmation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,46 +299,24 @@ async def open_approvals(
         _approvals.c.args_digest == args_digest,
         _approvals.c.expires_at > now,
     )
-    return await db.read(lambda tx: _open_approvals(tx, same & _is_open, MAX_OPEN))
+    return await _open_approvals(db, same & _open, STORE_ROWS)
 
 
-async def approved_of_era(
-    db: Database, era: str, now: float, limit: int = MAX_OPEN
-) -> list[Approval]:
+async def approved_of_era(db: Database, era: str, now: float, limit: int) -> list[Approval]:
     """Approved calls of one kind of caller that were not carried out yet."""
-    usable = (_approvals.c.status == "approved") & (_approvals.c.expires_at > now)
-    found = await db.read(
-        lambda tx: _open_approvals(tx, usable & (_executions.c.era == era), limit)
-    )
+    found = await _open_approvals(db, _approved(now) & (_executions.c.era == era), limit)
     return [each.approval for each in found]
 
 
 async def approval_of(db: Database, execution_id: str) -> Approval | None:
     """The approval that an execution waits for."""
-    waiting = (_approvals.c.execution_id == execution_id) & _is_open
-    found = await db.read(lambda tx: _open_approvals(tx, waiting, 1))
+    found = await _open_approvals(db, (_approvals.c.execution_id == execution_id) & _open, 1)
     return found[0].approval if found else None
-
-
-async def count_pending(db: Database, principal: str, now: float) -> tuple[int, int]:
-    """How many calls wait for a decision: the principal's, and everyone's."""
-    pending = (_approvals.c.status == "pending") & (_approvals.c.expires_at > now)
-    statement = select(
-        func.count().filter(_approvals.c.principal == principal), func.count()
-    ).where(pending)
-    mine, all_ = await db.read(lambda tx: tx.execute(statement).one())
-    return mine, all_
 
 
 async def take_over(db: Database, execution_id: str, old: str, new: str) -> bool:
     """Makes another process the one that waits; False if someone else was faster."""
-    waiting = (_executions.c.id == execution_id) & (_executions.c.replica == old)
-    statement = (
-        update(_executions)
-        .where(waiting & (_executions.c.status == "pending_confirmation"))
-        .values(replica=new)
-    )
-    return await db.write(lambda tx: tx.execute(statement).rowcount) == 1
+    return await db.write(lambda tx: _hand_over(tx, execution_id, old, new))
 
 
 def let_go(db: Database, execution_id: str, replica: str) -> None:
@@ -388,7 +371,7 @@ async def first_with_token(db: Database, principal: str, token: str) -> Executio
         .where(
             (_executions.c.idempotency_token == token)
             & (_executions.c.principal == principal)
-            & (_executions.c.status == "pending_confirmation")
+            & _waits
         )
         .order_by(_executions.c.created_at)
         .limit(1)
@@ -396,25 +379,29 @@ async def first_with_token(db: Database, principal: str, token: str) -> Executio
     return await db.read(lambda tx: one(tx, claimed, Execution) or one(tx, waiting, Execution))
 
 
-_is_open = _approvals.c.status.in_(["pending", "approved"])
-
-
-def _open_approvals(tx: Connection, which: Any, limit: int) -> list[OpenApproval]:
+async def _open_approvals(
+    db: Database, which: ColumnElement[bool], limit: int
+) -> list[OpenApproval]:
     statement = (
         select(_approvals, _executions.c.era, _executions.c.replica)
         .join(_executions, _executions.c.id == _approvals.c.execution_id)
-        .where(which & (_executions.c.status == "pending_confirmation"))
+        .where(which & _waits)
         .order_by(_approvals.c.status, _approvals.c.id)  # approved comes before pending
         .limit(limit)
     )
+    rows = await db.read(lambda tx: tx.execute(statement).all())
+    names = _approvals.c.keys()
     return [
-        OpenApproval(Approval(**{name: row[name] for name in _NAMES}), row["era"], row["replica"])
-        for row in tx.execute(statement).mappings()
+        OpenApproval(Approval(**dict(zip(names, row, strict=False))), row.era, row.replica)
+        for row in rows
     ]
 
 
 def _let_go(tx: Connection, rows: Sequence[Row]) -> None:
     for row in rows:
-        mine = (_executions.c.id == row["id"]) & (_executions.c.replica == row["replica"])
-        waiting = mine & (_executions.c.status == "pending_confirmation")
-        tx.execute(update(_executions).where(waiting).values(replica=""))
+        _hand_over(tx, row["id"], row["replica"], "")
+
+
+def _hand_over(tx: Connection, execution_id: str, old: str, new: str) -> bool:
+    theirs = (_executions.c.id == execution_id) & (_executions.c.replica == old) & _waits
+    return tx.execute(update(_executions).where(theirs).values(replica=new)).rowcount == 1

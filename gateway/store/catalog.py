@@ -1,112 +1,44 @@
-"""Connections that were put at run time. Their settings hold credentials, so they are sealed.
+"""What the catalog keeps: connections that were put, definitions, changes, and what people chose.
 
-Each carries the revision it was put at: that is its ETag.
+The settings of a put connection hold credentials, so they come sealed; each connection carries the
+revision it was put at, which is its ETag. Definitions are kept as fetched, with the tools built
+from them, so that a start needs no network; `build_key` says what a build depends on besides the
+document. Documents come packed, and are only read when a build is out of date. Changes are what
+refreshes brought, one row an operation, with the tool before and after.
 
-Definitions as fetched, and the tools built from them, so that a start needs no network.
-
-`build_key` says what a build depends on besides the document (settings, version of the builder): a
-build under another key is not used. Documents come packed, and are only read when a build is out
-of date.
-
-What refreshes brought, one row an operation, with the tool before and after for those held.
-
-What principals and admins chose at run time: access to a connection, and permissions.
+Functions of a transaction are parts of a unit that the caller writes with `write_revision`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from gateway.errors import Fixable
+from gateway.limits import STORE_ROWS
 from gateway.model import Level, Problem
 from gateway.store import tables
-from gateway.store.cluster import REVISION_LOCK, bump_revision, lock_revision
-from gateway.store.database import Database
-from gateway.store.secrets import Seal
-from gateway.store.statements import columns, insert_new, many, one, upsert, values
+from gateway.store.cluster import write_revision
+from gateway.store.database import Database, insert_new, many, one, upsert, values
 
 _connections = tables.connections
+_definitions = tables.definitions
+_validations = tables.validations
+_changes = tables.changes
+_choices = tables.choices
+_permissions = tables.permissions
+
+ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredConnection:
+class SealedConnection:
     """One connection as it was put."""
 
-    name: str
-    settings: dict[str, Any]
-    revision: int
-    updated_at: float
-    updated_by: str
-
-
-async def load_connections(db: Database, seal: Seal) -> list[StoredConnection]:
-    """All of them, by name."""
-    rows = await db.read(
-        lambda tx: many(tx, select(_connections).order_by(_connections.c.name), _Sealed)
-    )
-    return [_opened(row, seal) for row in rows]
-
-
-async def get_connection(db: Database, seal: Seal, name: str) -> StoredConnection | None:
-    """The one of that name."""
-    row = await db.read(
-        lambda tx: one(tx, select(_connections).where(_connections.c.name == name), _Sealed)
-    )
-    return None if row is None else _opened(row, seal)
-
-
-async def put_connection(
-    db: Database,
-    seal: Seal,
-    name: str,
-    settings: dict[str, Any],
-    *,
-    by: str,
-    now: float,
-    expected: int | None = None,
-) -> StoredConnection:
-    """Stores it at the next revision. `expected`: the revision it must have now, 0 for none yet."""
-    sealed = seal.encrypt_json(settings)
-
-    def unit(tx: Connection) -> int:
-        return put_in(tx, name, sealed, by=by, now=now, expected=expected)
-
-    revision = await db.write(unit, REVISION_LOCK)
-    return StoredConnection(name, settings, revision, now, by)
-
-
-def put_in(
-    tx: Connection, name: str, sealed: bytes, *, by: str, now: float, expected: int | None
-) -> int:
-    """`put_connection` inside a unit of the caller's, which must take REVISION_LOCK."""
-    lock_revision(tx)
-    _check_revision(tx, name, expected)
-    revision = bump_revision(tx)
-    tx.execute(upsert(tx, _connections), values(_Sealed(name, sealed, revision, now, by)))
-    return revision
-
-
-async def delete_connection(db: Database, name: str, *, expected: int | None = None) -> int | None:
-    """The revision at which it went, with its cached definitions; None if there was none."""
-
-    def unit(tx: Connection) -> int | None:
-        lock_revision(tx)
-        if _check_revision(tx, name, expected) == 0:
-            return None
-        tx.execute(delete(_connections).where(_connections.c.name == name))
-        tx.execute(delete(tables.definitions).where(tables.definitions.c.connection == name))
-        return bump_revision(tx)
-
-    return await db.write(unit, REVISION_LOCK)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sealed:
     name: str
     settings: bytes
     revision: int
@@ -114,30 +46,39 @@ class _Sealed:
     updated_by: str
 
 
-def _opened(row: _Sealed, seal: Seal) -> StoredConnection:
-    settings = cast(dict[str, Any], seal.decrypt_json(row.settings))
-    return StoredConnection(row.name, settings, row.revision, row.updated_at, row.updated_by)
+async def load_connections(db: Database) -> list[SealedConnection]:
+    """All of them, by name."""
+    statement = select(_connections).order_by(_connections.c.name)
+    return await db.read(lambda tx: many(tx, statement, SealedConnection))
 
 
-def _check_revision(tx: Connection, name: str, expected: int | None) -> int:
-    held = (
-        tx.execute(select(_connections.c.revision).where(_connections.c.name == name)).scalar() or 0
-    )
-    if expected is not None and held != expected:
+def put_connection(tx: Connection, connection: SealedConnection, expected: int | None) -> None:
+    """Keeps a connection. `expected`: the revision it must have now, 0 for none yet."""
+    _check_revision(tx, connection.name, expected)
+    upsert(tx, _connections, values(connection))
+
+
+def delete_connection(tx: Connection, name: str, expected: int | None) -> bool:
+    """Forgets a connection and its definition; False if there was none."""
+    _check_revision(tx, name, expected)
+    tx.execute(delete(_definitions).where(_definitions.c.connection == name))
+    return tx.execute(delete(_connections).where(_connections.c.name == name)).rowcount == 1
+
+
+def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
+    query = select(_connections.c.revision).where(_connections.c.name == name)
+    held = tx.execute(query).scalar() or 0
+    if expected not in (None, held):
         raise Fixable(
             "precondition",
             f"The connection {name} was changed meanwhile.",
             "Read it again and repeat the change on what it is now.",
             revision=held,
         )
-    return held
-
-
-_definitions = tables.definitions
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class StoredDefinition:
     """What is known of one document, and its build."""
 
     connection: str
@@ -148,43 +89,28 @@ class Definition:
     fetched_at: float
     etag: str | None = None
     last_modified: str | None = None
-    problems: tuple[Problem, ...] = ()
 
 
-async def save_definition(db: Database, definition: Definition, packed: bytes) -> int:
-    """Keeps a document with its build; the revision at which replicas see it."""
-
-    def unit(tx: Connection) -> int:
-        lock_revision(tx)
-        save_in(tx, definition, packed)
-        return bump_revision(tx)
-
-    return await db.write(unit, REVISION_LOCK)
+def save_definition(tx: Connection, definition: StoredDefinition, packed: bytes) -> None:
+    """Keeps a document with its build, as the only one of its connection."""
+    tx.execute(delete(_definitions).where(_definitions.c.connection == definition.connection))
+    tx.execute(insert(_definitions), {**values(definition), "raw": packed})
 
 
-def save_in(tx: Connection, definition: Definition, packed: bytes) -> None:
-    """`save_definition` inside a unit of the caller's: the only one kept for its connection."""
-    others = (_definitions.c.connection == definition.connection) & (
-        _definitions.c.location != definition.location
-    )
-    tx.execute(delete(_definitions).where(others))
-    row = {**values(definition), "problems": list(definition.problems), "raw": packed}
-    tx.execute(upsert(tx, _definitions), row)
-
-
-def is_saved_in(tx: Connection, definition: Definition) -> bool:
+def is_saved(tx: Connection, definition: StoredDefinition) -> bool:
     """Whether another process has saved the very same meanwhile."""
-    where = _is(definition.connection, definition.location)
-    found = tx.execute(
-        select(_definitions.c.sha256, _definitions.c.build_key).where(where)
-    ).one_or_none()
-    return found is not None and tuple(found) == (definition.sha256, definition.build_key)
+    same = (
+        _is(definition.connection, definition.location)
+        & (_definitions.c.sha256 == definition.sha256)
+        & (_definitions.c.build_key == definition.build_key)
+    )
+    return tx.execute(select(_definitions.c.connection).where(same)).first() is not None
 
 
-def save_build_in(
+def save_build(
     tx: Connection, connection: str, location: str, build: bytes, *, was: float, at: float
 ) -> bool:
-    """Replaces a build inside a unit of the caller's, if it is still the one of that time."""
+    """Replaces a build, if it is still the one of that time."""
     same = _is(connection, location) & (_definitions.c.fetched_at == was)
     changed = update(_definitions).where(same).values(build=build, fetched_at=at)
     return tx.execute(changed).rowcount == 1
@@ -192,18 +118,17 @@ def save_build_in(
 
 async def load_marks(db: Database) -> dict[str, tuple[str, float]]:
     """Location and time of every definition, by connection: what tells whether one is news."""
-    statement = select(
-        _definitions.c.connection, _definitions.c.location, _definitions.c.fetched_at
-    )
+    table = _definitions
+    statement = select(table.c.connection, table.c.location, table.c.fetched_at)
     rows = await db.read(lambda tx: tx.execute(statement).all())
     return {row.connection: (row.location, row.fetched_at) for row in rows}
 
 
-async def load_definition(db: Database, connection: str, location: str) -> Definition | None:
+async def load_definition(db: Database, connection: str, location: str) -> StoredDefinition | None:
     """One definition with its build, without the document."""
-    statement = select(*columns(_definitions, Definition)).where(_is(connection, location))
-    row = await db.read(lambda tx: tx.execute(statement).mappings().one_or_none())
-    return None if row is None else _definition(row)
+    columns = [column for column in _definitions.c if column.name != "raw"]
+    statement = select(*columns).where(_is(connection, location))
+    return await db.read(lambda tx: one(tx, statement, StoredDefinition))
 
 
 async def load_packed(db: Database, connection: str, location: str) -> bytes | None:
@@ -213,38 +138,23 @@ async def load_packed(db: Database, connection: str, location: str) -> bytes | N
     return packed
 
 
+def _is(connection: str, location: str) -> ColumnElement[bool]:
+    return (_definitions.c.connection == connection) & (_definitions.c.location == location)
+
+
 async def save_validation(
     db: Database, sha256: str, problems: tuple[Problem, ...], now: float
 ) -> None:
     """Keeps what the validator said of a document: it takes long and never changes."""
     row = {"sha256": sha256, "problems": list(problems), "at": now}
-    await db.write(lambda tx: tx.execute(insert_new(tx, tables.validations), row).rowcount)
+    await db.write(lambda tx: tx.execute(insert_new(tx, _validations), row).rowcount)
 
 
 async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | None:
     """What the validator said of a document; None if it was never asked."""
-    table = tables.validations
-    statement = select(table.c.problems).where(table.c.sha256 == sha256)
+    statement = select(_validations.c.problems).where(_validations.c.sha256 == sha256)
     found = await db.read(lambda tx: tx.execute(statement).scalar())
-    return None if found is None else _problems(found)
-
-
-def _is(connection: str, location: str) -> Any:
-    return (_definitions.c.connection == connection) & (_definitions.c.location == location)
-
-
-def _definition(row: Any) -> Definition:
-    return Definition(**{**row, "problems": _problems(row["problems"])})
-
-
-def _problems(value: Any) -> tuple[Problem, ...]:
-    return msgspec.convert(value, tuple[Problem, ...])
-
-
-_changes = tables.changes
-
-ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
-MAX_LISTED = 500
+    return None if found is None else msgspec.convert(found, tuple[Problem, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,48 +175,33 @@ class Change:
     before: bytes | None = None  # the tool, encoded
     after: bytes | None = None
 
+    @property
+    def content(self) -> tuple[str | None, bytes | None, bytes | None]:
+        """What is changed: two changes of the same content are the same change."""
+        return self.operation, self.before, self.after
 
-def record_in(tx: Connection, connection: str, changes: Sequence[Change]) -> None:
+
+def record_changes(tx: Connection, connection: str, changes: Sequence[Change]) -> None:
     """Keeps what a refresh found, in place of what was held before and is no longer found.
 
     A change that is held already, or was rejected and comes again as it was, is not told anew.
     """
-    ours = _changes.c.connection == connection
-    known = many(
-        tx, select(_changes).where(ours & _changes.c.status.in_(("held", "rejected"))), Change
-    )
-    told = {(row.operation, row.before, row.after): row for row in known}
+    undecided = _changes.c.status.in_(("held", "rejected"))
+    ours = select(_changes).where((_changes.c.connection == connection) & undecided)
+    told = {change.content: change for change in many(tx, ours, Change)}
     # What is applied is told in any case: it may be what was held or rejected before.
-    fresh = [
-        c for c in changes if c.status == "applied" or (c.operation, c.before, c.after) not in told
-    ]
-    still = {(c.operation, c.before, c.after) for c in changes if c.status == "held"}
-    over = [row.id for key, row in told.items() if row.status == "held" and key not in still]
-    if over:
-        tx.execute(_changes.delete().where(_changes.c.id.in_(over)))
+    fresh = [c for c in changes if c.status == "applied" or c.content not in told]
+    still = {c.content for c in changes if c.status == "held"}
+    over = [c.id for c in told.values() if c.status == "held" and c.content not in still]
+    tx.execute(delete(_changes).where(_changes.c.id.in_(over)))
     if fresh:
         tx.execute(insert(_changes), [values(change) for change in fresh])
 
 
-async def decide_change(
-    db: Database, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
-) -> Change | None:
-    """The change as decided now; None if it was not held any more."""
-
-    def unit(tx: Connection) -> Change | None:
-        lock_revision(tx)
-        decided = decide_in(tx, id, status, by=by, now=now)
-        if decided is not None:
-            bump_revision(tx)
-        return decided
-
-    return await db.write(unit, REVISION_LOCK)
-
-
-def decide_in(
+def decide_change(
     tx: Connection, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
 ) -> Change | None:
-    """`decide_change` inside a unit of the caller's."""
+    """The change as decided now; None if it was not held any more."""
     held = (_changes.c.id == id) & (_changes.c.status == "held")
     statement = update(_changes).where(held).values(status=status, by=by, decided_at=now)
     return one(tx, statement.returning(_changes), Change)
@@ -317,10 +212,10 @@ async def list_changes(
     *,
     connection: str | None = None,
     status: ChangeStatus | None = None,
-    limit: int = 100,
+    limit: int = STORE_ROWS,
 ) -> list[Change]:
     """Changes, newest first."""
-    statement = select(_changes).order_by(_changes.c.id.desc()).limit(min(limit, MAX_LISTED))
+    statement = select(_changes).order_by(_changes.c.id.desc()).limit(min(limit, STORE_ROWS))
     if connection is not None:
         statement = statement.where(_changes.c.connection == connection)
     if status is not None:
@@ -333,66 +228,40 @@ async def get_change(db: Database, id: str) -> Change | None:
     return await db.read(lambda tx: one(tx, select(_changes).where(_changes.c.id == id), Change))
 
 
-_choices = tables.choices
-_permissions = tables.permissions
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPermissions:
-    """The permissions that were put, in force over config.toml."""
-
-    settings: Mapping[str, Any]
-    revision: int
-    updated_at: float
-    updated_by: str
-
-
 async def choose_access(db: Database, principal: str, connection: str, access: Level) -> int:
     """Keeps a principal's own choice for a connection; the revision at which it holds."""
     row = {"principal": principal, "connection": connection, "access": access}
 
-    def unit(tx: Connection) -> int:
-        lock_revision(tx)
-        tx.execute(upsert(tx, _choices), row)
-        return bump_revision(tx)
+    def unit(tx: Connection, revision: int) -> int:
+        upsert(tx, _choices, row)
+        return revision
 
-    return await db.write(unit, REVISION_LOCK)
+    return await write_revision(db, unit)
 
 
-async def load_choices(db: Database) -> dict[str, dict[str, Level]]:
-    """Every choice: principal → connection → access."""
+async def load_choices(db: Database) -> dict[tuple[str, str], Level]:
+    """Every choice, by principal and connection."""
     rows = await db.read(lambda tx: tx.execute(select(_choices)).all())
-    chosen: dict[str, dict[str, Level]] = {}
-    for row in rows:
-        chosen.setdefault(row.principal, {})[row.connection] = row.access
-    return chosen
+    return {(row.principal, row.connection): row.access for row in rows}
 
 
 async def put_permissions(
-    db: Database, settings: Mapping[str, Any], *, by: str, now: float
-) -> StoredPermissions:
-    """Keeps permissions that override config.toml from the next revision on."""
+    db: Database, settings: Mapping[str, Any] | None, *, by: str, now: float
+) -> int:
+    """Keeps permissions in force over config.toml, or with None forgets them; the revision."""
 
-    def unit(tx: Connection) -> StoredPermissions:
-        lock_revision(tx)
-        stored = StoredPermissions(settings, bump_revision(tx), now, by)
-        tx.execute(upsert(tx, _permissions), {"id": 1, **values(stored)})
-        return stored
+    def unit(tx: Connection, revision: int) -> int:
+        tx.execute(delete(_permissions))
+        if settings is not None:
+            row = {"settings": settings, "revision": revision, "updated_at": now, "updated_by": by}
+            tx.execute(insert(_permissions), {"id": 1, **row})
+        return revision
 
-    return await db.write(unit, REVISION_LOCK)
+    return await write_revision(db, unit)
 
 
-async def load_permissions(db: Database) -> StoredPermissions | None:
+async def load_permissions(db: Database) -> Mapping[str, Any] | None:
     """The permissions that were put; None where config.toml is in force."""
-    statement = select(*columns(_permissions, StoredPermissions))
-    return await db.read(lambda tx: one(tx, statement, StoredPermissions))
-
-
-async def delete_permissions(db: Database) -> int | None:
-    """Gives config.toml its force back; the revision, or None if nothing had been put."""
-
-    def unit(tx: Connection) -> int | None:
-        lock_revision(tx)
-        return bump_revision(tx) if tx.execute(delete(_permissions)).rowcount else None
-
-    return await db.write(unit, REVISION_LOCK)
+    settings = select(_permissions.c.settings)
+    found: Mapping[str, Any] | None = await db.read(lambda tx: tx.execute(settings).scalar())
+    return found

@@ -1,27 +1,72 @@
 """The store as the rest of the gateway knows it: read, write, write soon.
 
 `read` and `write` take a function of a connection, so that one statement or five, with a decision
-between them, are the same thing, typed to the end. What it returns comes back. Errors are ours:
-`Broken("store_unavailable")` or `Overloaded("busy")`.
+between them, are the same thing. Writes are committed in groups: whatever units wait when the one
+writing task of this process is free run one after the other in one transaction, and are answered
+after its commit, so an answer means "on disk". If one of them fails, or the connection breaks
+before the commit, the batch is run again with a savepoint around each: a failing unit fails only
+itself. A unit may so run twice; it must do nothing but talk to the transaction it is given.
+
+Rows that need not be on disk first (`write_soon`) ride along with the next batch. They stay in
+memory while the store is down; beyond a bound they are refused and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass, fields
+from functools import cache
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Connection, text
+import structlog
+from sqlalchemy import Connection, Executable, Table, insert, text
+from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.errors import ConfigInvalid, GatewayError
-from gateway.store.postgres import Postgres
-from gateway.store.sqlite import Sqlite
-from gateway.store.statements import translated
-from gateway.store.writer import Figures, GroupCommit, Row, RowWriter
+from gateway.errors import GatewayError, Overloaded
+from gateway.limits import (
+    STORE_BURST_BYTES,
+    STORE_QUEUE,
+    STORE_RETRY_SECONDS,
+    STORE_SOON_SECONDS,
+    STORE_WRITE_SECONDS,
+)
+from gateway.store import tables
+from gateway.store.engines import engine_for, translated, unavailable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+Unit = Callable[[Connection], Any]
+Row = Mapping[str, Any]
+RowWriter = Callable[[Connection, Sequence[Row]], None]
+Insert = sqlite.Insert | postgresql.Insert
+
+CHANNEL = "gateway"  # of PostgreSQL's NOTIFY
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Work:
+    """A unit, the answer its caller waits for, and the shared row it will lock."""
+
+    unit: Unit
+    answer: asyncio.Future[Any]
+    locks: str
+
+
+@dataclass(frozen=True, slots=True)
+class SoonRow:
+    """A row that need not be on disk first, and the function that writes it."""
+
+    writer: RowWriter
+    row: Row
+    size: int
 
 
 class Database:
@@ -29,7 +74,14 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.engine = engine_for(url)
-        self._writer = GroupCommit(self.engine.transact)
+        self.units = self.commits = self.dropped = 0
+        self._reading = 0
+        self._waiting: deque[Work] = deque()
+        self._soon: list[SoonRow] = []
+        self._soon_bytes = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = self._down = self._writing = False
 
     async def open(self) -> None:
         """Connects, brings the tables up to date and starts the writer."""
@@ -39,39 +91,19 @@ class Database:
         except BaseException:
             await self.engine.close()
             raise
-        self._writer.start()
+        self._task = asyncio.create_task(self._run(), name="store-writer")
 
     async def close(self) -> None:
         """Writes what still waits, then lets go of the connections."""
-        await self._writer.close()
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=STORE_WRITE_SECONDS)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._give_up()
         with translated():
             await self.engine.close()
-
-    async def read(self, query: Callable[[Connection], T]) -> T:
-        """What the query returns. Each statement sees the newest commit; it can't write."""
-        with translated():
-            return await self.engine.read(query)
-
-    async def write(self, unit: Callable[[Connection], T], locks: str = "") -> T:
-        """What the unit returns, once it is on disk: see `writer`."""
-        return await self._writer.write(unit, locks)
-
-    def write_soon(self, writer: RowWriter, row: Row, size: int = 0) -> bool:
-        """Takes a row for the next batch, within 200 ms; False where the buffer is full."""
-        return self._writer.write_soon(writer, row, size)
-
-    async def settle(self) -> None:
-        """Puts the rows that `write_soon` took on disk now, so that a read finds them."""
-        with suppress(GatewayError):  # the read that follows says what is wrong with the store
-            await self._writer.settle()
-
-    def figures(self) -> Figures:
-        """What the writer has done so far."""
-        return self._writer.figures()
-
-    async def ping(self) -> None:
-        """Returns if the store answers."""
-        await self.read(lambda tx: tx.execute(text("SELECT 1")).scalar_one())
 
     async def __aenter__(self) -> Database:
         await self.open()
@@ -85,12 +117,260 @@ class Database:
     ) -> None:
         await self.close()
 
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """What the query returns. Each statement sees the newest commit; it can't write."""
+        if self._reading >= STORE_QUEUE:
+            raise _busy("reads")
+        self._reading += 1
+        try:
+            with translated():
+                return await self.engine.read(query)
+        finally:
+            self._reading -= 1
 
-def engine_for(url: str) -> Sqlite | Postgres:
-    """The engine a `store.url` names."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
-        return Sqlite(Path(rest[1:]))
-    if scheme in ("postgresql", "postgres"):
-        return Postgres(url)
-    raise ConfigInvalid(["store.url: must be sqlite:///PATH or postgresql://USER@HOST/DATABASE"])
+    async def write(self, unit: Callable[[Connection], T], locks: str = "") -> T:
+        """What the unit returned, once it is on disk.
+
+        `locks` names the row that units of several processes fight for. A batch takes them in
+        order, so that two batches can't hold what the other one wants.
+        """
+        if self._closing or self._task is None:
+            raise unavailable("The store is closed.")
+        if len(self._waiting) >= STORE_QUEUE:
+            raise _busy("writes")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Work(unit, answer, locks))
+        self._wake.set()
+        with translated():
+            async with asyncio.timeout(STORE_WRITE_SECONDS):
+                return await answer
+
+    def write_soon(self, writer: RowWriter, row: Row, size: int = 0) -> bool:
+        """Takes a row for the next batch; False (and counted) where there is no room left."""
+        size += 1024  # of memory that a row takes beside its JSON, about
+        if self._closing or self._soon_bytes + size > STORE_BURST_BYTES:
+            self.dropped += 1
+            return False
+        if not self._soon:
+            self._wake_in(STORE_SOON_SECONDS)
+        self._soon.append(SoonRow(writer, row, size))
+        self._soon_bytes += size
+        return True
+
+    async def settle(self) -> None:
+        """Puts the rows that `write_soon` took on disk now, so that a read finds them."""
+        with suppress(GatewayError):  # the read that follows says what is wrong with the store
+            if self._soon or self._writing:
+                await self.write(lambda tx: None)  # rides in, or behind, the batch that has them
+
+    async def ping(self) -> None:
+        """Returns if the store answers."""
+        await self.read(lambda tx: tx.execute(text("SELECT 1")).scalar_one())
+
+    async def _run(self) -> None:
+        while self._waiting or self._soon or not self._closing:
+            await self._wake.wait()
+            self._wake.clear()
+            batch, soon = self._take()
+            self._writing = True
+            stored = await self._commit(batch, soon)
+            self._writing = False
+            if self._waiting or self._closing and stored:
+                self._wake.set()
+            elif self._closing:
+                return
+            elif not stored:
+                self._wake_in(STORE_RETRY_SECONDS)
+
+    def _wake_in(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._wake.set)
+
+    def _take(self) -> tuple[list[Work], list[SoonRow]]:
+        # What its caller gave up meanwhile must not happen either.
+        batch = [work for work in self._waiting if not work.answer.done()]
+        soon = self._soon
+        self._waiting.clear()
+        self._soon, self._soon_bytes = [], 0
+        return sorted(batch, key=lambda work: work.locks), soon
+
+    async def _commit(self, batch: list[Work], soon: list[SoonRow]) -> bool:
+        """Whether the store took the batch; each unit of it has its answer either way."""
+        if not batch and not soon:
+            return True
+        try:
+            outcomes = await self._outcomes([work.unit for work in batch], soon)
+        except Exception as error:  # the task must live on, whatever the driver thought of
+            self._failed(error, batch, soon)
+            return False
+        self.commits += 1
+        self.units += len(batch)
+        if self._down:
+            log.warning("store_recovered")
+            self._down = False
+        for work, outcome in zip(batch, outcomes, strict=True):
+            _answer(work, outcome)
+        return True
+
+    async def _outcomes(self, units: list[Unit], soon: list[SoonRow]) -> list[Any]:
+        try:
+            together = [*_grouped(soon), *units]
+            outcomes = await self.engine.transact(lambda tx: _run_all(tx, together))
+            return outcomes[len(together) - len(units) :]
+        except _UnitFailed:
+            single = [_rows_unit(each.writer, [each.row]) for each in soon]
+            outcomes = await self.engine.transact(lambda tx: _run_each(tx, [*single, *units]))
+        refused = sum(isinstance(outcome, _Failure) for outcome in outcomes[: len(soon)])
+        if refused:
+            self.dropped += refused
+            log.warning("store_rows_refused", rows=refused)
+        return outcomes[len(soon) :]
+
+    def _failed(self, error: Exception, batch: list[Work], soon: list[SoonRow]) -> None:
+        if not self._down:  # said once, not for every batch of an outage
+            log.error("store_write_failed", error=type(error).__name__, units=len(batch))
+            self._down = True
+        for work in batch:
+            _answer(work, _Failure(error))
+        self._soon = [*soon, *self._soon]
+        self._soon_bytes += sum(each.size for each in soon)
+
+    def _give_up(self) -> None:
+        for work in self._waiting:
+            _answer(work, _Failure(unavailable("The store is closed.")))
+        self.dropped += len(self._soon)
+        if self._soon:
+            log.error("store_rows_lost", rows=len(self._soon))
+
+
+def _busy(what: str) -> Overloaded:
+    return Overloaded("busy", f"Too many {what} are waiting for the store.", "Try again shortly.")
+
+
+class _UnitFailed(Exception):
+    """One of the units failed, so nothing was committed: run them again, each on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: Exception
+
+
+def _answer(work: Work, outcome: Any) -> None:
+    if work.answer.done():
+        return
+    if isinstance(outcome, _Failure):
+        work.answer.set_exception(outcome.error)
+    else:
+        work.answer.set_result(outcome)
+
+
+def _grouped(soon: Sequence[SoonRow]) -> list[Unit]:
+    groups: dict[RowWriter, list[Row]] = {}
+    for each in soon:
+        groups.setdefault(each.writer, []).append(each.row)
+    return [_rows_unit(writer, rows) for writer, rows in groups.items()]
+
+
+def _rows_unit(writer: RowWriter, rows: Sequence[Row]) -> Unit:
+    return lambda tx: writer(tx, rows)
+
+
+def _run_all(tx: Connection, units: Sequence[Unit]) -> list[Any]:
+    tx.info["signals"] = []
+    try:
+        outcomes = [unit(tx) for unit in units]
+        _write_signals(tx)
+    except Exception as error:
+        raise _UnitFailed from error
+    return outcomes
+
+
+def _run_each(tx: Connection, units: Sequence[Unit]) -> list[Any]:
+    tx.info["signals"] = []
+    outcomes = [_run_alone(tx, unit) for unit in units]
+    _write_signals(tx)
+    return outcomes
+
+
+def _run_alone(tx: Connection, unit: Unit) -> Any:
+    signals = tx.info["signals"]
+    before = len(signals)
+    try:
+        with tx.begin_nested():
+            return unit(tx)
+    except Exception as error:
+        if tx.invalidated:  # the connection is gone, and the whole batch with it
+            raise
+        del signals[before:]
+        return _Failure(error)
+
+
+def signal(tx: Connection, kind: str, payload: str = "") -> None:
+    """Tells every process a named thing, this one too, once this transaction is committed."""
+    tx.info["signals"].append({"kind": kind, "payload": payload})
+
+
+def _write_signals(tx: Connection) -> None:
+    """Writes what the units of a batch tell, last of all.
+
+    Their ids must grow in the order of commits, or a process that has read 7 would miss a 6 that
+    comes late. So processes do this step, and the commit behind it, one after the other.
+    """
+    signals = tx.info["signals"]
+    if signals and is_postgres(tx):
+        tx.execute(text("SELECT pg_advisory_xact_lock(hashtext('gateway signals'))"))
+        tx.execute(text(f"SELECT pg_notify('{CHANNEL}', '')"))
+    if signals:
+        tx.execute(insert(tables.signals), signals)
+
+
+def is_postgres(tx: Connection) -> bool:
+    return tx.dialect.name == "postgresql"
+
+
+def insert_new(tx: Connection, table: Table) -> Insert:
+    """An insert that leaves a row which is already there as it is; `rowcount` tells."""
+    return _insert_new(is_postgres(tx), table)
+
+
+def upsert(tx: Connection, table: Table, row: Row) -> None:
+    """Inserts a row, or replaces all of the one that is already there."""
+    tx.execute(_upsert(is_postgres(tx), table), row)
+
+
+def insert_on(postgres: bool, table: Table) -> Insert:
+    """An insert that can say what to do on a conflict.
+
+    SQLAlchemy knows such a statement again by identity only, so it is to be built once: compiling
+    it takes ten times as long as running it.
+    """
+    return postgresql.insert(table) if postgres else sqlite.insert(table)
+
+
+@cache
+def _insert_new(postgres: bool, table: Table) -> Insert:
+    return insert_on(postgres, table).on_conflict_do_nothing()
+
+
+@cache
+def _upsert(postgres: bool, table: Table) -> Insert:
+    statement = insert_on(postgres, table)
+    keys = [column.name for column in table.primary_key]
+    rest = {name: value for name, value in statement.excluded.items() if name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=rest)
+
+
+def values(row: DataclassInstance) -> dict[str, Any]:
+    """A frozen row as column values: the fields are named as the columns."""
+    return {field.name: getattr(row, field.name) for field in fields(row)}
+
+
+def one(tx: Connection, statement: Executable, kind: type[T]) -> T | None:
+    """The only row as a frozen value, if there is one."""
+    row = tx.execute(statement).one_or_none()
+    return None if row is None else kind(**row._mapping)
+
+
+def many(tx: Connection, statement: Executable, kind: type[T]) -> list[T]:
+    """All rows as frozen values."""
+    return [kind(**row._mapping) for row in tx.execute(statement)]

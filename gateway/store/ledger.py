@@ -6,15 +6,6 @@ is gone becomes `unknown`: nobody knows whether it happened, so nobody may send 
 
 `begin` is also where an idempotency token is claimed, in the same transaction: there is never a
 token without its row. The first one in wins, over all replicas.
-
-The ledger read back: filters and pages, newest first.
-
-A page ends in a cursor that names its last row, not a count: rows that come in meanwhile neither
-repeat nor skip one.
-
-How busy the gateway was: the ledger's last hour, counted by minute, connection and client.
-
-Counted in the store, so that a busy hour costs one statement and not its rows.
 """
 
 from __future__ import annotations
@@ -28,40 +19,38 @@ from functools import cache
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
     and_,
-    bindparam,
     cast,
     delete,
     func,
     insert,
     select,
-    text,
     true,
     tuple_,
     update,
 )
 
 from gateway.errors import Broken, Fixable
+from gateway.limits import LEDGER_PAGE, STORE_MANY_ROWS, STORE_ROWS
 from gateway.store import tables
-from gateway.store.cluster import SILENT_SECONDS, alive, signal
-from gateway.store.database import Database
-from gateway.store.statements import (
+from gateway.store.cluster import alive
+from gateway.store.database import (
+    Database,
     Insert,
-    execute_row,
-    insert_many,
+    Row,
     insert_new,
     insert_on,
     is_postgres,
-    json_bytes,
     many,
     one,
-    values,
+    signal,
 )
-from gateway.store.writer import Row
+from gateway.store.tables import json_bytes
 
 _table = tables.executions
 _claims = tables.claims
@@ -126,10 +115,10 @@ def begin_in(tx: Connection, execution: Execution) -> Begun:
         claimed = _claim(tx, execution)
         if claimed.outcome != "new":
             return claimed
-    if execute_row(tx, _begin(is_postgres(tx)), values(execution)) == 1:
+    if _insert_begun(tx, execution):
         return Begun("new")
-    release_in(tx, execution)
-    return Begun("ended", get_in(tx, execution.id))
+    _release(tx, execution)
+    return Begun("ended", _get(tx, execution.id))
 
 
 @contextmanager
@@ -142,7 +131,7 @@ def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
     try:
         yield
     except (Broken, asyncio.CancelledError):
-        db.write_soon(_end_unsent, {"this": execution.id})
+        db.write_soon(_end_unsent, {"id": execution.id})
         raise
 
 
@@ -151,69 +140,68 @@ async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bo
 
     `sent=False`, known never to have reached the upstream: the token may be used again.
     """
-    return await db.write(lambda tx: finish_in(tx, execution, sent=sent))
 
+    def unit(tx: Connection) -> bool:
+        if not _update_ended(tx, execution):
+            return False
+        if execution.idempotency_token is not None:
+            if not sent:
+                _release(tx, execution)
+            signal(tx, FINISHED, execution.id)
+        return True
 
-def finish_in(tx: Connection, execution: Execution, *, sent: bool = True) -> bool:
-    """`finish` inside a unit of the caller's."""
-    row = values(execution)
-    ended = {f"new_{name}": row[name] for name in _ENDING}
-    if execute_row(tx, _finish, {"this": execution.id, **ended}) == 0:
-        return False
-    if execution.idempotency_token is not None:
-        if not sent:
-            release_in(tx, execution)
-        signal(tx, FINISHED, execution.id)
-    return True
+    return await db.write(unit)
 
 
 def insert_in(tx: Connection, execution: Execution) -> None:
     """Puts a row on disk as it is: one that waits for a decision, or was refused."""
-    tx.execute(insert(_table), values(execution))
+    tx.execute(insert(_table), asdict(execution))
 
 
 def record_finished(db: Database, execution: Execution) -> bool:
     """Records a call that is over and needed no row before; False if there was no room."""
-    row = values(execution)
-    size = 0
-    for name in JSON_COLUMNS:
-        if row[name] is not None:
-            row[name] = json_bytes(row[name])
-            size += len(row[name])
-    return db.write_soon(_insert_finished, row, size)
+    row = asdict(execution)
+    written = {name: json_bytes(row[name]) for name in JSON_COLUMNS if row[name] is not None}
+    size = sum(len(data) for data in written.values())
+    return db.write_soon(_insert_finished, row | written, size)
 
 
 async def get_execution(db: Database, id: str) -> Execution | None:
     """The execution of that id."""
-    return await db.read(lambda tx: get_in(tx, id))
+    return await db.read(lambda tx: _get(tx, id))
 
 
-def get_in(tx: Connection, id: str) -> Execution | None:
-    """`get_execution` inside a unit of the caller's."""
-    return one(tx, select(_table).where(_table.c.id == id), Execution)
-
-
-def release_in(tx: Connection, execution: Execution) -> None:
-    """Frees the token of a call that was not sent."""
-    mine = (_claims.c.principal == execution.principal) & (
-        _claims.c.token == execution.idempotency_token
-    )
-    tx.execute(delete(_claims).where(mine & (_claims.c.execution_id == execution.id)))
+async def get_executions(db: Database, ids: Sequence[str]) -> dict[str, Execution]:
+    """The executions of these ids, by id."""
+    statement = select(_table).where(_table.c.id.in_(ids))
+    return {row.id: row for row in await db.read(lambda tx: many(tx, statement, Execution))}
 
 
 def lock_of(execution: Execution) -> str:
-    """What a unit that begins this execution fights for: see `writer`."""
+    """What a unit that begins this execution fights for: see `Database.write`."""
     return f"token {execution.idempotency_token}" if execution.idempotency_token else ""
 
 
-async def mark_unknown(
-    db: Database, *, now: float, silent_for: float = SILENT_SECONDS
-) -> list[Execution]:
+async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
     """Ends what was executing in processes whose heartbeat stopped; gives what it found.
 
     A process must have sent its first heartbeat before it begins anything.
     """
-    return await db.write(lambda tx: _mark_unknown(tx, now, silent_for), "replicas")
+
+    def unit(tx: Connection) -> list[Execution]:
+        gone = (_table.c.status == "executing") & _table.c.replica.not_in(alive(tx))
+        ended = {"status": "unknown", "error_code": "outcome_unknown", "finished_at": now}
+        found = many(tx, update(_table).where(gone).values(ended).returning(_table), Execution)
+        for execution in found:
+            if execution.idempotency_token is not None:
+                signal(tx, FINISHED, execution.id)
+        return found
+
+    return await db.write(unit, "replicas")
+
+
+def _get(tx: Connection, id: str) -> Execution | None:
+    return one(tx, select(_table).where(_table.c.id == id), Execution)
 
 
 def _claim(tx: Connection, execution: Execution) -> Begun:
@@ -226,15 +214,28 @@ def _claim(tx: Connection, execution: Execution) -> Begun:
     }
     if tx.execute(insert_new(tx, _claims), claim).rowcount == 1:
         return Begun("new")
-    same = (_claims.c.principal == execution.principal) & (
-        _claims.c.token == execution.idempotency_token
-    )
-    held = tx.execute(select(_claims).where(same)).one()
-    first = get_in(tx, held.execution_id)
+    held = tx.execute(select(_claims).where(_token_of(execution))).one()
+    first = _get(tx, held.execution_id)
     if (held.tool, held.args_digest) != (execution.tool, execution.args_digest):
         return Begun("conflict", first)
     running = first is not None and first.status in ("executing", "pending_confirmation")
     return Begun("running" if running else "finished", first)
+
+
+def _release(tx: Connection, execution: Execution) -> None:
+    """Frees the token of a call that was not sent."""
+    mine = _token_of(execution) & (_claims.c.execution_id == execution.id)
+    tx.execute(delete(_claims).where(mine))
+
+
+def _token_of(execution: Execution) -> ColumnElement[bool]:
+    token = execution.idempotency_token
+    return (_claims.c.principal == execution.principal) & (_claims.c.token == token)
+
+
+def _insert_begun(tx: Connection, execution: Execution) -> bool:
+    """Whether the row is there as executing now: new, or one that waited for a decision."""
+    return tx.execute(_begin(is_postgres(tx)), asdict(execution)).rowcount == 1
 
 
 @cache
@@ -244,47 +245,38 @@ def _begin(postgres: bool) -> Insert:
     return statement.on_conflict_do_update(
         index_elements=["id"],
         set_={name: statement.excluded[name] for name in taken_over},
-        where=text("executions.status = 'pending_confirmation'"),
+        where=_table.c.status == "pending_confirmation",
     )
+
+
+def _update_ended(tx: Connection, execution: Execution) -> bool:
+    """Whether the row says now how the call ended; not if it had ended before."""
+    going_on = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
+    ended = {
+        "status": execution.status,
+        "result": execution.result,
+        "error_code": execution.error_code,
+        "upstream_status": execution.upstream_status,
+        "recorded": execution.recorded,
+        "finished_at": execution.finished_at,
+        "reason": execution.reason,
+    }
+    statement = update(_table).where(_table.c.id == execution.id, going_on).values(ended)
+    return tx.execute(statement).rowcount == 1
 
 
 def _insert_finished(tx: Connection, rows: Sequence[Row]) -> None:
-    # One that was begun stays: what `begin` and `finish` said is on disk already.
-    insert_many(tx, _table, rows)
+    # One that was begun stays: what `begin` and `finish` said is on disk already. `returning` has
+    # SQLAlchemy send many rows as one statement. Row by row, SQLite's driver would let other
+    # threads run after each, and wait for its turn as often.
+    tx.execute(insert_new(tx, _table).returning(_table.c.id), rows)
 
 
 def _end_unsent(tx: Connection, rows: Sequence[Row]) -> None:
-    begun = _table.c.id.in_([row["this"] for row in rows]) & (_table.c.status == "executing")
+    begun = _table.c.id.in_([row["id"] for row in rows]) & (_table.c.status == "executing")
     ended = {"status": "failed", "error_code": "store_unavailable"}
     ids = tx.execute(update(_table).where(begun).values(ended).returning(_table.c.id)).scalars()
     tx.execute(delete(_claims).where(_claims.c.execution_id.in_(list(ids))))
-
-
-def _mark_unknown(tx: Connection, now: float, silent_for: float) -> list[Execution]:
-    gone = _table.c.replica.not_in(alive(tx, silent_for))
-    statement = (
-        update(_table)
-        .where((_table.c.status == "executing") & gone)
-        .values(status="unknown", error_code="outcome_unknown", finished_at=now)
-        .returning(_table)
-    )
-    found = many(tx, statement, Execution)
-    for execution in found:
-        if execution.idempotency_token is not None:
-            signal(tx, FINISHED, execution.id)
-    return found
-
-
-_ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
-_finish = (
-    update(_table)
-    .where(_table.c.id == bindparam("this"))
-    .where(text("status IN ('executing', 'pending_confirmation', 'unknown')"))
-    .values({name: bindparam(f"new_{name}") for name in _ENDING})
-)
-
-
-MAX_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,22 +303,26 @@ class Page:
 async def list_executions(
     db: Database, filter: Filter, *, limit: int = 50, cursor: str | None = None
 ) -> Page:
-    """One page of what the filter lets through, newest first."""
-    limit = max(1, min(limit, MAX_PAGE))
+    """One page of what the filter lets through, newest first.
+
+    Its cursor names its last row, not a count: rows that come in meanwhile neither repeat nor skip
+    one.
+    """
+    limit = max(1, min(limit, LEDGER_PAGE))
     statement = (
         select(_table)
-        .where(_passes(filter), _behind(cursor))
+        .where(_passes(filter), true() if cursor is None else _behind(cursor))
         .order_by(_table.c.created_at.desc(), _table.c.id.desc())
         .limit(limit + 1)
     )
     found = await db.read(lambda tx: many(tx, statement, Execution))
     page = found[:limit]
-    return Page(page, cursor_of(page[-1].created_at, page[-1].id) if len(found) > limit else None)
+    return Page(page, _cursor_of(page[-1]) if len(found) > limit else None)
 
 
 async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
     """The executions of an idempotency token, newest first; of one principal or of all."""
-    page = await list_executions(db, Filter(token=token, principal=principal), limit=MAX_PAGE)
+    page = await list_executions(db, Filter(token=token, principal=principal), limit=LEDGER_PAGE)
     return page.executions
 
 
@@ -346,36 +342,24 @@ def _passes(filter: Filter) -> ColumnElement[bool]:
     return and_(true(), *rules)
 
 
-def _behind(cursor: str | None) -> ColumnElement[bool]:
-    if cursor is None:
-        return true()
-    return tuple_(_table.c.created_at, _table.c.id) < place_of(cursor)
-
-
-def cursor_of(created_at: float, id: str) -> str:
+def _cursor_of(last: Execution) -> str:
     """The place of a row, for callers to bring back and not to look into."""
-    return base64.urlsafe_b64encode(f"{created_at!r} {id}".encode()).decode()
+    return base64.urlsafe_b64encode(f"{last.created_at!r} {last.id}".encode()).decode()
 
 
-def place_of(cursor: str) -> tuple[float, str]:
-    """The place a cursor names."""
+def _behind(cursor: str) -> ColumnElement[bool]:
     try:
         at, _, id = base64.urlsafe_b64decode(cursor.encode("ascii")).decode().partition(" ")
-        return float(at), id
+        return tuple_(_table.c.created_at, _table.c.id) < (float(at), id)
     except ValueError:  # not base64, not UTF-8, not a number
         raise Fixable(
             "invalid_arguments", "That cursor is none of ours.", "Take `next` of an earlier page."
         ) from None
 
 
-BUCKET_SECONDS = 60
-MAX_COUNTS = 5000
-MAX_TIMED = 500
-
-
 @dataclass(frozen=True, slots=True)
 class Count:
-    """So many calls of one kind in one minute."""
+    """How many calls of one kind there were in one minute."""
 
     minute: int  # since the time that was asked for
     connection: str
@@ -386,17 +370,17 @@ class Count:
 
 
 async def count_calls(db: Database, since: float, principal: str | None = None) -> list[Count]:
-    """Every call since a time; one principal's, or everyone's."""
+    """Every call since a time, counted in the store; one principal's, or everyone's."""
 
     def query(tx: Connection) -> list[Count]:
         minute = _minute(tx, since)
         kinds = (_table.c.connection, _table.c.client, _table.c.status, _table.c.access)
         statement = (
             select(minute.label("minute"), *kinds, func.count().label("calls"))
-            .where(_mine(principal), _table.c.created_at >= since)
+            .where(_passes(Filter(principal=principal, since=since)))
             .group_by(minute, *kinds)
             .order_by(func.count().desc())
-            .limit(MAX_COUNTS)
+            .limit(STORE_MANY_ROWS)
         )
         return many(tx, statement, Count)
 
@@ -409,14 +393,13 @@ async def recent_seconds(db: Database, since: float, principal: str | None = Non
     statement = (
         select(_table.c.finished_at - _table.c.created_at)
         .where(
-            _mine(principal),
-            _table.c.created_at >= since,
+            _passes(Filter(principal=principal, since=since)),
             _table.c.status.in_(["completed", "failed"]),
             _table.c.finished_at.is_not(None),
             ~asked.exists(),  # the time a person took is not the gateway's
         )
         .order_by(_table.c.created_at.desc())
-        .limit(MAX_TIMED)
+        .limit(STORE_ROWS)
     )
     return await db.read(lambda tx: [float(value) for value in tx.execute(statement).scalars()])
 
@@ -428,7 +411,7 @@ async def values_of(
     wanted = _table.c[column]
     statement = (
         select(wanted, func.count())
-        .where(_mine(principal), _table.c.created_at >= since, wanted.is_not(None))
+        .where(_passes(Filter(principal=principal, since=since)), wanted.is_not(None))
         .group_by(wanted)
         .order_by(func.count().desc(), wanted)
         .limit(limit)
@@ -437,10 +420,6 @@ async def values_of(
 
 
 def _minute(tx: Connection, since: float) -> ColumnElement[int]:
-    elapsed = (_table.c.created_at - since) / BUCKET_SECONDS
+    elapsed = (_table.c.created_at - since) / 60
     # A cast rounds on PostgreSQL and cuts on SQLite, which may have no floor().
     return cast(func.floor(elapsed) if is_postgres(tx) else elapsed, Integer)
-
-
-def _mine(principal: str | None) -> ColumnElement[bool]:
-    return _table.c.id.is_not(None) if principal is None else _table.c.principal == principal

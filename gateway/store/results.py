@@ -1,8 +1,6 @@
-"""Answers too large to hand out at once, kept a while for their owner to read in parts.
+"""Answers too large to hand out at once, kept a while for their owner, and the end of what is over.
 
-Of one principal only so much is kept: the oldest goes first.
-
-Takes out what is over. In small parts, so that no write waits long behind it.
+The sweep takes out what has expired in small parts, so that no write waits long behind it.
 """
 
 from __future__ import annotations
@@ -14,11 +12,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, insert, literal, select
 
+from gateway.limits import RESULTS_BYTES, STORE_BURST_BYTES, STORE_ROWS
 from gateway.store import tables
-from gateway.store.database import Database
-from gateway.store.statements import one, values
-
-MAX_BYTES_OF_ONE = 256 * 1024 * 1024
+from gateway.store.cluster import EVENTS
+from gateway.store.database import Database, one, values
 
 Body = bytes  # `bytes` is a column as well
 
@@ -38,7 +35,7 @@ class LargeResult:
 
 
 async def save_result(db: Database, result: LargeResult) -> None:
-    """Keeps it until it expires, or its owner has `MAX_BYTES_OF_ONE` of newer ones."""
+    """Keeps it until it expires, or its owner has `RESULTS_BYTES` of newer ones."""
     row = values(result)
 
     def save(tx: Connection) -> None:
@@ -56,7 +53,7 @@ def _make_room(tx: Connection, principal: str) -> None:
     )
     rows = tx.execute(newest_first).all()
     totals = accumulate(row.bytes for row in rows)
-    over = [row.id for row, total in zip(rows, totals, strict=True) if total > MAX_BYTES_OF_ONE]
+    over = [row.id for row, total in zip(rows, totals, strict=True) if total > RESULTS_BYTES]
     if over:
         tx.execute(delete(_table).where(_table.c.id.in_(over)))
 
@@ -68,30 +65,21 @@ async def read_result(db: Database, id: str, principal: str, now: float) -> Larg
     return await db.read(lambda tx: one(tx, statement, LargeResult))
 
 
-PART = 500
-PART_BYTES = 32 * 2**20  # of large answers: two of the largest take half a second
-MAX_PARTS = 200  # a sweep; the rest waits for the next one
-DAY = 86_400.0
-EVENT_SECONDS = 3600.0
-SIGNAL_SECONDS = 60.0
-BUCKET_SECONDS = DAY
-REPLICA_SECONDS = 3600.0
-VALIDATION_DAYS = 90
-
-
 async def sweep(db: Database, *, now: float, keep_days: float) -> Mapping[str, int]:
     """Removes what has expired or is older than the ledger is kept; the rows a table lost."""
     swept = {}
-    for table, over in _over(now, now - keep_days * DAY):
+    for table, over in _over(now, now - keep_days * 86_400):
         swept[table.name] = await _sweep_table(db, table, over)
     return swept
 
 
 def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
     t = tables
+    minute_ago, hour_ago, day_ago = now - 60, now - 3600, now - 86_400
     ended = t.executions.c.status.not_in(["executing", "pending_confirmation"])
     decided = t.approvals.c.status.not_in(["pending", "approved"])
     settled = t.changes.c.status != "held"
+    heard = t.signals.c.kind.not_in(EVENTS) & (t.signals.c.at < minute_ago)
     return [
         (t.executions, ended & (t.executions.c.created_at < oldest)),
         (t.approvals, decided & (t.approvals.c.created_at < oldest)),
@@ -100,21 +88,17 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
         (t.standing_grants, t.standing_grants.c.expires_at <= now),
         (t.ended_sessions, t.ended_sessions.c.expires_at <= now),
         (t.wishes, t.wishes.c.expires_at <= now),
-        (t.events, t.events.c.at < max(oldest, now - EVENT_SECONDS)),  # they tell of executions
-        (t.signals, t.signals.c.at < now - SIGNAL_SECONDS),
-        (t.buckets, t.buckets.c.at < now - BUCKET_SECONDS),
-        (t.replicas, t.replicas.c.heartbeat_at < now - REPLICA_SECONDS),
-        (t.validations, t.validations.c.at < now - VALIDATION_DAYS * DAY),
+        (t.signals, heard | (t.signals.c.at < hour_ago)),
+        (t.windows, t.windows.c.start < day_ago),
+        (t.replicas, t.replicas.c.heartbeat_at < hour_ago),
+        (t.validations, t.validations.c.at < now - 90 * 86_400),
     ]
 
 
 async def _sweep_table(db: Database, table: Table, over: ColumnElement[bool]) -> int:
     total = 0
-    for _ in range(MAX_PARTS):
-        count = await db.write(lambda tx: _sweep_part(tx, table, over), f"sweep {table.name}")
-        total += count
-        if not count:
-            break
+    while part := await db.write(lambda tx: _sweep_part(tx, table, over), f"sweep {table.name}"):
+        total += part
     return total
 
 
@@ -123,8 +107,8 @@ def _sweep_part(tx: Connection, table: Table, over: ColumnElement[bool]) -> int:
     if more:  # few rows, and no one column that names one
         return tx.execute(delete(table).where(over)).rowcount
     ids = _some(tx, table, key, over)
-    if table in _GO_WITH:
-        tx.execute(delete(_GO_WITH[table].table).where(_GO_WITH[table].in_(ids)))
+    if table is tables.executions:
+        tx.execute(delete(tables.claims).where(tables.claims.c.execution_id.in_(ids)))
     return tx.execute(delete(table).where(key.in_(ids))).rowcount
 
 
@@ -132,9 +116,6 @@ def _some(
     tx: Connection, table: Table, key: ColumnElement[Any], over: ColumnElement[bool]
 ) -> list[Any]:
     size = table.c.bytes if table is tables.results else literal(0)
-    rows = tx.execute(select(key, size).where(over).limit(PART)).all()
+    rows = tx.execute(select(key, size).where(over).limit(STORE_ROWS)).all()
     before = accumulate((size for _, size in rows), initial=0)
-    return [id for (id, _), so_far in zip(rows, before, strict=False) if so_far < PART_BYTES]
-
-
-_GO_WITH = {tables.executions: tables.claims.c.execution_id}
+    return [id for (id, _), so_far in zip(rows, before, strict=False) if so_far < STORE_BURST_BYTES]

@@ -5,8 +5,6 @@ two processes starting together one makes the key and both read it. A file (or G
 may hold several keys, one a line: the first seals, the others still open what they sealed.
 The store keeps a value sealed with the key, so that another key is refused at the start and not
 when the first credential can't be read.
-
-Ids that sort by age: the time in milliseconds, then chance.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from sqlalchemy import Connection, select
 
 from gateway.errors import ConfigInvalid
+from gateway.limits import PASSPHRASE_CHARS
 from gateway.store import tables
-from gateway.store.database import Database
-from gateway.store.statements import insert_new, json_bytes, json_value
+from gateway.store.database import Database, insert_new
+from gateway.store.tables import json_bytes, json_value
 
-MIN_PASSPHRASE_CHARS = 16
-MAX_KEY_FILE_BYTES = 64 * 1024
 SEALED = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
 CHECK_NAME = "secret_key_check"
 CHECK_VALUE = b"gateway"
@@ -64,8 +61,7 @@ def load_seal(key_file: Path, environment_key: str | None = None) -> Seal:
     try:
         if not key_file.exists():
             _make_key_file(key_file)
-        with key_file.open(encoding="utf-8") as file:
-            return _seal_of(place, file.read(MAX_KEY_FILE_BYTES))
+        return _seal_of(place, key_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid([f"{place}: can't be made or read: {_reason(error)}"]) from error
 
@@ -92,9 +88,9 @@ def _seal_of(place: str, text: str) -> Seal:
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys:
         raise ConfigInvalid([f"{place}: holds no key; remove it and a new one is made"])
-    if any(len(key) < MIN_PASSPHRASE_CHARS for key in keys):
+    if any(len(key) < PASSPHRASE_CHARS for key in keys):
         raise ConfigInvalid(
-            [f"{place}: a key must be a Fernet key or at least {MIN_PASSPHRASE_CHARS} characters"]
+            [f"{place}: a key must be a Fernet key or at least {PASSPHRASE_CHARS} characters"]
         )
     return Seal(keys)
 
@@ -150,26 +146,6 @@ def _keep_check(tx: Connection, sealed: bytes) -> bytes:
 _is_check = tables.facts.c.name == CHECK_NAME
 
 
-RANDOM_BYTES = 10
-DRAWN_AT_ONCE = 400  # asking the system lets other threads run first, which is dear on every call
-
-_drawn: list[str] = []
-
-
 def new_id(now: float) -> str:
-    """32 hex digits: 12 of time, 20 nobody can guess."""
-    try:
-        chance = _drawn.pop()
-    except IndexError:
-        chance = _draw()
-    return f"{int(now * 1000):012x}{chance}"
-
-
-def _draw() -> str:
-    size, drawn = 2 * RANDOM_BYTES, os.urandom(RANDOM_BYTES * DRAWN_AT_ONCE).hex()
-    _drawn.extend(drawn[start : start + size] for start in range(size, len(drawn), size))
-    return drawn[:size]
-
-
-# A child would draw the same: it begins anew.
-os.register_at_fork(after_in_child=_drawn.clear)
+    """An id that sorts by age: 12 hex digits of time in milliseconds, 20 that nobody can guess."""
+    return f"{int(now * 1000):012x}{os.urandom(10).hex()}"

@@ -23,11 +23,11 @@ from gateway.errors import GatewayError, Overloaded, Unauthenticated
 from gateway.model import Principal
 from gateway.policy.access import level, may_know, oversees
 from gateway.policy.view import Scope as ViewScope
-from gateway.store.approvals import Approval
-from gateway.store.cluster import EVENTS, Event, append_event, events_after, last_event_id, signal
-from gateway.store.database import Database
-from gateway.store.ledger import Execution
-from gateway.store.statements import json_bytes
+from gateway.store.approvals import Approval, get_approvals
+from gateway.store.cluster import EVENTS, append_event, events_after, last_event_id
+from gateway.store.database import Database, signal
+from gateway.store.ledger import Execution, get_executions
+from gateway.store.tables import json_bytes
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import EventStream, Fields, Say, event_frame
 from gateway.web.identity import Identity
@@ -53,17 +53,18 @@ class Feed:
         self._watched_until = 0.0
         self._said_watched = 0.0
         self.closing = False
-        signals.on(EVENTS, lambda _: self.wake())
+        for kind in EVENTS:
+            signals.on(kind, lambda _: self.wake())
         signals.on(WATCHED, lambda _: self._watched())
 
     def confirmation(self, approval: Approval) -> None:
         """Tells of a question, or of what was answered to it."""
-        append_event(self._db, "confirmation", decided_row(approval), time.time())
+        append_event(self._db, "confirmation", approval.id)
 
     def result(self, execution: Execution) -> None:
         """Tells of a call that ended."""
         if execution.access != "read" or time.monotonic() < self._watched_until:
-            append_event(self._db, "result", execution_event(execution), time.time())
+            append_event(self._db, "result", execution.id)
 
     def wake(self) -> None:
         """There may be something new for every reader."""
@@ -153,13 +154,23 @@ class Reader:
             return False
         try:
             await self._feed.say_watched()
-            while events := await events_after(self.gateway.db, self._position):
-                self._position = events[-1].id
-                await say(b"".join(frame(e.kind, e.data, e.id) for e in events if self._may_see(e)))
+            while events := await self._events():
+                self._position = events[-1][0]
+                seen = (event for event in events if self._may_see(event[2]))
+                await say(b"".join(frame(kind, data, id) for id, kind, data in seen))
         except GatewayError as error:  # the store is away; what it holds will still be there
             log.warning("events not read", code=error.code)
         await say(b"".join(self._news()))
         return True
+
+    async def _events(self) -> list[tuple[int, str, dict[str, Any]]]:
+        """The next events: id, kind, and the execution or approval as it is now."""
+        db = self.gateway.db
+        told = await events_after(db, self._position)
+        ids = [each.payload for each in told]
+        shown = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
+        shown |= {id: _decision(row) for id, row in (await get_approvals(db, ids)).items()}
+        return [(each.id, each.kind, shown.get(each.payload, {})) for each in told]
 
     async def _may_read(self) -> bool:
         """Whether the token still opens; the rights it gives may be others now."""
@@ -170,11 +181,12 @@ class Reader:
         same, self.principal = now.name == self.principal.name, now
         return same
 
-    def _may_see(self, event: Event) -> bool:
+    def _may_see(self, data: dict[str, Any]) -> bool:
         """Whether an event is the reader's business: its own, or anyone's for an admin."""
-        connection = str(event.data.get("connection", ""))
-        overseen = oversees(self.gateway.snapshot, self.principal, connection)
-        return overseen or event.data.get("principal") == self.principal.name
+        if not data:  # the row has gone meanwhile
+            return False
+        overseen = oversees(self.gateway.snapshot, self.principal, data["connection"])
+        return overseen or data["principal"] == self.principal.name
 
     def _news(self) -> list[bytes]:
         """What is not as it was last told."""
@@ -203,6 +215,12 @@ class Reader:
             if may_know(principal, state)
         }
         return self.gateway.view_of(snapshot, principal, ViewScope()).digest, connections
+
+
+def _decision(approval: Approval) -> dict[str, Any]:
+    # The feed tells of decisions: an approval that was used since was approved.
+    used = {"status": "approved"} if approval.status == "used" else {}
+    return decided_row(approval) | used
 
 
 def frame(kind: str, data: Any, id: int | None = None) -> bytes:

@@ -53,7 +53,7 @@ from gateway.policy.view import Scope
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.approvals import StandingGrant
-from gateway.store.cluster import signal
+from gateway.store.database import signal
 from gateway.store.ledger import Execution
 from gateway.web import own_tools
 from gateway.web.events import Feed, event_stream

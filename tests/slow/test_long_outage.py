@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.cluster import SILENT_SECONDS
+from gateway.limits import SILENT_SECONDS
 from tests.databases import PostgresServer
 from tests.journeys.trio import ORDER, Customers, assert_orders_are_right, plain_http, trio
 from tests.peers import provider

@@ -10,6 +10,7 @@ from sqlalchemy import select, text
 
 from gateway.store import tables
 from gateway.store.database import Database
+from gateway.store.engines import Sqlite
 
 
 async def killed_after(url: str, start: str, acknowledged: int) -> set[str]:
@@ -34,7 +35,7 @@ async def killed_after(url: str, start: str, acknowledged: int) -> set[str]:
 async def check(url: str, acknowledged: set[str]) -> None:
     async with Database(url) as db:
         names = await db.read(lambda tx: list(tx.execute(select(tables.facts.c.name)).scalars()))
-        if db.engine.dialect == "sqlite":
+        if isinstance(db.engine, Sqlite):
             sound = await db.read(lambda tx: tx.execute(text("PRAGMA integrity_check")).scalar())
             assert sound == "ok"
     written = Counter(name.rsplit(" ", 1)[0] for name in names)

@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy import Connection, insert, select, text, update
 
 from gateway.errors import Broken, ConfigInvalid, Fixable, Overloaded
-from gateway.store import tables, writer
-from gateway.store.database import Database, engine_for
-from gateway.store.postgres import Postgres
-from gateway.store.sqlite import Sqlite
-from gateway.store.writer import Row
+from gateway.limits import STORE_BURST_BYTES, STORE_QUEUE
+from gateway.store import tables
+from gateway.store.database import Database, Row
+from gateway.store.engines import Postgres, Sqlite, engine_for
 from tests.databases import eventually
 
 FACTS = tables.facts
@@ -73,9 +72,7 @@ async def test_waiting_units_share_one_commit(tmp_path: Path) -> None:
         gate.set()
         await asyncio.gather(held, *rest)
 
-        figures = db.figures()
-
-    assert (figures.units, figures.commits) == (101, 2)
+        assert (db.units, db.commits) == (101, 2)
 
 
 async def test_failing_unit_fails_only_itself(db: Database) -> None:
@@ -112,9 +109,7 @@ async def test_full_queue_answers_busy_at_once(tmp_path: Path) -> None:
     async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
         gate = threading.Event()
         held = await hold_writer(db, gate)
-        waiting = [
-            asyncio.create_task(db.write(lambda tx: None)) for _ in range(writer.MAX_WAITING)
-        ]
+        waiting = [asyncio.create_task(db.write(lambda tx: None)) for _ in range(STORE_QUEUE)]
         await asyncio.sleep(0)
 
         with pytest.raises(Overloaded) as caught:
@@ -155,7 +150,7 @@ async def test_rows_written_soon_arrive_by_themselves(db: Database) -> None:
         assert db.write_soon(add_facts, {"name": name, "value": b""})
 
     async def commits() -> int:
-        return db.figures().commits
+        return db.commits
 
     await eventually(lambda: db.read(fact_names), ["a", "b", "c"])
     await eventually(commits, 1)
@@ -174,15 +169,15 @@ async def test_refused_row_costs_only_itself_and_is_counted(db: Database) -> Non
     await db.write(lambda tx: add_fact(tx, "d"))
 
     assert await db.read(fact_names) == ["a", "b", "c", "d"]
-    assert db.figures().dropped == 1
+    assert db.dropped == 1
 
 
 async def test_rows_beyond_the_bound_are_refused_and_counted(db: Database) -> None:
-    size = writer.MAX_SOON_BYTES // 2
+    size = STORE_BURST_BYTES // 2 - 2048
     kept = [db.write_soon(add_facts, {"name": name, "value": b""}, size) for name in "abc"]
 
     assert kept == [True, True, False]
-    assert db.figures().dropped == 1
+    assert db.dropped == 1
 
 
 async def test_closed_store_takes_no_more(store_url: str) -> None:

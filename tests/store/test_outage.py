@@ -11,11 +11,8 @@ from sqlalchemy import Connection, insert, select, text
 
 from gateway.errors import Broken
 from gateway.store import tables
-from gateway.store.database import Database
-from gateway.store.postgres import Postgres
-from gateway.store.sqlite import Sqlite
-from gateway.store.statements import FAILURES
-from gateway.store.writer import Row
+from gateway.store.database import Database, Row
+from gateway.store.engines import FAILURES, Postgres, Sqlite
 from tests.databases import PostgresServer, eventually
 
 FACTS = tables.facts
@@ -71,7 +68,7 @@ async def test_gateway_says_so_while_postgres_is_down_and_recovers(
     assert (read.value.code, write.value.code) == ("store_unavailable", "store_unavailable")
     await add(postgres_db, "after")
     await eventually(lambda: postgres_db.read(fact_names), ["after", "soon"])
-    assert postgres_db.figures().dropped == 0
+    assert postgres_db.dropped == 0
 
 
 async def test_backend_that_is_killed_costs_at_most_its_own_units(postgres_db: Database) -> None:
@@ -92,7 +89,8 @@ async def test_endless_statements_end_at_their_deadline(db: Database, store_url:
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     )
     path = Path(store_url.removeprefix("sqlite:///"))
-    engine = Sqlite(path, 0.2) if db.engine.dialect == "sqlite" else Postgres(store_url, 0.2)
+    file = isinstance(db.engine, Sqlite)
+    engine = Sqlite(path, 0.2) if file else Postgres(store_url, 0.2)
 
     for act in (engine.read, engine.transact):
         with pytest.raises(FAILURES):

@@ -1,9 +1,124 @@
+"""Large answers, for their owner and for a while; and what the sweep takes out."""
+
 from __future__ import annotations
 
-import pytest
+from functools import partial
+from typing import Any
 
+import pytest
+from sqlalchemy import Connection, func, insert, select
+
+from gateway.limits import RESULTS_BYTES, STORE_BURST_BYTES, STORE_ROWS
+from gateway.store import tables
+from gateway.store.approvals import create_approval, decide_approval
+from gateway.store.catalog import record_changes, save_validation
+from gateway.store.cluster import end_session
 from gateway.store.database import Database
-from gateway.store.results import MAX_BYTES_OF_ONE, LargeResult, read_result, save_result, sweep
+from gateway.store.ledger import Begun, begin, finish, get_execution
+from gateway.store.results import LargeResult, read_result, save_result, sweep
+from tests.store.rows import add_execution, approval, change, execution, grant
+
+DAY = 86_400.0
+NOW = 100 * DAY
+OLD = NOW - 31 * DAY
+RECENT = NOW - 29 * DAY
+
+
+async def add(db: Database, table: str, row: dict[str, Any]) -> None:
+    await db.write(lambda tx: tx.execute(insert(tables.metadata.tables[table]), row).rowcount)
+
+
+def count(table: str, tx: Connection) -> int:
+    counted = select(func.count()).select_from(tables.metadata.tables[table])
+    return int(tx.execute(counted).scalar_one())
+
+
+async def test_ledger_keeps_what_is_recent_or_unfinished(db: Database) -> None:
+    rows = {
+        "old": execution(id="old", created_at=OLD, status="completed"),
+        "unknown": execution(id="unknown", created_at=OLD, status="unknown"),
+        "recent": execution(id="recent", created_at=RECENT, status="completed"),
+        "running": execution(id="running", created_at=OLD),
+        "waiting": execution(id="waiting", created_at=OLD, status="pending_confirmation"),
+    }
+    for row in rows.values():
+        await add_execution(db, row)
+
+    swept = await sweep(db, now=NOW, keep_days=30)
+
+    left = {id for id in rows if await get_execution(db, id)}
+    assert left == {"recent", "running", "waiting"}
+    assert swept["executions"] == 2
+
+
+async def test_token_goes_with_its_execution(db: Database) -> None:
+    first = execution(created_at=OLD, idempotency_token="t1")
+    await begin(db, first)
+    await finish(db, execution(status="completed", idempotency_token="t1"))
+
+    await sweep(db, now=NOW, keep_days=30)
+
+    assert await begin(db, execution(id="e2", idempotency_token="t1")) == Begun("new")
+
+
+async def test_more_than_one_part_is_swept(db: Database) -> None:
+    rows = [{"id": f"s{n}", "expires_at": 1.0} for n in range(STORE_ROWS * 2 + 1)]
+    await db.write(lambda tx: tx.execute(insert(tables.ended_sessions), rows))
+
+    assert (await sweep(db, now=NOW, keep_days=30))["ended_sessions"] == STORE_ROWS * 2 + 1
+
+
+async def test_few_large_answers_are_a_part(db: Database) -> None:
+    for id in ("r1", "r2", "r3", "r4"):
+        await save_result(db, LargeResult(id, "ann", STORE_BURST_BYTES // 2, "a/b", b"x", 1.0))
+    before = db.units
+
+    assert (await sweep(db, now=NOW, keep_days=30))["results"] == 4
+    tables_swept = 11  # each until nothing is left
+    assert db.units - before == tables_swept + 2
+
+
+async def test_signals_go_after_a_minute_and_events_after_an_hour(db: Database) -> None:
+    for kind, age in (("result", 3599), ("result", 3601), ("cancel", 59), ("cancel", 61)):
+        await add(db, "signals", {"kind": kind, "payload": str(age), "at": NOW - age})
+
+    await sweep(db, now=NOW, keep_days=30)
+
+    left = select(tables.signals.c.payload).order_by(tables.signals.c.id)
+    assert await db.read(lambda tx: list(tx.execute(left).scalars())) == ["3599", "59"]
+
+
+async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> None:
+    for id, at in (("old", OLD), ("recent", NOW + 5)):
+        await create_approval(
+            db,
+            approval(id=id, execution_id=id, created_at=at, expires_at=at + 120),
+            execution(id=id, status="pending_confirmation", created_at=at),
+        )
+        given = grant(id=id, tool=id, expires_at=at)
+        await decide_approval(db, id, "approved", by="eve", now=at, usable_until=at, grant=given)
+        await decide_approval(db, id, "denied", by="eve", now=at, usable_until=at)
+        found = [change(id=id, at=at, status="applied"), change(id=f"h{id}", at=at)]
+        await db.write(partial(record_changes, connection=id, changes=found))
+        await save_result(db, LargeResult(id, "ann", 0, "a/b", b"", at))
+        await end_session(db, id, at)
+        await save_validation(db, id, (), at - 60 * DAY)
+        await add(db, "windows", {"key": id, "start": at, "earlier": 0, "current": 1})
+
+    swept = await sweep(db, now=NOW, keep_days=30)
+
+    names = (
+        "standing_grants",
+        "changes",
+        "results",
+        "ended_sessions",
+        "validations",
+        "windows",
+    )
+    assert {name: swept[name] for name in names} == dict.fromkeys(names, 1)
+    left = [await db.read(partial(count, name)) for name in names]
+    assert left == [1, 3, 1, 1, 1, 1]
+
 
 BODY = "aé\0😀".encode() * 10_000
 RESULT = LargeResult("r1", "ann", len(BODY), "text/plain", BODY, 100.0)
@@ -37,7 +152,7 @@ async def test_expired_answer_is_swept_and_no_other(db: Database) -> None:
 async def test_of_one_principal_the_oldest_goes_when_there_are_too_many(db: Database) -> None:
     owners = ("ann", "bob", "ann", "ann")
     for n, owner in enumerate(owners):
-        half = MAX_BYTES_OF_ONE // 2
+        half = RESULTS_BYTES // 2
         await save_result(db, LargeResult(f"r{n}", owner, half, "text/plain", b"x", 100.0 + n))
 
     read = [await read_result(db, f"r{n}", owner, 99.0) for n, owner in enumerate(owners)]

@@ -1,25 +1,42 @@
+"""The ledger: no call twice, nothing lost, and read back by filters and pages."""
+
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
+from gateway.errors import Fixable
 from gateway.store import tables
+from gateway.store.approvals import create_approval
 from gateway.store.cluster import Replica, beat
 from gateway.store.database import Database
 from gateway.store.ledger import (
     Begun,
+    Count,
     Execution,
+    Filter,
+    Page,
     begin,
+    count_calls,
+    find_by_token,
     finish,
     get_execution,
+    get_executions,
+    insert_in,
+    list_executions,
     mark_unknown,
+    recent_seconds,
     record_finished,
+    values_of,
 )
+from gateway.store.tables import json_bytes, json_value
 from tests.databases import eventually
-from tests.store.rows import add_execution, execution
+from tests.store.rows import add_execution, approval, execution
 
 DONE = execution(
     status="completed",
@@ -36,7 +53,7 @@ async def test_begun_and_finished_call_is_one_whole_row(db: Database) -> None:
     assert await get_execution(db, "e1") == execution()
 
     assert await finish(db, DONE)
-    assert await get_execution(db, "e1") == DONE
+    assert await get_executions(db, ["e1", "e2"]) == {"e1": DONE}
 
 
 async def test_call_ends_once(db: Database) -> None:
@@ -194,3 +211,155 @@ async def silence(db: Database, replica: str, seconds: float) -> None:
 async def statuses(db: Database, *ids: str) -> list[str]:
     found = [await get_execution(db, id) for id in ids]
     return [each.status for each in found if isinstance(each, Execution)]
+
+
+ROWS = [
+    execution(id="e1", created_at=1.0, status="completed"),
+    execution(id="e2", created_at=2.0, tool="demo_other"),
+    execution(id="e3", created_at=2.0, connection="other"),
+    execution(id="e4", created_at=3.0, principal="bob", idempotency_token="t1"),
+    execution(id="e5", created_at=4.5, idempotency_token="t1"),
+]
+
+
+@pytest.fixture
+async def ledger(db: Database) -> Database:
+    def unit(tx: Connection) -> None:
+        for row in ROWS:
+            insert_in(tx, row)
+
+    await db.write(unit)
+    return db
+
+
+@pytest.mark.parametrize(
+    ("filter", "ids"),
+    [
+        (Filter(), ["e5", "e4", "e3", "e2", "e1"]),
+        (Filter(status="completed"), ["e1"]),
+        (Filter(tool="demo_other"), ["e2"]),
+        (Filter(connection="other"), ["e3"]),
+        (Filter(principal="bob"), ["e4"]),
+        (Filter(token="t1"), ["e5", "e4"]),
+        (Filter(since=3.0), ["e5", "e4"]),
+        (Filter(principal="ann", since=2.0, status="executing"), ["e5", "e3", "e2"]),
+        (Filter(status="denied"), []),
+    ],
+)
+async def test_filters_pick_executions_newest_first(
+    ledger: Database, filter: Filter, ids: list[str]
+) -> None:
+    page = await list_executions(ledger, filter)
+
+    assert [each.id for each in page.executions] == ids
+    assert page.next is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 1000])
+async def test_pages_give_each_execution_once(ledger: Database, limit: int) -> None:
+    seen, cursor = [], None
+    for _ in range(10):
+        page = await list_executions(ledger, Filter(), limit=limit, cursor=cursor)
+        seen += page.executions
+        cursor = page.next
+        if cursor is None:
+            break
+
+    assert seen == ROWS[::-1]
+
+
+async def test_page_stays_put_when_newer_executions_come_in(ledger: Database) -> None:
+    first = await list_executions(ledger, Filter(), limit=2)
+    await ledger.write(lambda tx: insert_in(tx, execution(id="e6", created_at=9.0)))
+
+    rest = await list_executions(ledger, Filter(), limit=10, cursor=first.next)
+
+    assert rest == Page(ROWS[2::-1], None)
+
+
+async def test_token_is_found_for_its_owner_and_for_admins(ledger: Database) -> None:
+    assert await find_by_token(ledger, "t1", "bob") == [ROWS[3]]
+    assert await find_by_token(ledger, "t1") == [ROWS[4], ROWS[3]]
+    assert await find_by_token(ledger, "t2") == []
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "ä", "\0", "bm9uZQ==", "MS4w/w=="])
+async def test_cursor_that_is_none_of_ours_is_refused(db: Database, cursor: str) -> None:
+    with pytest.raises(Fixable) as caught:
+        await list_executions(db, Filter(), cursor=cursor)
+    assert caught.value.code == "invalid_arguments"
+
+
+SINCE = 10_000.0
+
+
+async def recorded(db: Database) -> None:
+    """Four calls: two in the first minute, one in the last second of the second, one before."""
+    for id, at, status, principal in (
+        ("e1", SINCE + 0.4, "completed", "ann"),
+        ("e2", SINCE + 59.9, "completed", "ann"),
+        ("e3", SINCE + 119.9, "failed", "bob"),
+        ("e0", SINCE - 1, "completed", "ann"),
+    ):
+        record_finished(
+            db,
+            execution(
+                id=id, created_at=at, finished_at=at + 0.5, status=status, principal=principal
+            ),
+        )
+    await eventually(lambda: values_of(db, "connection", 0.0), [("demo", 4)])
+
+
+async def test_calls_are_counted_by_minute_and_kind(db: Database) -> None:
+    await recorded(db)
+    kind = ("demo", "tests/1")
+    assert sorted(await count_calls(db, SINCE), key=lambda count: count.minute) == [
+        Count(0, *kind, "completed", "write", 2),
+        Count(1, *kind, "failed", "write", 1),
+    ]
+    assert await count_calls(db, SINCE, "bob") == [Count(1, *kind, "failed", "write", 1)]
+
+
+async def test_the_time_a_person_took_is_not_counted_as_latency(db: Database) -> None:
+    await recorded(db)
+    waiting = execution(id="e9", created_at=SINCE + 5, status="pending_confirmation")
+    await create_approval(db, approval(id="a9", execution_id="e9"), waiting)
+    assert [round(value, 3) for value in await recent_seconds(db, SINCE)] == [0.5, 0.5, 0.5]
+
+
+async def test_values_come_with_how_often_they_were_seen(db: Database) -> None:
+    await recorded(db)
+    assert await values_of(db, "principal", SINCE) == [("ann", 2), ("bob", 1)]
+    assert await values_of(db, "status", SINCE, "ann") == [("completed", 2)]
+    assert await values_of(db, "error_code", SINCE) == []
+
+
+NASTY = "nul \0 surrogate \ud800 snow ☃ 𝔘"
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_any_json_value_comes_back(value: object) -> None:
+    assert json_value(json_bytes(value)) == value
+
+
+@given(st.characters(categories=["Cs"]) | st.integers(min_value=2**64))
+def test_what_the_fast_codec_refuses_comes_back_too(value: object) -> None:
+    assert json_value(json_bytes({"key": value})) == {"key": value}
+
+
+async def test_text_no_database_can_hold_is_kept_recognisable(db: Database) -> None:
+    await add_execution(db, execution(client=NASTY, arguments={NASTY: NASTY}))
+
+    found = await get_execution(db, execution().id)
+
+    readable = "nul � surrogate ��� snow ☃ 𝔘"
+    assert found == execution(client=readable, arguments={NASTY: NASTY})

@@ -1,0 +1,284 @@
+"""The two databases: how each is made ready, read and written, and what its errors become.
+
+SQLite has one writing connection on a thread of its own, and a few readers that never wait for it
+(WAL). A whole batch or query is one job for its thread: going there and back for each statement
+costs ten times the statement. Several processes may share the file and take turns.
+
+PostgreSQL has one connection that writes and a few that read, for any number of gateways. A restart
+of the server is survived: connections that died are replaced, and what they cut off is tried once
+more, a batch only if its commit had not been sent yet. Whether a write happened whose commit was
+cut off is for the caller to find out: it is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from gateway.errors import Broken, ConfigInvalid
+from gateway.limits import (
+    STORE_BURST_BYTES,
+    STORE_MIGRATION_SECONDS,
+    STORE_READERS,
+    STORE_STATEMENT_SECONDS,
+)
+from gateway.store.tables import is_current, migrate
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+Query = Callable[[Connection], T]
+
+FAILURES = (
+    SQLAlchemyError,
+    sqlite3.Error,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,  # refused, reset, and TimeoutError
+    asyncio.IncompleteReadError,
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns every failure of the database into `Broken`, with its cause chained for the log."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise unavailable("The store did not answer in time.") from error
+    except FAILURES as error:
+        raise unavailable("The store did not do what it was asked to.") from error
+
+
+def unavailable(message: str) -> Broken:
+    """The one error that callers see of a database that fails."""
+    return Broken(
+        "store_unavailable", message, "Try again shortly; the gateway's log has the cause."
+    )
+
+
+def engine_for(url: str) -> Sqlite | Postgres:
+    """The engine a `store.url` names."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        return Sqlite(Path(rest[1:]))
+    if scheme in ("postgresql", "postgres"):
+        return Postgres(url)
+    raise ConfigInvalid(["store.url: must be sqlite:///PATH or postgresql://USER@HOST/DATABASE"])
+
+
+class Sqlite:
+    """A file: one connection that writes, and some that read."""
+
+    def __init__(self, path: Path, seconds: float = STORE_STATEMENT_SECONDS) -> None:
+        self._lock = path.with_name(path.name + ".lock")
+        self._seconds = seconds
+        self._writer = _sqlite_engine(path, 1, "PRAGMA journal_mode = WAL")
+        event.listen(self._writer, "begin", _begin_immediate)
+        self._readers = _sqlite_engine(path, STORE_READERS, "PRAGMA query_only = ON")
+        self._write_thread = ThreadPoolExecutor(1, "store-write")
+        self._read_threads = ThreadPoolExecutor(STORE_READERS, "store-read")
+
+    async def prepare(self) -> None:
+        """Makes the file and its tables, one process at a time."""
+        await self._on(self._write_thread, self._prepare, STORE_MIGRATION_SECONDS)
+
+    async def read(self, query: Query[T]) -> T:
+        """What the query returns. Each statement sees the newest commit."""
+        return await self._on(self._read_threads, partial(self._read, query), self._seconds)
+
+    async def transact(self, batch: Query[T]) -> T:
+        """What the batch returns, committed."""
+        return await self._on(self._write_thread, partial(self._transact, batch), self._seconds)
+
+    async def close(self) -> None:
+        for threads in (self._read_threads, self._write_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._readers.dispose)
+        await asyncio.to_thread(self._writer.dispose)
+
+    async def _on(
+        self, threads: ThreadPoolExecutor, job: Callable[[float], T], seconds: float
+    ) -> T:
+        deadline = time.monotonic() + seconds
+        async with asyncio.timeout(seconds):
+            return await asyncio.get_running_loop().run_in_executor(threads, job, deadline)
+
+    def _prepare(self, deadline: float) -> None:
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        self._transact(migrate, deadline)
+
+    def _read(self, query: Query[T], deadline: float) -> T:
+        with self._readers.connect() as connection, _until(connection, deadline):
+            return query(connection)
+
+    def _transact(self, batch: Query[T], deadline: float) -> T:
+        with (
+            _turn(self._lock, deadline),
+            self._writer.begin() as connection,
+            _until(connection, deadline),
+        ):
+            _check(deadline)
+            return batch(connection)
+
+
+@contextmanager
+def _turn(lock: Path, deadline: float) -> Iterator[None]:
+    """Holds a file lock, so that processes take turns.
+
+    SQLite alone would let those that wait look again after ever longer pauses, and a busy process
+    takes the lock again in between. And switching to WAL does not wait for others at all.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while not _took_lock(descriptor):
+            _check(deadline)
+            time.sleep(0.001)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _took_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check(deadline: float) -> None:
+    # The caller has been told that it failed: then it must not happen any more.
+    if time.monotonic() > deadline:
+        raise TimeoutError("the store's lock was held too long")
+
+
+@contextmanager
+def _until(connection: Connection, deadline: float) -> Iterator[None]:
+    """Interrupts statements that still run at the deadline, so that their thread comes back."""
+    driver: Any = connection.connection.driver_connection
+    steps = 20_000  # of SQLite's own, between two looks at the clock
+    driver.set_progress_handler(lambda: time.monotonic() > deadline, steps)
+    try:
+        yield
+    finally:
+        driver.set_progress_handler(None, 0)
+
+
+def _sqlite_engine(path: Path, size: int, pragma: str) -> Engine:
+    engine = create_engine(
+        f"sqlite:///{path}",
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=STORE_STATEMENT_SECONDS,
+        pool_reset_on_return=None,
+        # The driver opens no transaction by itself: a read sees the newest commit.
+        connect_args={
+            "check_same_thread": False,
+            "timeout": STORE_STATEMENT_SECONDS,
+            "isolation_level": None,
+        },
+    )
+    event.listen(engine, "connect", partial(_configure, pragma))
+    return engine
+
+
+def _configure(pragma: str, connection: Any, record: object) -> None:
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {STORE_BURST_BYTES}")
+    connection.execute(pragma)
+
+
+def _begin_immediate(connection: Connection) -> None:
+    # The write lock at once: no transaction fails halfway because another process was faster.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+class Postgres:
+    """A database: one connection that writes, and some that read."""
+
+    def __init__(self, url: str, seconds: float = STORE_STATEMENT_SECONDS) -> None:
+        self._url = url
+        self._seconds = seconds
+        self._writer = self._engine(seconds, pool_size=1)
+        self._readers = self._engine(seconds, pool_size=STORE_READERS, isolation_level="AUTOCOMMIT")
+
+    async def prepare(self) -> None:
+        """Makes the tables, one process at a time: the others wait, then find them made."""
+        if await self.read(is_current):
+            return
+        engine = self._engine(STORE_MIGRATION_SECONDS, lock_timeout="0")
+        async with asyncio.timeout(STORE_MIGRATION_SECONDS), engine.begin() as transaction:
+            await transaction.run_sync(_migrate_in_turn)
+        await engine.dispose()
+
+    async def read(self, query: Query[T]) -> T:
+        """What the query returns. Each statement sees the newest commit."""
+        async with asyncio.timeout(self._seconds):
+            try:
+                return await self._read(query)
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                return await self._read(query)
+
+    async def transact(self, batch: Query[T]) -> T:
+        """What the batch returns, committed."""
+        async with asyncio.timeout(self._seconds), self._writer.begin() as transaction:
+            return await transaction.run_sync(batch)
+
+    async def close(self) -> None:
+        await self._readers.dispose()
+        await self._writer.dispose()
+
+    async def connect(
+        self, seconds: float = STORE_STATEMENT_SECONDS, lock_timeout: str = "4000"
+    ) -> Any:
+        """A connection outside the pools: `asyncpg.Connection`, which has no types."""
+        return await asyncpg.connect(
+            self._url,
+            timeout=STORE_STATEMENT_SECONDS,
+            command_timeout=seconds,
+            server_settings={
+                "application_name": "gateway",
+                "jit": "off",
+                # What a process that hangs, or is stopped, may do to the others.
+                "lock_timeout": lock_timeout,
+                "idle_in_transaction_session_timeout": "15000",
+            },
+        )
+
+    async def _read(self, query: Query[T]) -> T:
+        async with self._readers.connect() as connection:
+            return await connection.run_sync(query)
+
+    def _engine(self, seconds: float, *, lock_timeout: str = "4000", **options: Any) -> AsyncEngine:
+        # Here, not above: it brings SQLAlchemy's mapping along, which SQLite needs nothing of.
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        return create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=lambda: self.connect(seconds, lock_timeout),
+            max_overflow=0,
+            pool_timeout=STORE_STATEMENT_SECONDS,
+            **options,
+        )
+
+
+def _migrate_in_turn(connection: Connection) -> None:
+    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('gateway migrations'))")
+    migrate(connection)

@@ -1,0 +1,297 @@
+"""What processes tell one another, who is alive, and what they count together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import Connection
+
+from gateway.store.approvals import create_approval, decide_approval
+from gateway.store.catalog import choose_access
+from gateway.store.cluster import (
+    RECONNECTED,
+    Notifier,
+    Replica,
+    append_event,
+    beat,
+    bury_the_dead,
+    current_revision,
+    end_session,
+    ended_sessions,
+    events_after,
+    first_use,
+    is_ended,
+    last_event_id,
+    leave,
+    living,
+    take_of_window,
+    this_host,
+)
+from gateway.store.database import Database, signal
+from tests.databases import PostgresServer
+from tests.store.rows import approval, execution
+from tests.store.test_ledger import silence
+
+US = Replica("us", this_host(), os.getpid(), 1.0)
+
+Heard = tuple[str, str] | int
+
+
+@asynccontextmanager
+async def listening(db: Database) -> AsyncIterator[asyncio.Queue[Heard]]:
+    heard: asyncio.Queue[Heard] = asyncio.Queue()
+    notifier = Notifier(db)
+    await notifier.start(heard.put_nowait, lambda kind, payload: heard.put_nowait((kind, payload)))
+    try:
+        yield heard
+    finally:
+        await notifier.close()
+
+
+async def next_heard(heard: asyncio.Queue[Heard], wanted: Heard) -> None:
+    """Waits for that one; others may come before it."""
+    async with asyncio.timeout(5):
+        while await heard.get() != wanted:
+            pass
+
+
+async def tell(db: Database, kind: str, payload: str) -> None:
+    await db.write(lambda tx: signal(tx, kind, payload))
+
+
+async def test_change_in_one_process_is_heard_in_all(db: Database, other_db: Database) -> None:
+    async with listening(db) as here, listening(other_db) as there:
+        assert [here.get_nowait(), there.get_nowait()] == [0, 0]
+
+        revision = await choose_access(db, "ann", "demo", "read-only")
+
+        await next_heard(here, revision)
+        await next_heard(there, revision)
+
+
+async def test_listener_begins_with_the_revision_as_it_is(db: Database) -> None:
+    await choose_access(db, "ann", "demo", "read-only")
+
+    async with listening(db) as heard:
+        assert heard.get_nowait() == await current_revision(db) == 1
+
+
+async def test_signals_arrive_in_order(db: Database, other_db: Database) -> None:
+    async with listening(other_db) as heard:
+        heard.get_nowait()
+        for n in range(20):
+            await tell(db, "cancel", f"session {n}")
+
+        async with asyncio.timeout(5):
+            signals = [await heard.get() for _ in range(20)]
+
+    assert signals == [("cancel", f"session {n}") for n in range(20)]
+
+
+async def test_signals_from_before_are_not_heard(db: Database) -> None:
+    await tell(db, "cancel", "before")
+
+    async with listening(db) as heard:
+        await tell(db, "cancel", "after")
+        assert heard.get_nowait() == 0
+        async with asyncio.timeout(5):
+            assert await heard.get() == ("cancel", "after")
+
+
+async def test_decision_made_elsewhere_is_heard(db: Database, other_db: Database) -> None:
+    await create_approval(db, approval(), execution(status="pending_confirmation"))
+
+    async with listening(db) as heard:
+        await decide_approval(other_db, "a1", "approved", by="eve", now=1001.0, usable_until=1300.0)
+        await next_heard(heard, ("approval", "a1"))
+
+
+async def test_session_ended_elsewhere_is_heard(db: Database, other_db: Database) -> None:
+    async with listening(db) as heard:
+        await end_session(other_db, "s1", 10.0)
+        await next_heard(heard, ("session_ended", "s1"))
+
+
+async def test_failed_unit_tells_nobody(db: Database) -> None:
+    async with listening(db) as heard:
+
+        def fail(tx: Connection) -> None:
+            signal(tx, "cancel", "x")
+            raise ValueError("after all")
+
+        with pytest.raises(ValueError, match="after all"):
+            await db.write(fail)
+        await tell(db, "cancel", "y")
+
+        assert heard.get_nowait() == 0
+        async with asyncio.timeout(5):
+            assert await heard.get() == ("cancel", "y")
+
+
+async def test_signals_of_any_size_are_heard_in_all_processes(
+    db: Database, other_db: Database
+) -> None:
+    told = ["ä" * size for size in (1, 8_000, 1_000_000)]
+    async with listening(db) as here, listening(other_db) as there:
+        for payload in told:
+            await tell(db, "answered", payload)
+        for payload in told:
+            await next_heard(here, ("answered", payload))
+            await next_heard(there, ("answered", payload))
+
+
+async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -> None:
+    heard = asyncio.Event()
+
+    def on_signal(kind: str, payload: str) -> None:
+        if payload == "first":
+            raise RuntimeError("a listener's mistake")
+        heard.set()
+
+    notifier = Notifier(db)
+    await notifier.start(lambda revision: None, on_signal)
+    await tell(db, "cancel", "first")
+    await tell(db, "cancel", "second")
+    async with asyncio.timeout(5):
+        await heard.wait()
+    await notifier.close()
+
+
+async def test_listener_comes_back_after_a_restart_of_postgres(
+    own_postgres: PostgresServer,
+) -> None:
+    with own_postgres.database() as url:
+        async with Database(url) as db, listening(db) as heard:
+            heard.get_nowait()
+            await asyncio.to_thread(own_postgres.stop)
+            await asyncio.to_thread(own_postgres.start)
+            await next_heard(heard, (RECONNECTED, ""))
+
+            revision = await choose_access(db, "ann", "demo", "read-only")
+            await next_heard(heard, revision)
+
+
+async def test_reader_of_the_feed_goes_on_where_it_stopped(db: Database) -> None:
+    start = await last_event_id(db)
+    for kind, subject in (("result", "e1"), ("confirmation", "a1"), ("result", "e2")):
+        assert append_event(db, kind, subject)
+    await tell(db, "cancel", "x")  # no event; what was to be written soon rides along
+
+    events = await events_after(db, start)
+
+    assert [event.payload for event in events] == ["e1", "a1", "e2"]
+    assert await events_after(db, events[0].id) == events[1:]
+    assert await last_event_id(db) == events[-1].id
+
+
+async def test_reader_of_the_feed_misses_nothing_while_two_processes_write(
+    db: Database, other_db: Database
+) -> None:
+    seen, read = 0, list[str]()
+
+    async def write(store: Database, first: int) -> None:
+        for n in range(first, 80, 2):
+            append_event(store, "result", str(n))
+            await store.write(lambda tx: None)
+
+    writing = asyncio.gather(write(db, 0), write(other_db, 1))
+    async with asyncio.timeout(10):
+        while not writing.done() or await events_after(db, seen):
+            for event in await events_after(db, seen):
+                read.append(event.payload)
+                seen = event.id
+        await writing
+
+    assert sorted(read, key=int) == [str(n) for n in range(80)]
+
+
+async def test_processes_live_while_they_are_heard(db: Database) -> None:
+    await beat(db, US)
+    await beat(db, Replica("other", "elsewhere", 7, 1.0))
+    assert sorted(await living(db)) == ["other", "us"]
+
+    await silence(db, "other", 16.0)
+    assert await living(db) == ["us"]
+
+    await beat(db, Replica("other", "elsewhere", 7, 1.0))
+    await leave(db, "us")
+    assert await living(db) == ["other"]
+
+
+async def test_dead_processes_of_this_host_need_not_be_waited_for(db: Database) -> None:
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    for replica in (
+        US,
+        Replica("ended", this_host(), ended.pid, 0.0),
+        Replica("had our number", this_host(), os.getpid(), 0.0),
+        Replica("runs", this_host(), os.getppid(), 0.0),
+        Replica("elsewhere", "another host", ended.pid, 0.0),
+    ):
+        await beat(db, replica)
+
+    assert sorted(await bury_the_dead(db, US)) == ["ended", "had our number"]
+    assert sorted(await living(db)) == ["elsewhere", "runs", "us"]
+
+
+async def test_two_processes_together_take_no_more_than_is_allowed(
+    db: Database, other_db: Database
+) -> None:
+    async def one(database: Database) -> float:
+        return await take_of_window(database, "shop ann", requests=5, seconds=10, now=1003.0)
+
+    waits = await asyncio.gather(*(one(each) for each in (db, other_db) * 6))
+    assert sum(wait == 0 for wait in waits) == 5
+    assert all(0 < wait <= 20 for wait in waits if wait)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([0, 1, 2, 3], "yes yes yes no"),
+        ([9.9, 9.9, 9.9, 10.1], "yes yes yes no"),  # the border of two windows is no way out
+        ([0, 0, 0, 10.1, 14, 14.1, 18], "yes yes yes no yes no yes"),
+        ([0, 0, 0, 30, 30, 30, 30], "yes yes yes yes yes yes no"),
+    ],
+    ids=str,
+)
+async def test_the_window_slides(db: Database, times: list[float], expected: str) -> None:
+    taken = [
+        await take_of_window(db, "k", requests=3, seconds=10, now=1000.0 + time) for time in times
+    ]
+    assert " ".join("yes" if wait == 0 else "no" for wait in taken) == expected
+
+
+async def test_what_is_told_to_wait_may_go_on_after_that_wait(db: Database) -> None:
+    now = 1007.0
+    for _ in range(4):
+        await take_of_window(db, "k", requests=4, seconds=10, now=now)
+    wait = await take_of_window(db, "k", requests=4, seconds=10, now=now)
+    assert wait > 0
+    assert await take_of_window(db, "k", requests=4, seconds=10, now=now + wait + 0.01) == 0.0
+
+
+async def test_several_are_taken_at_once_or_not_at_all(db: Database) -> None:
+    assert await take_of_window(db, "k", requests=10, seconds=10, now=1000.0, amount=8) == 0
+    assert await take_of_window(db, "k", requests=10, seconds=10, now=1001.0, amount=3) > 0
+    assert await take_of_window(db, "k", requests=10, seconds=10, now=1001.0, amount=2) == 0
+
+
+async def test_ended_sessions_are_known_until_they_expire(db: Database) -> None:
+    for id, expires_at in (("s1", 10.0), ("s2", 20.0), ("s2", 30.0)):
+        await end_session(db, id, expires_at)
+
+    assert await ended_sessions(db, 9.0, 100) == ["s1", "s2"]
+    assert await ended_sessions(db, 10.0, 100) == ["s2"]
+    assert await ended_sessions(db, 9.0, 1) == ["s2"]
+
+
+async def test_what_works_once_is_used_up_for_everyone(db: Database, other_db: Database) -> None:
+    tries = [first_use(each, "link", 20.0) for each in (db, other_db, db, other_db)]
+    assert sorted(await asyncio.gather(*tries)) == [False, False, False, True]
+    assert await is_ended(other_db, "link")
+    assert not await is_ended(db, "another")
