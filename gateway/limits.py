@@ -129,8 +129,8 @@ STORE_WRITE_SECONDS = 2 * STORE_STATEMENT_SECONDS
 STORE_MIGRATION_SECONDS = 60.0
 # Every batch writes the same pages again, so rows that need not be on disk first wait this long.
 STORE_SOON_SECONDS = 0.2
-# Bytes that a burst may take: rows that wait in memory while the store is away, the write-ahead log
-# that SQLite keeps afterwards, and large answers removed in one step (two take half a second).
+# Bytes that a burst may take: rows that wait in memory while the store is away, and the write-ahead
+# log that SQLite keeps afterwards.
 STORE_BURST_BYTES = 32 * 2**20
 # Between two tries to reach a store that is away.
 STORE_RETRY_SECONDS = 0.5

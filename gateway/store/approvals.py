@@ -206,11 +206,12 @@ async def find_grant(
     now: float,
 ) -> StandingGrant | None:
     """The grant for this principal and the tool as it is: of this session, else of this client."""
-    mine = (_grants.c.principal == principal) & (_grants.c.tool == tool)
-    held = mine & (_grants.c.fingerprint == fingerprint) & (_grants.c.session == session)
+    held = select(_grants).filter_by(
+        principal=principal, tool=tool, fingerprint=fingerprint, session=session
+    )
     if not session:
-        held &= _grants.c.client == client
-    statement = select(_grants).where(held & (_grants.c.expires_at > now)).limit(1)
+        held = held.filter_by(client=client)
+    statement = held.where(_grants.c.expires_at > now).limit(1)
     return await db.read(lambda tx: one(tx, statement, StandingGrant))
 
 
@@ -223,14 +224,13 @@ async def list_grants(db: Database, now: float) -> list[StandingGrant]:
 
 async def get_grant(db: Database, id: str) -> StandingGrant | None:
     """The standing grant of that id."""
-    return await db.read(
-        lambda tx: one(tx, select(_grants).where(_grants.c.id == id), StandingGrant)
-    )
+    statement = select(_grants).filter_by(id=id)
+    return await db.read(lambda tx: one(tx, statement, StandingGrant))
 
 
 async def revoke_grant(db: Database, id: str) -> bool:
     """Ends a standing grant at once, in every process; False if it had ended."""
-    statement = delete(_grants).where(_grants.c.id == id)
+    statement = delete(_grants).filter_by(id=id)
     return await db.write(lambda tx: tx.execute(statement).rowcount == 1)
 
 
@@ -246,23 +246,16 @@ def _approved(now: float) -> ColumnElement[bool]:
 
 
 def _use(tx: Connection, approval: Approval, now: float) -> bool:
-    bound = and_(
-        _approvals.c.id == approval.id,
-        _approvals.c.principal == approval.principal,
-        _approvals.c.tool == approval.tool,
-        _approvals.c.fingerprint == approval.fingerprint,
-        _approvals.c.args_digest == approval.args_digest,
-    )
+    same = ("id", "principal", "tool", "fingerprint", "args_digest")
+    bound = and_(*(_approvals.c[name] == getattr(approval, name) for name in same))
     return bool(_move(tx, bound & _approved(now), "used"))
 
 
 def _move(
     tx: Connection, which: ColumnElement[bool], status: ApprovalStatus, **changed: Any
 ) -> list[Approval]:
-    statement = (
-        update(_approvals).where(which).values(status=status, **changed).returning(_approvals)
-    )
-    moved = many(tx, statement, Approval)
+    statement = update(_approvals).where(which).values(status=status, **changed)
+    moved = many(tx, statement.returning(_approvals), Approval)
     for approval in moved:
         signal(tx, APPROVAL_CHANGED, approval.id)
     return moved
@@ -326,56 +319,33 @@ def let_go(db: Database, execution_id: str, replica: str) -> None:
 
 async def wrote_before(db: Database, principal: str, connection: str, session: str | None) -> bool:
     """Whether this principal, in this session where there is one, wrote to the connection."""
-    mine = and_(
-        _executions.c.principal == principal,
-        _executions.c.connection == connection,
-        _executions.c.access != "read",
-        _executions.c.status.in_(["executing", "completed", "failed", "unknown"]),
-    )
+    mine = select(_executions.c.id).filter_by(principal=principal, connection=connection)
     if session is not None:
-        mine = mine & (_executions.c.session == session)
-    statement = select(_executions.c.id).where(mine).limit(1)
+        mine = mine.filter_by(session=session)
+    sent = _executions.c.status.in_(["executing", "completed", "failed", "unknown"])
+    statement = mine.where(sent, _executions.c.access != "read").limit(1)
     return await db.read(lambda tx: tx.execute(statement).first()) is not None
 
 
 async def changed_since_used(db: Database, principal: str, tool: str, connection: str) -> bool:
     """Whether the tool became another since this principal last called it."""
-    last = select(func.max(_executions.c.created_at)).where(
-        (_executions.c.principal == principal)
-        & (_executions.c.tool == tool)
-        & _executions.c.status.in_(["completed", "failed", "unknown"])
+    last = select(func.max(_executions.c.created_at)).filter_by(principal=principal, tool=tool)
+    over = _executions.c.status.in_(["completed", "failed", "unknown"])
+    used = last.where(over).scalar_subquery()
+    changed = select(_changes.c.id).filter_by(connection=connection, tool=tool, kind="changed")
+    statement = changed.where(
+        _changes.c.status.in_(["applied", "accepted"]),
+        or_(_changes.c.at > used, _changes.c.decided_at > used),
     )
-    used = last.scalar_subquery()
-    statement = (
-        select(_changes.c.id)
-        .where(
-            (_changes.c.connection == connection)
-            & (_changes.c.tool == tool)
-            & (_changes.c.kind == "changed")
-            & _changes.c.status.in_(["applied", "accepted"])
-            & or_(_changes.c.at > used, _changes.c.decided_at > used)
-        )
-        .limit(1)
-    )
-    return await db.read(lambda tx: tx.execute(statement).first()) is not None
+    return await db.read(lambda tx: tx.execute(statement.limit(1)).first()) is not None
 
 
 async def first_with_token(db: Database, principal: str, token: str) -> Execution | None:
     """The call this token stands for: the one that claimed it, else one that waits to do so."""
-    mine = (_claims.c.principal == principal) & (_claims.c.token == token)
-    claimed = select(_executions).where(
-        _executions.c.id == select(_claims.c.execution_id).where(mine).scalar_subquery()
-    )
-    waiting = (
-        select(_executions)
-        .where(
-            (_executions.c.idempotency_token == token)
-            & (_executions.c.principal == principal)
-            & _waits
-        )
-        .order_by(_executions.c.created_at)
-        .limit(1)
-    )
+    claim = select(_claims.c.execution_id).filter_by(principal=principal, token=token)
+    claimed = select(_executions).where(_executions.c.id == claim.scalar_subquery())
+    mine = select(_executions).filter_by(principal=principal, idempotency_token=token)
+    waiting = mine.where(_waits).order_by(_executions.c.created_at).limit(1)
     return await db.read(lambda tx: one(tx, claimed, Execution) or one(tx, waiting, Execution))
 
 
@@ -403,5 +373,5 @@ def _let_go(tx: Connection, rows: Sequence[Row]) -> None:
 
 
 def _hand_over(tx: Connection, execution_id: str, old: str, new: str) -> bool:
-    theirs = (_executions.c.id == execution_id) & (_executions.c.replica == old) & _waits
-    return tx.execute(update(_executions).where(theirs).values(replica=new)).rowcount == 1
+    theirs = update(_executions).where(_waits).filter_by(id=execution_id, replica=old)
+    return tx.execute(theirs.values(replica=new)).rowcount == 1

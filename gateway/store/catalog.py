@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from gateway.errors import Fixable
 from gateway.limits import STORE_ROWS
@@ -61,13 +61,12 @@ def put_connection(tx: Connection, connection: SealedConnection, expected: int |
 def delete_connection(tx: Connection, name: str, expected: int | None) -> bool:
     """Forgets a connection and its definition; False if there was none."""
     _check_revision(tx, name, expected)
-    tx.execute(delete(_definitions).where(_definitions.c.connection == name))
-    return tx.execute(delete(_connections).where(_connections.c.name == name)).rowcount == 1
+    tx.execute(delete(_definitions).filter_by(connection=name))
+    return tx.execute(delete(_connections).filter_by(name=name)).rowcount == 1
 
 
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
-    query = select(_connections.c.revision).where(_connections.c.name == name)
-    held = tx.execute(query).scalar() or 0
+    held = tx.execute(select(_connections.c.revision).filter_by(name=name)).scalar() or 0
     if expected not in (None, held):
         raise Fixable(
             "precondition",
@@ -93,26 +92,23 @@ class StoredDefinition:
 
 def save_definition(tx: Connection, definition: StoredDefinition, packed: bytes) -> None:
     """Keeps a document with its build, as the only one of its connection."""
-    tx.execute(delete(_definitions).where(_definitions.c.connection == definition.connection))
+    tx.execute(delete(_definitions).filter_by(connection=definition.connection))
     tx.execute(insert(_definitions), {**values(definition), "raw": packed})
 
 
 def is_saved(tx: Connection, definition: StoredDefinition) -> bool:
     """Whether another process has saved the very same meanwhile."""
-    same = (
-        _is(definition.connection, definition.location)
-        & (_definitions.c.sha256 == definition.sha256)
-        & (_definitions.c.build_key == definition.build_key)
-    )
-    return tx.execute(select(_definitions.c.connection).where(same)).first() is not None
+    names = ("connection", "location", "sha256", "build_key")
+    same = {name: getattr(definition, name) for name in names}
+    return tx.execute(select(_definitions.c.connection).filter_by(**same)).first() is not None
 
 
 def save_build(
     tx: Connection, connection: str, location: str, build: bytes, *, was: float, at: float
 ) -> bool:
     """Replaces a build, if it is still the one of that time."""
-    same = _is(connection, location) & (_definitions.c.fetched_at == was)
-    changed = update(_definitions).where(same).values(build=build, fetched_at=at)
+    same = {"connection": connection, "location": location, "fetched_at": was}
+    changed = update(_definitions).filter_by(**same).values(build=build, fetched_at=at)
     return tx.execute(changed).rowcount == 1
 
 
@@ -127,19 +123,15 @@ async def load_marks(db: Database) -> dict[str, tuple[str, float]]:
 async def load_definition(db: Database, connection: str, location: str) -> StoredDefinition | None:
     """One definition with its build, without the document."""
     columns = [column for column in _definitions.c if column.name != "raw"]
-    statement = select(*columns).where(_is(connection, location))
+    statement = select(*columns).filter_by(connection=connection, location=location)
     return await db.read(lambda tx: one(tx, statement, StoredDefinition))
 
 
 async def load_packed(db: Database, connection: str, location: str) -> bytes | None:
     """The document as it was saved."""
-    statement = select(_definitions.c.raw).where(_is(connection, location))
+    statement = select(_definitions.c.raw).filter_by(connection=connection, location=location)
     packed: bytes | None = await db.read(lambda tx: tx.execute(statement).scalar())
     return packed
-
-
-def _is(connection: str, location: str) -> ColumnElement[bool]:
-    return (_definitions.c.connection == connection) & (_definitions.c.location == location)
 
 
 async def save_validation(
@@ -187,7 +179,7 @@ def record_changes(tx: Connection, connection: str, changes: Sequence[Change]) -
     A change that is held already, or was rejected and comes again as it was, is not told anew.
     """
     undecided = _changes.c.status.in_(("held", "rejected"))
-    ours = select(_changes).where((_changes.c.connection == connection) & undecided)
+    ours = select(_changes).filter_by(connection=connection).where(undecided)
     told = {change.content: change for change in many(tx, ours, Change)}
     # What is applied is told in any case: it may be what was held or rejected before.
     fresh = [c for c in changes if c.status == "applied" or c.content not in told]
@@ -202,8 +194,8 @@ def decide_change(
     tx: Connection, id: str, status: Literal["accepted", "rejected"], *, by: str, now: float
 ) -> Change | None:
     """The change as decided now; None if it was not held any more."""
-    held = (_changes.c.id == id) & (_changes.c.status == "held")
-    statement = update(_changes).where(held).values(status=status, by=by, decided_at=now)
+    held = update(_changes).filter_by(id=id, status="held")
+    statement = held.values(status=status, by=by, decided_at=now)
     return one(tx, statement.returning(_changes), Change)
 
 
@@ -215,17 +207,16 @@ async def list_changes(
     limit: int = STORE_ROWS,
 ) -> list[Change]:
     """Changes, newest first."""
-    statement = select(_changes).order_by(_changes.c.id.desc()).limit(min(limit, STORE_ROWS))
-    if connection is not None:
-        statement = statement.where(_changes.c.connection == connection)
-    if status is not None:
-        statement = statement.where(_changes.c.status == status)
+    asked = {"connection": connection, "status": status}
+    which = {name: value for name, value in asked.items() if value is not None}
+    found = select(_changes).filter_by(**which).order_by(_changes.c.id.desc())
+    statement = found.limit(min(limit, STORE_ROWS))
     return await db.read(lambda tx: many(tx, statement, Change))
 
 
 async def get_change(db: Database, id: str) -> Change | None:
     """The change of that id."""
-    return await db.read(lambda tx: one(tx, select(_changes).where(_changes.c.id == id), Change))
+    return await db.read(lambda tx: one(tx, select(_changes).filter_by(id=id), Change))
 
 
 async def choose_access(db: Database, principal: str, connection: str, access: Level) -> int:

@@ -32,15 +32,7 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.limits import (
-    HEARTBEAT_SECONDS,
-    SILENT_SECONDS,
-    STORE_LOOK_SECONDS,
-    STORE_MANY_ROWS,
-    STORE_RETRY_SECONDS,
-    STORE_ROWS,
-    STORE_STATEMENT_SECONDS,
-)
+from gateway import limits
 from gateway.store import tables
 from gateway.store.database import (
     CHANNEL,
@@ -133,7 +125,7 @@ def _append_events(tx: Connection, rows: Sequence[Row]) -> None:
 def _signals_after(tx: Connection, last_id: int, *which: ColumnElement[bool]) -> list[Signal]:
     wanted = select(_signals.c.id, _signals.c.kind, _signals.c.payload)
     found = wanted.where(_signals.c.id > last_id, *which).order_by(_signals.c.id)
-    return many(tx, found.limit(STORE_ROWS), Signal)
+    return many(tx, found.limit(limits.STORE_ROWS), Signal)
 
 
 class Notifier:
@@ -151,7 +143,7 @@ class Notifier:
         self._on_revision, self._on_signal = on_revision, on_signal
         self._task = asyncio.create_task(self._run(), name="store-notifier")
         with suppress(TimeoutError):  # it goes on trying
-            async with asyncio.timeout(STORE_STATEMENT_SECONDS):
+            async with asyncio.timeout(limits.STORE_STATEMENT_SECONDS):
                 await self._looked.wait()
 
     async def close(self) -> None:
@@ -176,7 +168,7 @@ class Notifier:
                 if not broken:
                     log.warning("store_notifications_lost", error=type(error).__name__)
                 broken = True
-                await asyncio.sleep(STORE_RETRY_SECONDS)
+                await asyncio.sleep(limits.STORE_RETRY_SECONDS)
 
     async def _look(self) -> None:
         revision, signals = await self._db.read(self._news)
@@ -185,7 +177,7 @@ class Notifier:
             self._last = each.id
             self._hear(each.kind, each.payload)
         self._looked.set()
-        if len(signals) == STORE_ROWS:
+        if len(signals) == limits.STORE_ROWS:
             await self._look()
 
     def _news(self, tx: Connection) -> tuple[int, list[Signal]]:
@@ -209,14 +201,14 @@ class Notifier:
 async def _wake_ups(db: Database) -> AsyncIterator[Callable[[], Any]]:
     """A function that returns when there may be signals to read; it raises if none would come."""
     if isinstance(db.engine, Sqlite):
-        yield lambda: asyncio.sleep(STORE_LOOK_SECONDS)
+        yield lambda: asyncio.sleep(limits.STORE_LOOK_SECONDS)
         return
     connection = await db.engine.connect()
     woken = asyncio.Event()
 
     async def next_wake_up() -> None:
         try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
+            async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
                 await woken.wait()
         except TimeoutError:
             await connection.fetchval("SELECT 1")  # shows whether the connection still stands
@@ -247,7 +239,7 @@ async def beat(db: Database, replica: Replica) -> None:
 
     def unit(tx: Connection) -> None:
         tx.execute(insert_new(tx, _replicas), {**values(replica), "heartbeat_at": 0.0})
-        us = update(_replicas).where(_replicas.c.id == replica.id)
+        us = update(_replicas).filter_by(id=replica.id)
         tx.execute(us.values(heartbeat_at=_store_time(tx)))
 
     await db.write(unit, f"replica {replica.id}")
@@ -255,8 +247,7 @@ async def beat(db: Database, replica: Replica) -> None:
 
 async def leave(db: Database, replica_id: str) -> None:
     """Says that this process has ended in good order, or is known to be gone."""
-    gone = delete(_replicas).where(_replicas.c.id == replica_id)
-    await db.write(lambda tx: tx.execute(gone).rowcount)
+    await db.write(lambda tx: tx.execute(delete(_replicas).filter_by(id=replica_id)).rowcount)
 
 
 async def living(db: Database) -> list[str]:
@@ -276,7 +267,8 @@ async def bury_the_dead(db: Database, us: Replica) -> list[str]:
 
 def alive(tx: Connection) -> Select[tuple[str]]:
     """The ids of processes that are alive, as a statement or inside another one."""
-    return select(_replicas.c.id).where(_replicas.c.heartbeat_at > _store_time(tx) - SILENT_SECONDS)
+    heard = _replicas.c.heartbeat_at > _store_time(tx) - limits.SILENT_SECONDS
+    return select(_replicas.c.id).where(heard)
 
 
 def this_host() -> str:
@@ -314,27 +306,23 @@ async def take_of_window(
     much of it as still lies within a window's length from now. So a burst at the border of two
     windows is no larger than any other. Takes of one key happen one after the other.
     """
-    return await db.write(
-        lambda tx: _take(tx, key, requests, seconds, now, amount), f"window {key}"
-    )
-
-
-def _take(
-    tx: Connection, key: str, requests: int, seconds: float, now: float, amount: int
-) -> float:
     start = math.floor(now / seconds) * seconds
-    empty = {"key": key, "start": start, "earlier": 0, "current": 0}
-    tx.execute(insert_new(tx, _windows), empty)
-    row = tx.execute(select(_windows).where(_windows.c.key == key).with_for_update()).one()
-    earlier, current = row.earlier, row.current
-    if row.start < start:
-        earlier, current = (current if row.start >= start - seconds * 1.5 else 0), 0
-    share = 1 - (now - start) / seconds
-    if earlier * share + current + amount > requests:
-        return _wait(earlier, current, requests - amount, seconds, now - start)
-    counted = {"key": key, "start": start, "earlier": earlier, "current": current + amount}
-    upsert(tx, _windows, counted)
-    return 0.0
+
+    def unit(tx: Connection) -> float:
+        empty = {"key": key, "start": start, "earlier": 0, "current": 0}
+        tx.execute(insert_new(tx, _windows), empty)
+        row = tx.execute(select(_windows).filter_by(key=key).with_for_update()).one()
+        earlier, current = row.earlier, row.current
+        if row.start < start:
+            earlier, current = (current if row.start >= start - seconds * 1.5 else 0), 0
+        share = 1 - (now - start) / seconds
+        if earlier * share + current + amount > requests:
+            return _wait(earlier, current, requests - amount, seconds, now - start)
+        counted = {"start": start, "earlier": earlier, "current": current + amount}
+        tx.execute(update(_windows).filter_by(key=key).values(counted))
+        return 0.0
+
+    return await db.write(unit, f"window {key}")
 
 
 def _wait(earlier: int, current: int, room: int, seconds: float, passed: float) -> float:
@@ -352,7 +340,7 @@ def keep_wish_in(tx: Connection, key: str, wish: Wish, expires_at: float) -> Non
     """
     session = wish["session"]
     if wish.get("on") is False:
-        tx.execute(delete(_wishes).where(_wishes.c.session == session, _wishes.c.key == key))
+        tx.execute(delete(_wishes).filter_by(session=session, key=key))
     else:
         row = {"session": session, "key": key, "wish": wish, "expires_at": expires_at}
         upsert(tx, _wishes, row)
@@ -361,7 +349,7 @@ def keep_wish_in(tx: Connection, key: str, wish: Wish, expires_at: float) -> Non
 async def kept_wishes(db: Database, now: float) -> list[Wish]:
     """What living sessions want, the latest first."""
     statement = select(_wishes.c.wish).where(_wishes.c.expires_at > now)
-    latest = statement.order_by(_wishes.c.expires_at.desc()).limit(STORE_MANY_ROWS)
+    latest = statement.order_by(_wishes.c.expires_at.desc()).limit(limits.STORE_MANY_ROWS)
     return await db.read(lambda tx: list(tx.execute(latest).scalars()))
 
 
@@ -375,8 +363,8 @@ async def end_session(db: Database, id: str, expires_at: float) -> None:
     def unit(tx: Connection) -> None:
         if _insert_ended(tx, id, expires_at):
             signal(tx, SESSION_ENDED, id)
-            tx.execute(delete(_wishes).where(_wishes.c.session == id))
-            tx.execute(delete(_grants).where(_grants.c.session == id))
+            tx.execute(delete(_wishes).filter_by(session=id))
+            tx.execute(delete(_grants).filter_by(session=id))
 
     await db.write(unit)
 
@@ -396,7 +384,7 @@ async def first_use(db: Database, id: str, expires_at: float) -> bool:
 
 async def is_ended(db: Database, id: str) -> bool:
     """Whether this was ended, or used up."""
-    statement = select(_ended_sessions.c.id).where(_ended_sessions.c.id == id)
+    statement = select(_ended_sessions).filter_by(id=id)
     return await db.read(lambda tx: tx.execute(statement).first()) is not None
 
 

@@ -19,21 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Executable, Table, insert, text
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway import limits
 from gateway.errors import GatewayError, Overloaded
-from gateway.limits import (
-    STORE_BURST_BYTES,
-    STORE_QUEUE,
-    STORE_RETRY_SECONDS,
-    STORE_SOON_SECONDS,
-    STORE_WRITE_SECONDS,
-)
 from gateway.store import tables
 from gateway.store.engines import engine_for, translated, unavailable
 
@@ -98,7 +91,7 @@ class Database:
         self._closing = True
         self._wake.set()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=STORE_WRITE_SECONDS)
+            await asyncio.wait([self._task], timeout=limits.STORE_WRITE_SECONDS)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._give_up()
@@ -109,17 +102,12 @@ class Database:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """What the query returns. Each statement sees the newest commit; it can't write."""
-        if self._reading >= STORE_QUEUE:
+        if self._reading >= limits.STORE_QUEUE:
             raise _busy("reads")
         self._reading += 1
         try:
@@ -136,23 +124,23 @@ class Database:
         """
         if self._closing or self._task is None:
             raise unavailable("The store is closed.")
-        if len(self._waiting) >= STORE_QUEUE:
+        if len(self._waiting) >= limits.STORE_QUEUE:
             raise _busy("writes")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(Work(unit, answer, locks))
         self._wake.set()
         with translated():
-            async with asyncio.timeout(STORE_WRITE_SECONDS):
+            async with asyncio.timeout(limits.STORE_WRITE_SECONDS):
                 return await answer
 
     def write_soon(self, writer: RowWriter, row: Row, size: int = 0) -> bool:
         """Takes a row for the next batch; False (and counted) where there is no room left."""
         size += 1024  # of memory that a row takes beside its JSON, about
-        if self._closing or self._soon_bytes + size > STORE_BURST_BYTES:
+        if self._closing or self._soon_bytes + size > limits.STORE_BURST_BYTES:
             self.dropped += 1
             return False
         if not self._soon:
-            self._wake_in(STORE_SOON_SECONDS)
+            self._wake_in(limits.STORE_SOON_SECONDS)
         self._soon.append(SoonRow(writer, row, size))
         self._soon_bytes += size
         return True
@@ -180,7 +168,7 @@ class Database:
             elif self._closing:
                 return
             elif not stored:
-                self._wake_in(STORE_RETRY_SECONDS)
+                self._wake_in(limits.STORE_RETRY_SECONDS)
 
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._wake.set)
@@ -317,11 +305,12 @@ def _write_signals(tx: Connection) -> None:
     comes late. So processes do this step, and the commit behind it, one after the other.
     """
     signals = tx.info["signals"]
-    if signals and is_postgres(tx):
+    if not signals:
+        return
+    if is_postgres(tx):
         tx.execute(text("SELECT pg_advisory_xact_lock(hashtext('gateway signals'))"))
         tx.execute(text(f"SELECT pg_notify('{CHANNEL}', '')"))
-    if signals:
-        tx.execute(insert(tables.signals), signals)
+    tx.execute(insert(tables.signals), signals)
 
 
 def is_postgres(tx: Connection) -> bool:

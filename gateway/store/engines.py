@@ -5,9 +5,9 @@ SQLite has one writing connection on a thread of its own, and a few readers that
 costs ten times the statement. Several processes may share the file and take turns.
 
 PostgreSQL has one connection that writes and a few that read, for any number of gateways. A restart
-of the server is survived: connections that died are replaced, and what they cut off is tried once
-more, a batch only if its commit had not been sent yet. Whether a write happened whose commit was
-cut off is for the caller to find out: it is never repeated.
+of the server is survived: connections that died are replaced, and a batch that they cut off is
+tried once more if its commit had not been sent yet. Whether a write happened whose commit was cut
+off is for the caller to find out: it is never repeated.
 """
 
 from __future__ import annotations
@@ -19,22 +19,17 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
+from gateway import limits
 from gateway.errors import Broken, ConfigInvalid
-from gateway.limits import (
-    STORE_BURST_BYTES,
-    STORE_MIGRATION_SECONDS,
-    STORE_READERS,
-    STORE_STATEMENT_SECONDS,
-)
 from gateway.store.tables import is_current, migrate
 
 if TYPE_CHECKING:
@@ -84,18 +79,19 @@ def engine_for(url: str) -> Sqlite | Postgres:
 class Sqlite:
     """A file: one connection that writes, and some that read."""
 
-    def __init__(self, path: Path, seconds: float = STORE_STATEMENT_SECONDS) -> None:
+    def __init__(self, path: Path, seconds: float = limits.STORE_STATEMENT_SECONDS) -> None:
         self._lock = path.with_name(path.name + ".lock")
         self._seconds = seconds
         self._writer = _sqlite_engine(path, 1, "PRAGMA journal_mode = WAL")
-        event.listen(self._writer, "begin", _begin_immediate)
-        self._readers = _sqlite_engine(path, STORE_READERS, "PRAGMA query_only = ON")
+        # The write lock at once: no transaction fails halfway because another process was faster.
+        event.listen(self._writer, "begin", lambda tx: tx.exec_driver_sql("BEGIN IMMEDIATE"))
+        self._readers = _sqlite_engine(path, limits.STORE_READERS, "PRAGMA query_only = ON")
         self._write_thread = ThreadPoolExecutor(1, "store-write")
-        self._read_threads = ThreadPoolExecutor(STORE_READERS, "store-read")
+        self._read_threads = ThreadPoolExecutor(limits.STORE_READERS, "store-read")
 
     async def prepare(self) -> None:
         """Makes the file and its tables, one process at a time."""
-        await self._on(self._write_thread, self._prepare, STORE_MIGRATION_SECONDS)
+        await self._on(self._write_thread, self._prepare, limits.STORE_MIGRATION_SECONDS)
 
     async def read(self, query: Query[T]) -> T:
         """What the query returns. Each statement sees the newest commit."""
@@ -145,20 +141,15 @@ def _turn(lock: Path, deadline: float) -> Iterator[None]:
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        while not _took_lock(descriptor):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             _check(deadline)
             time.sleep(0.001)
         yield
     finally:
         os.close(descriptor)
-
-
-def _took_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _check(deadline: float) -> None:
@@ -184,12 +175,12 @@ def _sqlite_engine(path: Path, size: int, pragma: str) -> Engine:
         f"sqlite:///{path}",
         pool_size=size,
         max_overflow=0,
-        pool_timeout=STORE_STATEMENT_SECONDS,
+        pool_timeout=limits.STORE_STATEMENT_SECONDS,
         pool_reset_on_return=None,
         # The driver opens no transaction by itself: a read sees the newest commit.
         connect_args={
             "check_same_thread": False,
-            "timeout": STORE_STATEMENT_SECONDS,
+            "timeout": limits.STORE_STATEMENT_SECONDS,
             "isolation_level": None,
         },
     )
@@ -199,42 +190,37 @@ def _sqlite_engine(path: Path, size: int, pragma: str) -> Engine:
 
 def _configure(pragma: str, connection: Any, record: object) -> None:
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA journal_size_limit = {STORE_BURST_BYTES}")
+    connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_BURST_BYTES}")
     connection.execute(pragma)
-
-
-def _begin_immediate(connection: Connection) -> None:
-    # The write lock at once: no transaction fails halfway because another process was faster.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 class Postgres:
     """A database: one connection that writes, and some that read."""
 
-    def __init__(self, url: str, seconds: float = STORE_STATEMENT_SECONDS) -> None:
+    def __init__(self, url: str, seconds: float = limits.STORE_STATEMENT_SECONDS) -> None:
         self._url = url
         self._seconds = seconds
         self._writer = self._engine(seconds, pool_size=1)
-        self._readers = self._engine(seconds, pool_size=STORE_READERS, isolation_level="AUTOCOMMIT")
+        self._readers = self._engine(
+            seconds,
+            pool_size=limits.STORE_READERS,
+            isolation_level="AUTOCOMMIT",
+            pool_pre_ping=True,  # a connection that died meanwhile is replaced
+        )
 
     async def prepare(self) -> None:
         """Makes the tables, one process at a time: the others wait, then find them made."""
         if await self.read(is_current):
             return
-        engine = self._engine(STORE_MIGRATION_SECONDS, lock_timeout="0")
-        async with asyncio.timeout(STORE_MIGRATION_SECONDS), engine.begin() as transaction:
+        engine = self._engine(limits.STORE_MIGRATION_SECONDS, lock_timeout="0")
+        async with asyncio.timeout(limits.STORE_MIGRATION_SECONDS), engine.begin() as transaction:
             await transaction.run_sync(_migrate_in_turn)
         await engine.dispose()
 
     async def read(self, query: Query[T]) -> T:
         """What the query returns. Each statement sees the newest commit."""
-        async with asyncio.timeout(self._seconds):
-            try:
-                return await self._read(query)
-            except DBAPIError as error:
-                if not error.connection_invalidated:
-                    raise
-                return await self._read(query)
+        async with asyncio.timeout(self._seconds), self._readers.connect() as connection:
+            return await connection.run_sync(query)
 
     async def transact(self, batch: Query[T]) -> T:
         """What the batch returns, committed."""
@@ -246,12 +232,12 @@ class Postgres:
         await self._writer.dispose()
 
     async def connect(
-        self, seconds: float = STORE_STATEMENT_SECONDS, lock_timeout: str = "4000"
+        self, seconds: float = limits.STORE_STATEMENT_SECONDS, lock_timeout: str = "4000"
     ) -> Any:
         """A connection outside the pools: `asyncpg.Connection`, which has no types."""
         return await asyncpg.connect(
             self._url,
-            timeout=STORE_STATEMENT_SECONDS,
+            timeout=limits.STORE_STATEMENT_SECONDS,
             command_timeout=seconds,
             server_settings={
                 "application_name": "gateway",
@@ -262,10 +248,6 @@ class Postgres:
             },
         )
 
-    async def _read(self, query: Query[T]) -> T:
-        async with self._readers.connect() as connection:
-            return await connection.run_sync(query)
-
     def _engine(self, seconds: float, *, lock_timeout: str = "4000", **options: Any) -> AsyncEngine:
         # Here, not above: it brings SQLAlchemy's mapping along, which SQLite needs nothing of.
         from sqlalchemy.ext.asyncio import create_async_engine
@@ -274,7 +256,7 @@ class Postgres:
             "postgresql+asyncpg://",
             async_creator=lambda: self.connect(seconds, lock_timeout),
             max_overflow=0,
-            pool_timeout=STORE_STATEMENT_SECONDS,
+            pool_timeout=limits.STORE_STATEMENT_SECONDS,
             **options,
         )
 

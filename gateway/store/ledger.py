@@ -60,6 +60,7 @@ ExecutionStatus = Literal[
 ]
 FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
 JSON_COLUMNS = ("arguments", "result", "recorded")
+ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,16 +206,12 @@ def _get(tx: Connection, id: str) -> Execution | None:
 
 
 def _claim(tx: Connection, execution: Execution) -> Begun:
-    claim = {
-        "principal": execution.principal,
-        "token": execution.idempotency_token,
-        "tool": execution.tool,
-        "args_digest": execution.args_digest,
-        "execution_id": execution.id,
-    }
+    token = {"principal": execution.principal, "token": execution.idempotency_token}
+    call = {"tool": execution.tool, "args_digest": execution.args_digest}
+    claim = {**token, **call, "execution_id": execution.id}
     if tx.execute(insert_new(tx, _claims), claim).rowcount == 1:
         return Begun("new")
-    held = tx.execute(select(_claims).where(_token_of(execution))).one()
+    held = tx.execute(select(_claims).filter_by(**token)).one()
     first = _get(tx, held.execution_id)
     if (held.tool, held.args_digest) != (execution.tool, execution.args_digest):
         return Begun("conflict", first)
@@ -224,13 +221,8 @@ def _claim(tx: Connection, execution: Execution) -> Begun:
 
 def _release(tx: Connection, execution: Execution) -> None:
     """Frees the token of a call that was not sent."""
-    mine = _token_of(execution) & (_claims.c.execution_id == execution.id)
-    tx.execute(delete(_claims).where(mine))
-
-
-def _token_of(execution: Execution) -> ColumnElement[bool]:
-    token = execution.idempotency_token
-    return (_claims.c.principal == execution.principal) & (_claims.c.token == token)
+    token = {"principal": execution.principal, "token": execution.idempotency_token}
+    tx.execute(delete(_claims).filter_by(**token, execution_id=execution.id))
 
 
 def _insert_begun(tx: Connection, execution: Execution) -> bool:
@@ -252,15 +244,7 @@ def _begin(postgres: bool) -> Insert:
 def _update_ended(tx: Connection, execution: Execution) -> bool:
     """Whether the row says now how the call ended; not if it had ended before."""
     going_on = _table.c.status.in_(["executing", "pending_confirmation", "unknown"])
-    ended = {
-        "status": execution.status,
-        "result": execution.result,
-        "error_code": execution.error_code,
-        "upstream_status": execution.upstream_status,
-        "recorded": execution.recorded,
-        "finished_at": execution.finished_at,
-        "reason": execution.reason,
-    }
+    ended = {name: getattr(execution, name) for name in ENDING}
     statement = update(_table).where(_table.c.id == execution.id, going_on).values(ended)
     return tx.execute(statement).rowcount == 1
 
@@ -327,14 +311,9 @@ async def find_by_token(db: Database, token: str, principal: str | None = None) 
 
 
 def _passes(filter: Filter) -> ColumnElement[bool]:
-    wanted = {
-        _table.c.status: filter.status,
-        _table.c.tool: filter.tool,
-        _table.c.connection: filter.connection,
-        _table.c.principal: filter.principal,
-        _table.c.idempotency_token: filter.token,
-    }
-    rules = [column == value for column, value in wanted.items() if value is not None]
+    wanted = [(_table.c[name], getattr(filter, name)) for name in ("status", "tool", "connection")]
+    wanted += [(_table.c.principal, filter.principal), (_table.c.idempotency_token, filter.token)]
+    rules = [column == value for column, value in wanted if value is not None]
     if filter.connections is not None:
         rules.append(_table.c.connection.in_(filter.connections))
     if filter.since is not None:

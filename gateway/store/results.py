@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
 
-from gateway.limits import RESULTS_BYTES, STORE_BURST_BYTES, STORE_ROWS
+from gateway.limits import RESULTS_BYTES, STORE_ROWS
 from gateway.store import tables
 from gateway.store.cluster import EVENTS
 from gateway.store.database import Database, one, values
@@ -106,16 +105,8 @@ def _sweep_part(tx: Connection, table: Table, over: ColumnElement[bool]) -> int:
     key, *more = table.primary_key
     if more:  # few rows, and no one column that names one
         return tx.execute(delete(table).where(over)).rowcount
-    ids = _some(tx, table, key, over)
+    size = 8 if table is tables.results else STORE_ROWS  # answers are of megabytes
+    ids = list(tx.execute(select(key).where(over).limit(size)).scalars())
     if table is tables.executions:
         tx.execute(delete(tables.claims).where(tables.claims.c.execution_id.in_(ids)))
     return tx.execute(delete(table).where(key.in_(ids))).rowcount
-
-
-def _some(
-    tx: Connection, table: Table, key: ColumnElement[Any], over: ColumnElement[bool]
-) -> list[Any]:
-    size = table.c.bytes if table is tables.results else literal(0)
-    rows = tx.execute(select(key, size).where(over).limit(STORE_ROWS)).all()
-    before = accumulate((size for _, size in rows), initial=0)
-    return [id for (id, _), so_far in zip(rows, before, strict=False) if so_far < STORE_BURST_BYTES]

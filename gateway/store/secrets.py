@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from sqlalchemy import Connection, select
@@ -63,7 +64,8 @@ def load_seal(key_file: Path, environment_key: str | None = None) -> Seal:
             _make_key_file(key_file)
         return _seal_of(place, key_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigInvalid([f"{place}: can't be made or read: {_reason(error)}"]) from error
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigInvalid([f"{place}: can't be made or read: {reason}"]) from error
 
 
 async def check_seal(db: Database, seal: Seal) -> None:
@@ -130,20 +132,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or "not text"
+def _kept_check(tx: Connection) -> Any:
+    return tx.execute(select(tables.facts.c.value).filter_by(name=CHECK_NAME)).scalar()
 
 
-def _kept_check(tx: Connection) -> bytes | None:
-    return tx.execute(select(tables.facts.c.value).where(_is_check)).scalar()
-
-
-def _keep_check(tx: Connection, sealed: bytes) -> bytes:
+def _keep_check(tx: Connection, sealed: bytes) -> Any:
     tx.execute(insert_new(tx, tables.facts), {"name": CHECK_NAME, "value": sealed})
-    return bytes(tx.execute(select(tables.facts.c.value).where(_is_check)).scalar_one())
-
-
-_is_check = tables.facts.c.name == CHECK_NAME
+    return _kept_check(tx)
 
 
 def new_id(now: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, insert, select
 
-from gateway.limits import RESULTS_BYTES, STORE_BURST_BYTES, STORE_ROWS
+from gateway.limits import RESULTS_BYTES, STORE_ROWS
 from gateway.store import tables
 from gateway.store.approvals import create_approval, decide_approval
 from gateway.store.catalog import record_changes, save_validation
@@ -66,16 +66,6 @@ async def test_more_than_one_part_is_swept(db: Database) -> None:
     await db.write(lambda tx: tx.execute(insert(tables.ended_sessions), rows))
 
     assert (await sweep(db, now=NOW, keep_days=30))["ended_sessions"] == STORE_ROWS * 2 + 1
-
-
-async def test_few_large_answers_are_a_part(db: Database) -> None:
-    for id in ("r1", "r2", "r3", "r4"):
-        await save_result(db, LargeResult(id, "ann", STORE_BURST_BYTES // 2, "a/b", b"x", 1.0))
-    before = db.units
-
-    assert (await sweep(db, now=NOW, keep_days=30))["results"] == 4
-    tables_swept = 11  # each until nothing is left
-    assert db.units - before == tables_swept + 2
 
 
 async def test_signals_go_after_a_minute_and_events_after_an_hour(db: Database) -> None:
