@@ -45,6 +45,8 @@ MAX_EXTRA_BYTES = 16 * 1024 * 1024  # of all inputs before they are cut, of all 
 
 # --- connectors -----------------------------------------------------------------------------------
 
+MAX_TOOL_BYTES = 262_144  # of the schema of an MCP server's tool: a larger one is skipped
+MAX_EXTRAS_BYTES = 32_768  # of its icons, and of its `_meta`: pictures may be part of the list
 MANIFEST_DEPTH = 8  # of nested objects and arrays in one value
 
 # --- workers --------------------------------------------------------------------------------------

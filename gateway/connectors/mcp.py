@@ -3,22 +3,9 @@
 Upstream tools keep their own spelling and their own words; what a connection's configuration says
 is laid over them: which ones are shown, under which name (`wrap`), what is filled in for the caller
 and so leaves the schema, and what each may do. A tool that is malformed is skipped with a reason:
-one bad tool in a page would otherwise fail the whole list at the client.
-
-`wrap` is explicit, so neither `tools` nor `exclude_tools` hides a wrapped tool (naming the original
-in both is how one says "only the wrapped one"); the connection's `exclude` does.
-
-What an upstream's tool carries for programs beside its words: icons, `_meta`, an output schema.
-
-A trusted upstream's icons and `_meta` are passed on, within bounds. One malformed icon would fail
-the whole list at a client, so only what is well formed is kept. Keys of `_meta` that are ours, or
-the protocol's own, are not an upstream's to set.
-
-Clients check structured content against the output schema, the official TypeScript client that of
-errors too. So the schema that is listed also allows what the gateway itself answers: the preview of
-an answer that was too large, and an error.
-
-An upstream's whole list, of tools mostly: every page, within bounds, and whether it changed.
+one bad tool in a page would otherwise fail the whole list at the client. `wrap` is explicit, so
+neither `tools` nor `exclude_tools` hides a wrapped tool (naming the original in both is how one
+says "only the wrapped one"); the connection's `exclude` does.
 """
 
 from __future__ import annotations
@@ -26,13 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import jsonschema_rs
 import orjson
 from mcp.shared.inbound import find_invalid_x_mcp_header
+from mcp_types import Icon
+from pydantic import ValidationError
 
+from gateway.limits import MAX_EXTRAS_BYTES, MAX_TITLE, MAX_TOOL_BYTES
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -48,85 +39,23 @@ from gateway.model import (
 )
 from gateway.naming import matching, opening, override_for, token_cost, unmatched
 from gateway.text import cut, visible
-from gateway.upstream.protocol import TOO_DEEP
+from gateway.upstream.protocol import TOO_DEEP, mapping
 
-MAX_ICONS = 8
-MAX_ICONS_BYTES = 32_768  # pictures may be part of the list
-MAX_META_BYTES = 8192
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+NAME_RULE = "letters, digits, `_`, `-` and `.`, at most 128 with the prefix"
+Raw = Mapping[str, Any]
+
+HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+IDEMPOTENCY_NOTE = " 🔑 Auto-generates an idempotency token"
 OURS = ("gateway/", "io.modelcontextprotocol/", "modelcontextprotocol.io/", "mcp/")
-THEMES = ("light", "dark")
 CUT: Mapping[str, Any] = {  # as short as can be: every tool's entry holds it
     "title": "Too large: read_result reads it",
     "properties": {"truncated": {"const": True}},
     "required": ["truncated", "result_id"],
 }
-FAILED: Mapping[str, Any] = {
-    "properties": {"error": {"type": "object"}},
-    "required": ["error"],
-}
+FAILED: Mapping[str, Any] = {"properties": {"error": {"type": "object"}}, "required": ["error"]}
 OUR_PROPERTIES = ("truncated", "bytes", "result_id", "preview", "error")
 CONSTRAINS_NOTHING = ("$schema", "$id", "$defs", "definitions", "type", "title", "description")
-
-
-def extras(raw: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """The part of a tool's entry that is passed on as it is."""
-    if source.trust != "trusted":
-        return {}
-    found = {"icons": _icons(raw.get("icons")), "_meta": _meta(raw.get("_meta"))}
-    return {name: value for name, value in found.items() if value}
-
-
-def listed_output(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """An upstream's output schema that also allows the gateway's own answers.
-
-    Its properties stay at the top, where clients read the types of an answer from, but for those
-    that have the name of one of ours.
-    """
-    properties = schema.get("properties", {})
-    shared = {name: found for name, found in properties.items() if name not in OUR_PROPERTIES}
-    top = {key: schema[key] for key in schema if key in CONSTRAINS_NOTHING or key.startswith("x-")}
-    rest = {key: schema[key] for key in schema if key not in top}
-    rest["properties"] = {**properties, **dict.fromkeys(shared, {})}
-    return {**top, "properties": shared, "anyOf": [rest, CUT, FAILED]}
-
-
-def _icons(given: Any) -> list[dict[str, Any]]:
-    listed = given if isinstance(given, list) else []
-    icons = [icon for icon in map(_icon, listed[:MAX_ICONS]) if icon]
-    return icons if _fits(icons, MAX_ICONS_BYTES) else []
-
-
-def _icon(given: Any) -> dict[str, Any]:
-    source = given.get("src") if isinstance(given, dict) else None
-    if not isinstance(source, str) or not source.startswith(("https:", "http:", "data:image/")):
-        return {}
-    icon: dict[str, Any] = {"src": source}
-    if isinstance(given.get("mimeType"), str):
-        icon["mimeType"] = given["mimeType"]
-    sizes = given.get("sizes")
-    if isinstance(sizes, list) and all(isinstance(size, str) for size in sizes):
-        icon["sizes"] = sizes
-    if given.get("theme") in THEMES:
-        icon["theme"] = given["theme"]
-    return icon
-
-
-def _meta(given: Any) -> dict[str, Any]:
-    items = given.items() if isinstance(given, dict) else ()
-    kept = {key: value for key, value in items if not key.startswith(OURS)}
-    return kept if _fits(kept, MAX_META_BYTES) else {}
-
-
-def _fits(value: Any, limit: int) -> bool:
-    return len(orjson.dumps(value)) <= limit  # too deep a list was refused when it came in
-
-
-NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-NAME_RULE = "letters, digits, `_`, `-` and `.`, at most 128 with the prefix"
-MAX_SCHEMA_BYTES = 262_144
-MAX_TITLE_CHARS = 200
-HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
-IDEMPOTENCY_NOTE = " 🔑 Auto-generates an idempotency token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +70,7 @@ class Wrap:
 
 
 def build_upstream(
-    listing: Sequence[Mapping[str, Any]],
+    listing: Sequence[Raw],
     source: Source,
     wraps: Sequence[Wrap] = (),
     allow: Sequence[str] = ("*",),
@@ -171,7 +100,7 @@ def build_upstream(
 
 
 def drift(
-    listing: Sequence[Mapping[str, Any]],
+    listing: Sequence[Raw],
     source: Source,
     wraps: Sequence[Wrap] = (),
     allow: Sequence[str] = ("*",),
@@ -182,7 +111,7 @@ def drift(
     problems = [problem for wrap in wraps for problem in _wrap_drift(wrap, by_name)]
     parameters = {name for raw in listing for name in _properties(raw.get("inputSchema"))}
     problems += [
-        _configured("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
+        _about("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
         for name in source.inject
         if name not in parameters
     ]
@@ -191,28 +120,25 @@ def drift(
     return [*problems, *unmatched(source, by_name, noun, given=given, **lists)]
 
 
-def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+_about = partial(Problem, configured=True)
+
+
+def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Raw]) -> Iterator[Problem]:
     where = f"wrap.{wrap.tool}"
     if wrap.tool not in by_name:
-        yield _configured("error", where, f"the upstream has no tool {wrap.tool!r}")
+        yield _about("error", where, f"the upstream has no tool {wrap.tool!r}")
         return
     properties = _properties(by_name[wrap.tool].get("inputSchema"))
-    if wrap.idempotency_field and wrap.idempotency_field not in properties:
-        message = f"the upstream's tool has no parameter {wrap.idempotency_field!r}"
-        yield _configured("error", f"{where}.idempotency_field", message)
-    for name in wrap.inject:
-        if name not in properties:
+    named: list[tuple[Severity, str, str | None]]
+    named = [("error", "idempotency_field", wrap.idempotency_field)]
+    named += [("warning", "inject", name) for name in wrap.inject]
+    for severity, key, name in named:
+        if name and name not in properties:
             message = f"the upstream's tool has no parameter {name!r}"
-            yield _configured("warning", f"{where}.inject", message)
+            yield _about(severity, f"{where}.{key}", message)
 
 
-def _configured(severity: Severity, where: str, message: str) -> Problem:
-    return Problem(severity, where, message, configured=True)
-
-
-def _usable(
-    listing: Sequence[Mapping[str, Any]], skipped: list[Skipped]
-) -> Iterator[Mapping[str, Any]]:
+def _usable(listing: Sequence[Raw], skipped: list[Skipped]) -> Iterator[Raw]:
     seen: set[str] = set()
     for raw in listing:
         reason = _unusable(raw)
@@ -226,13 +152,13 @@ def _usable(
 
 
 def _wanted(
-    usable: Sequence[Mapping[str, Any]],
+    usable: Sequence[Raw],
     source: Source,
     wraps: Sequence[Wrap],
     allow: Sequence[str],
     exclude: Sequence[str],
     skipped: list[Skipped],
-) -> Iterator[tuple[Mapping[str, Any], Wrap | None]]:
+) -> Iterator[tuple[Raw, Wrap]]:
     """The tools that the configuration shows: wrapped ones first, so that they keep their names."""
     by_name = {raw["name"]: raw for raw in usable}
     wrapped: dict[str, list[str]] = {}
@@ -242,28 +168,24 @@ def _wanted(
             yield by_name[wrap.tool], wrap
     for name, raw in by_name.items():
         if name in wrapped:
-            reason: str | None = f"wrapped as {', '.join(wrapped[name])}"
-        else:
-            reason = _hidden(name, source, allow, exclude)
-        if reason is None:
-            yield raw, None
-        elif name not in wrapped.get(name, ()):
+            reason = "" if name in wrapped[name] else f"wrapped as {', '.join(wrapped[name])}"
+        elif not (reason := _hidden(name, source, allow, exclude)):
+            yield raw, Wrap(name)
+        if reason:
             skipped.append(_skip(raw, reason))
 
 
-def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[str]) -> str | None:
-    if matching(name, source.exclude):
-        return "excluded by `exclude`"
-    if not matching(name, source.include):
-        return "not in `include`"
-    if not matching(name, allow):
-        return "not in `tools`"
-    if matching(name, exclude):
-        return "excluded by `exclude_tools`"
-    return None
+def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[str]) -> str:
+    rules = {
+        "excluded by `exclude`": matching(name, source.exclude),
+        "not in `include`": not matching(name, source.include),
+        "not in `tools`": not matching(name, allow),
+        "excluded by `exclude_tools`": matching(name, exclude),
+    }
+    return next((reason for reason, hides in rules.items() if hides), "")
 
 
-def _unusable(raw: Mapping[str, Any]) -> str | None:
+def _unusable(raw: Raw) -> str | None:
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not name:
         return "its name is not a string"
@@ -273,19 +195,19 @@ def _unusable(raw: Mapping[str, Any]) -> str | None:
         return 'its input schema is not of `"type": "object"`'
     if not isinstance(schema.get("properties", {}), dict):
         return "its input schema's `properties` is not an object"
-    if _mapping(raw.get("execution")).get("taskSupport") == "required":
+    if mapping(raw.get("execution")).get("taskSupport") == "required":
         return "it only runs as a task, which the gateway does not pass on"
     return _schema_fault(schema) or find_invalid_x_mcp_header(schema)
 
 
-def _schema_fault(schema: Mapping[str, Any]) -> str | None:
+def _schema_fault(schema: Raw) -> str | None:
     """Why nobody could check arguments against this schema, or None."""
     try:
         size = len(orjson.dumps(schema))
     except TypeError:
         return f"its schema is {TOO_DEEP}"
-    if size > MAX_SCHEMA_BYTES:
-        return f"its schema has {size} bytes, the limit is {MAX_SCHEMA_BYTES}"
+    if size > MAX_TOOL_BYTES:
+        return f"its schema has {size} bytes, the limit is {MAX_TOOL_BYTES}"
     try:
         jsonschema_rs.validator_cls_for(dict(schema))(dict(schema), retriever=_never_fetch)
     except (ValueError, jsonschema_rs.ReferencingError) as error:
@@ -298,23 +220,26 @@ def _never_fetch(uri: str) -> Any:
     raise ValueError(f"a reference to {uri[:100]} is never followed")
 
 
-def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | Skipped:
-    local = (wrap and wrap.as_) or raw["name"]
-    name = local if wrap and wrap.as_ else source.prefix + local
+def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
+    local = wrap.as_ or raw["name"]
+    name = wrap.as_ or source.prefix + local
     if not NAME_PATTERN.fullmatch(name):
         return _skip(raw, f"its name is not allowed: {NAME_RULE}")
     override = override_for(source.operations, raw["name"], local)
     access = override.access or _access_by_hints(raw, source)
     if access == "dangerous":
         return _skip(raw, "marked dangerous")
-    target = _target(raw, source, wrap)
-    schema = _without(raw["inputSchema"], {*target.inject, target.idempotency_field})
+    inject = [name for name in source.inject if name in _properties(raw["inputSchema"])]
+    inject = list(dict.fromkeys((*wrap.inject, *inject)))
+    field = wrap.idempotency_field
+    target = UpstreamOperation(raw["name"], tuple(inject), field, wrap.record)
+    schema = _without(raw["inputSchema"], {*inject, field})
     title = _shown_title(raw.get("title"))
-    description = _description(raw, source, override, target)
+    description = _description(raw, source, override, IDEMPOTENCY_NOTE if field else "")
     output = _output_schema(raw)
     said = {
         "title": title,
-        "outputSchema": None if output is None else listed_output(output),
+        "outputSchema": None if output is None else _listed_output(output),
         "annotations": _annotations(raw, source, override.access),
     }
     shown = {"name": name, "description": description, "inputSchema": schema}
@@ -333,7 +258,7 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
         title=title or _shown_title(_title(raw)),
         description=description,
         input_schema=schema_bytes,
-        entry=orjson.dumps({**shown, **extras(raw, source)}),
+        entry=orjson.dumps({**shown, **_extras(raw, source)}),
         tokens=token_cost(orjson.dumps(shown)),  # of what a model reads
         fingerprint=_fingerprint(source, schema_bytes, description, access),
         upstream=target,
@@ -342,17 +267,8 @@ def _tool(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> Tool | S
     )
 
 
-def _target(raw: Mapping[str, Any], source: Source, wrap: Wrap | None) -> UpstreamOperation:
-    here = tuple(name for name in source.inject if name in _properties(raw["inputSchema"]))
-    if wrap is None:
-        return UpstreamOperation(raw["name"], inject=here)
-    inject = tuple(dict.fromkeys((*wrap.inject, *here)))
-    return UpstreamOperation(raw["name"], inject, wrap.idempotency_field, wrap.record)
-
-
-def _without(schema: Mapping[str, Any], names: Iterable[str | None]) -> dict[str, Any]:
+def _without(schema: Raw, gone: set[str | None]) -> dict[str, Any]:
     """The schema with some parameters gone from `properties` and `required`."""
-    gone = set(names)
     kept = dict(schema)
     if gone.isdisjoint(_properties(schema)) and gone.isdisjoint(schema.get("required") or ()):
         return kept
@@ -362,7 +278,7 @@ def _without(schema: Mapping[str, Any], names: Iterable[str | None]) -> dict[str
     return {**kept, "required": required} if required else kept
 
 
-def _access_by_hints(raw: Mapping[str, Any], source: Source) -> Access:
+def _access_by_hints(raw: Raw, source: Source) -> Access:
     """Hints are the upstream's own word, so only a trusted one's count."""
     hints = _hints(raw) if source.trust == "trusted" else {}
     if hints.get("readOnlyHint") is True:
@@ -370,9 +286,7 @@ def _access_by_hints(raw: Mapping[str, Any], source: Source) -> Access:
     return "delete" if hints.get("destructiveHint") is True else "write"
 
 
-def _annotations(
-    raw: Mapping[str, Any], source: Source, configured: Access | None
-) -> dict[str, Any]:
+def _annotations(raw: Raw, source: Source, configured: Access | None) -> dict[str, Any]:
     """What a trusted upstream says of its tool and no more, unless the configuration knows better.
 
     A hint that is missing has a default, which is the careful one.
@@ -389,40 +303,71 @@ def _annotations(
 
 
 def _shown_title(given: Any) -> str:
-    return visible(given).strip()[:MAX_TITLE_CHARS] if isinstance(given, str) else ""
+    return visible(given).strip()[:MAX_TITLE] if isinstance(given, str) else ""
 
 
-def _description(
-    raw: Mapping[str, Any], source: Source, override: Override, target: UpstreamOperation
-) -> str:
+def _description(raw: Raw, source: Source, override: Override, note: str) -> str:
     given = raw.get("description")
     text = override.description or (given if isinstance(given, str) else _title(raw))
     start = opening(source, source.display_name)
-    note = IDEMPOTENCY_NOTE if target.idempotency_field else ""
     if not source.authenticated:
         note = f" ⚠ {source.display_name} is not authenticated yet.{note}"
     room = max(0, source.max_description_chars - len(start) - len(note))
     return start + cut(visible(text).strip(), room) + note
 
 
-def _title(raw: Mapping[str, Any]) -> str:
+def _title(raw: Raw) -> str:
     for title in (raw.get("title"), _hints(raw).get("title")):
         if isinstance(title, str) and title.strip():
             return title.strip()
     return str(raw["name"])
 
 
-def _output_schema(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+def _output_schema(raw: Raw) -> dict[str, Any] | None:
     """As the upstream has it, unless it would fail the whole list at a client."""
     schema = raw.get("outputSchema")
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return None
-    return None if _schema_fault(schema) or _schema_fault(listed_output(schema)) else schema
+    return None if _schema_fault(schema) or _schema_fault(_listed_output(schema)) else schema
 
 
-def _malformed_outputs(
-    listing: Iterable[Mapping[str, Any]], tools: Iterable[Tool]
-) -> Iterator[Problem]:
+def _listed_output(schema: Raw) -> dict[str, Any]:
+    """An upstream's output schema that also allows the gateway's own answers.
+
+    Clients check structured content against it, the official TypeScript client that of errors too.
+    Its properties stay at the top, where clients read the types of an answer from, but for those
+    that have the name of one of ours.
+    """
+    properties = schema.get("properties", {})
+    shared = {name: found for name, found in properties.items() if name not in OUR_PROPERTIES}
+    top = {key: schema[key] for key in schema if key in CONSTRAINS_NOTHING or key.startswith("x-")}
+    rest = {key: schema[key] for key in schema if key not in top}
+    rest["properties"] = {**properties, **dict.fromkeys(shared, {})}
+    return {**top, "properties": shared, "anyOf": [rest, CUT, FAILED]}
+
+
+def _extras(raw: Raw, source: Source) -> dict[str, Any]:
+    """Icons and `_meta` of a trusted upstream's tool, for programs: passed on within bounds.
+
+    One malformed icon would fail the whole list at a client, so only what is well formed is kept.
+    Keys of `_meta` that are ours, or the protocol's own, are not an upstream's to set.
+    """
+    given = raw.get("icons") if source.trust == "trusted" else None
+    icons = list(filter(None, map(_icon, given if isinstance(given, list) else ())))
+    items = mapping(raw.get("_meta")).items() if source.trust == "trusted" else ()
+    found = {"icons": icons, "_meta": {k: v for k, v in items if not k.startswith(OURS)}}
+    return {k: v for k, v in found.items() if v and len(orjson.dumps(v)) <= MAX_EXTRAS_BYTES}
+
+
+def _icon(given: Any) -> dict[str, Any]:
+    try:
+        icon = Icon.model_validate(given).model_dump(by_alias=True, exclude_none=True)
+    except ValidationError:
+        return {}
+    return icon if icon["src"].startswith(("https:", "http:", "data:image/")) else {}
+
+
+def _malformed_outputs(listing: Iterable[Raw], tools: Iterable[Tool]) -> Iterator[Problem]:
     promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
     for tool in tools:
         if tool.output_schema is None and tool.operation in promised:
@@ -440,18 +385,14 @@ def _origin(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
 
 
-def _properties(schema: Any) -> Mapping[str, Any]:
-    return _mapping(_mapping(schema).get("properties"))
+def _properties(schema: Any) -> Raw:
+    return mapping(mapping(schema).get("properties"))
 
 
-def _hints(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(raw.get("annotations"))
+def _hints(raw: Raw) -> Raw:
+    return mapping(raw.get("annotations"))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _skip(raw: Mapping[str, Any], reason: str) -> Skipped:
+def _skip(raw: Raw, reason: str) -> Skipped:
     name = raw.get("name")
     return Skipped(visible(name)[:128] if isinstance(name, str) else None, "", "", reason)

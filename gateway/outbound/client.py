@@ -149,7 +149,7 @@ class Egress:
             try:
                 await self._judge.check(host)
             except OSError as error:
-                raise _NOT_RESOLVED.error(sent=False) from error
+                raise no_answer(socket.gaierror(), sent=False) from error
 
     async def send(
         self,
@@ -205,7 +205,9 @@ class Egress:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise _SLOW.error(sent=exchange.sent, seconds=deadline) from error
+            words = f"There was no complete answer within {deadline:g} s."
+            hint = "Ask for less at once, or raise timeout_seconds of the connection."
+            raise NoAnswer("upstream_timeout", words, hint, sent=exchange.sent) from error
         finally:
             self._under_way -= 1
 
@@ -230,8 +232,9 @@ class Egress:
             response = await self._head(request.method, url, options)
         if response.status < 200 or (response.status == 407 and proxy and url.scheme == "http"):
             response.close()
-            failure = _NOT_HTTP if response.status < 200 else _PROXY_WANTS_LOGIN
-            raise failure.error(sent=response.status < 200)
+            switched = response.status < 200  # to another protocol than was asked for
+            words, hint = (_NOT_HTTP, _HINT) if switched else (_PROXY_WANTS_LOGIN, _PROXY_HINT)
+            raise NoAnswer("upstream_unreachable", words, hint, sent=switched)
         return response
 
     async def _head(self, method: str, url: URL, options: dict[str, Any]) -> ClientResponse:
@@ -314,7 +317,7 @@ async def _chunks(response: ClientResponse) -> AsyncIterator[bytes]:
         async for chunk in response.content.iter_any():
             yield chunk
     except (aiohttp.ClientError, OSError) as error:
-        raise _BROKEN_OFF.error(sent=True) from error
+        raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
 
 
 async def collect(
@@ -351,71 +354,40 @@ def _redirected(request: Request, answer: Answer) -> Request | None:
     return replace(request, url=str(there))
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """One way in which an exchange fails, in words: none of the foreign text, which names hosts."""
-
-    words: str
-    hint: str = "Try again later; if it stays so, check the connection's address."
-    code: str = "upstream_unreachable"
-
-    def error(self, *, sent: bool, seconds: float = 0) -> NoAnswer:
-        message = self.words.format(seconds=f"{seconds:g}")
-        return NoAnswer(self.code, message, self.hint, sent=sent)
-
-
-_SLOW = _Failure(
-    "There was no complete answer within {seconds} s.",
-    "Ask for less at once, or raise timeout_seconds of the connection.",
-    "upstream_timeout",
-)
+_HINT = "Try again later; if it stays so, check the connection's address."
 _PROXY_HINT = "Try again later; if it stays so, an operator must check network.proxy."
-_PROXY_UNREACHABLE = _Failure("The proxy could not be reached.", _PROXY_HINT)
-_PROXY_WANTS_LOGIN = _Failure("The proxy does not accept the gateway's credentials.", _PROXY_HINT)
-_PROXY_REFUSED = _Failure("The proxy did not connect to the server.", _PROXY_HINT)
-_NOT_RESOLVED = _Failure("The host's name could not be resolved.")
-_TLS_ALERT = _Failure(
-    "The server refused the TLS connection; it may ask for a client certificate.",
-    "An operator must check `tls` of the connection.",
-)
-_BROKEN_OFF = _Failure("The answer broke off, or can't be unpacked.")
-_NOT_HTTP = _Failure("The answer is not valid HTTP.")
-
-# The first that fits, from the particular to the general.
-_FAILURES: tuple[tuple[type[Exception], _Failure], ...] = (
-    (
-        aiohttp.ClientHttpProxyError,
-        _Failure("The proxy did not connect to the server.", _PROXY_HINT),
-    ),
+_PROXY_UNREACHABLE = "The proxy could not be reached."
+_PROXY_WANTS_LOGIN = "The proxy does not accept the gateway's credentials."
+_NOT_RESOLVED = "The host's name could not be resolved."
+_BROKEN_OFF = "The answer broke off, or can't be unpacked."
+_NOT_HTTP = "The answer is not valid HTTP."
+# The first that fits, from the particular to the general. None of the foreign text: it names hosts.
+_WORDS: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.ClientHttpProxyError, "The proxy did not connect to the server."),
     (aiohttp.ClientProxyConnectionError, _PROXY_UNREACHABLE),
     (aiohttp.ClientConnectorDNSError, _NOT_RESOLVED),
     (socket.gaierror, _NOT_RESOLVED),
-    (
-        aiohttp.ClientConnectorCertificateError,
-        _Failure("The server's TLS certificate is not valid."),
-    ),
-    (aiohttp.ClientConnectorSSLError, _Failure("No TLS connection could be made.")),
-    (aiohttp.ClientConnectorError, _Failure("No connection could be made.")),
+    (aiohttp.ClientConnectorCertificateError, "The server's TLS certificate is not valid."),
+    (aiohttp.ClientConnectorSSLError, "No TLS connection could be made."),
+    (aiohttp.ClientConnectorError, "No connection could be made."),
     (aiohttp.ClientPayloadError, _BROKEN_OFF),
     (aiohttp.ClientResponseError, _NOT_HTTP),
-    (Exception, _Failure("The connection was closed before it was answered.")),
+    (Exception, "The connection was closed before it was answered."),
 )
 
 
 def no_answer(error: Exception, *, sent: bool, proxied: bool = False) -> NoAnswer:
     """Our word for an exchange that failed with this error."""
-    return _failure(error, proxied).error(sent=sent)
-
-
-def _failure(error: Exception, proxied: bool) -> _Failure:
+    words = next(words for kind, words in _WORDS if isinstance(error, kind))
+    hint, cause = _PROXY_HINT if proxied else _HINT, error.__cause__
     if isinstance(error, aiohttp.ClientHttpProxyError) and error.status == 407:
-        return _PROXY_WANTS_LOGIN
-    if proxied and isinstance(error, aiohttp.ClientConnectorDNSError):
-        return _PROXY_UNREACHABLE  # whose name is the only one that we resolve then
-    if isinstance(error, aiohttp.ClientConnectorError) and error.errno == errno.ECONNREFUSED:
-        return _PROXY_UNREACHABLE if proxied else _Failure("The connection was refused.")
-    # TLS 1.3 refuses a client's certificate after the handshake, where the answer is awaited.
-    cause = error.__cause__
-    if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
-        return _TLS_ALERT
-    return next(failure for kind, failure in _FAILURES if isinstance(error, kind))
+        words = _PROXY_WANTS_LOGIN
+    elif proxied and isinstance(error, aiohttp.ClientConnectorDNSError):
+        words = _PROXY_UNREACHABLE  # whose name is the only one that we resolve then
+    elif isinstance(error, aiohttp.ClientConnectorError) and error.errno == errno.ECONNREFUSED:
+        words = _PROXY_UNREACHABLE if proxied else "The connection was refused."
+    elif isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
+        # TLS 1.3 refuses a client's certificate after the handshake, where the answer is awaited.
+        words = "The server refused the TLS connection; it may ask for a client certificate."
+        hint = "An operator must check `tls` of the connection."
+    return NoAnswer("upstream_unreachable", words, hint, sent=sent)

@@ -30,21 +30,12 @@ Work = Callable[..., Awaitable[bytes | bytearray | None]]
 
 NOT_JSON = object()
 CUT_JSON = "text/x-json-cut"  # text that begins as JSON and breaks off: parsing it is of no use
-_TEXT_TYPES = ("json", "xml", "javascript", "yaml", "x-www-form-urlencoded") + (
-    "graphql", "csv", "sql"
-)  # fmt: skip
+_TEXT_TYPES = tuple("json xml javascript yaml x-www-form-urlencoded graphql csv sql".split())
 _FILES = ("image/", "audio/", "video/", "font/")
 _VAGUE = frozenset(("", "text/plain", "application/octet-stream", "text/html", "text/json"))
 _JSON_BEGINS = re.compile(rb"\s*[\[{]")
-_ORJSON_DEPTH = 254  # deeper values it reads but does not write
 # Codecs that are no charset of any document: slow ones, and spellings of text in text.
 _NO_CHARSETS = {"idna", "punycode", "undefined", "utf-7", "unicode_escape", "raw_unicode_escape"}
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 
 
 def essence(media_type: str) -> str:
@@ -52,27 +43,17 @@ def essence(media_type: str) -> str:
     return media_type.partition(";")[0].strip().lower()
 
 
-def is_text(body: bytes, media_type: str) -> bool:
-    """Whether the body, which is in UTF-8 if it is text at all, is text."""
-    kind = essence(media_type)
-    if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
-        return True
-    return not kind.startswith(_FILES) and b"\0" not in body[:STEP_BYTES] and _is_utf8(body)
-
-
-def _is_utf8(body: bytes) -> bool:
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def as_text(body: bytes, media_type: str) -> str | None:
-    """The body as text; None if it is none."""
-    if not is_text(body, media_type):
+    """The body, which is in UTF-8 if it is text at all, as text; None if it is none."""
+    kind, body = essence(media_type), body.removeprefix(codecs.BOM_UTF8)
+    if kind.startswith("text/") or kind.endswith(_TEXT_TYPES):
+        return body.decode("utf-8", "replace")
+    if kind.startswith(_FILES) or b"\0" in body[:STEP_BYTES]:
         return None
-    return body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def text_or_base64(body: bytes, media_type: str) -> str:
@@ -109,7 +90,7 @@ def as_json(body: bytes, media_type: str) -> Any:
 
 def _is_too_deep(value: Any) -> bool:
     """Whether orjson can't write the value inside a result; walking it here would take seconds."""
-    for _ in range(_ORJSON_DEPTH - MAX_JSON_DEPTH):
+    for _ in range(254 - MAX_JSON_DEPTH):  # deeper values orjson reads but does not write
         value = [value]
     try:
         orjson.dumps(value)
@@ -119,21 +100,18 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def in_utf8(body: bytes, charset: str) -> bytes:
-    """The text in UTF-8, decoded in steps: the event loop gets its turn between two of them."""
-    decoder = codecs.getincrementaldecoder(charset)("replace")
-    starts = range(0, len(body), STEP_BYTES)
-    pieces = [decoder.decode(body[at : at + STEP_BYTES]) for at in starts]
-    pieces.append(decoder.decode(b"", final=True))
-    return "".join(pieces).encode("utf-8", "replace")
+    """The text in UTF-8."""
+    return body.decode(charset, "replace").encode("utf-8", "replace")
 
 
 def charset_of(body: bytes, media_type: str) -> str | None:
     """What a text has to be decoded with; None: it is UTF-8, or no text."""
     if essence(media_type).startswith(_FILES):
         return None
-    for mark, charset in _MARKS:
-        if body.startswith(mark):
-            return charset
+    if body.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
     return _declared_charset(media_type[:200])
 
 

@@ -25,7 +25,7 @@ from mcp.shared.inbound import (
     encode_header_value,
     mcp_param_headers,
 )
-from mcp_types import METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import (
@@ -41,7 +41,6 @@ from gateway.limits import (
 )
 from gateway.outbound.client import Egress, Request, Stream
 from gateway.upstream.protocol import (
-    LISTEN_FILTER,
     Holds,
     Hooks,
     Message,
@@ -55,10 +54,9 @@ from gateway.upstream.protocol import (
     is_intricate,
     mapping,
     outcome,
-    request_message,
     too_large,
 )
-from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream
+from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
 Authorize = Callable[[bool], Awaitable[Headers]]  # True: the last credentials were refused
@@ -87,17 +85,6 @@ class HttpSession(Session):
         self._marks = marks
         self._session_id = ""
 
-    async def listen(
-        self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
-    ) -> None:
-        """Passes the upstream's notices on until its stream ends."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LISTEN_SECONDS):
-                if self.peer.era == "modern":
-                    await self._listen_post(opened, wanted)
-                else:
-                    await self._listen_get(opened)
-
     async def close(self) -> None:
         """Ends the session, if the upstream keeps one; whether it hears that or not."""
         over = self.lost.is_set()
@@ -119,23 +106,16 @@ class HttpSession(Session):
     async def _answer(
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
     ) -> dict[str, Any]:
-        try:
-            return await self._attempt(message, peer, hooks, limit, refused=False)
-        except _StaleCredentials:  # not processed: once more, with fresh ones
-            return await self._attempt(message, peer, hooks, limit, refused=True)
-
-    async def _attempt(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, *, refused: bool
-    ) -> dict[str, Any]:
-        body, ends = encoded(message), limit.when() or 0
-        head = [*await self._headers(peer, refused), *self._routing(message, peer)]
-        left = ends - asyncio.get_running_loop().time()
-        limit.reschedule(None)  # up to the head the way out keeps the time: it knows what was sent
-        async with self._open("POST", head, body, left) as stream:
-            limit.reschedule(ends)
-            if stream.status == 401 and not refused:
-                raise _StaleCredentials
-            return await self._result(stream, message["method"], peer, hooks)
+        body, ends, refused = encoded(message), limit.when() or 0, False
+        while True:
+            head = [*await self._headers(peer, refused), *self._routing(message, peer)]
+            left = ends - asyncio.get_running_loop().time()
+            limit.reschedule(None)  # up to the head the way out keeps the time, and what was sent
+            async with self._open("POST", head, body, left) as stream:
+                limit.reschedule(ends)
+                if stream.status != 401 or refused:
+                    return await self._result(stream, message["method"], peer, hooks)
+            refused = True  # not processed: once more, with fresh credentials
 
     async def _result(
         self, stream: Stream, method: str, peer: Peer, hooks: Hooks
@@ -188,43 +168,25 @@ class HttpSession(Session):
         other_version = refused.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
         return SessionGone() if other_version and peer is self.peer and peer.version else refused
 
-    async def _listen_post(self, opened: Callable[[], None], wanted: Mapping[str, Any]) -> None:
-        params = {"notifications": wanted}
-        message = request_message(next(self._ids), "subscriptions/listen", params, self.peer)
-        head = [*await self._headers(self.peer), *self._routing(message, self.peer)]
-        async with self._open("POST", head, encoded(message), LISTEN_SECONDS) as stream:
-            if stream.status != 200:
-                error = await self._refusal(stream, self.peer)
-                unknown = isinstance(error, RpcFailed) and error.rpc_code == METHOD_NOT_FOUND
-                raise NotOffered from error if unknown else error
-            if not _is_events(stream):
-                raise NotOffered
-            await self._hear(stream, opened)
-
-    async def _listen_get(self, opened: Callable[[], None]) -> None:
+    async def _listen_unasked(self, opened: Callable[[], None]) -> None:
         head = await self._headers(self.peer, accept=EVENTS)
-        async with self._open("GET", head, None, LISTEN_SECONDS) as stream:
-            status = stream.status
-            if status == 200 and _is_events(stream):
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(LISTEN_SECONDS),
+                self._open("GET", head, None, LISTEN_SECONDS) as stream,
+            ):
+                status = stream.status
+                if self._session_id and status == 404:
+                    raise SessionGone
+                if status in NO_STREAM and not (status == 200 and _is_events(stream)):
+                    raise NotOffered
+                if status != 200:
+                    raise broken(self.name, f"answered with HTTP status {status}", status=status)
                 opened()
-                await self._hear(stream, opened)
-            elif self._session_id and status == 404:
-                raise SessionGone
-            elif status in NO_STREAM:
-                raise NotOffered
-            else:
-                raise broken(self.name, f"answered with HTTP status {status}", status=status)
-
-    async def _hear(self, stream: Stream, opened: Callable[[], None]) -> None:
-        async for event in read_events(stream.chunks, self.name):
-            message = _message(event.data, self.name) if event.data else {"method": None}
-            if "method" not in message:
-                outcome(message, self.name)
-                return
-            if message["method"] == ACKNOWLEDGED:
-                opened()
-            elif isinstance(message["method"], str):
-                self._take_aside(message)
+                async for event in read_events(stream.chunks, self.name):
+                    message = _message(event.data, self.name) if event.data else {}
+                    if isinstance(message.get("method"), str):
+                        self._take_aside(message)
 
     def _give_up(self, message: Message, peer: Peer) -> None:
         if peer.era == "handshake":  # in the modern era closing the request was the signal
@@ -261,10 +223,6 @@ class HttpSession(Session):
         if method == "tools/call":
             head |= mcp_param_headers(self._marks.get(named, {}), mapping(params.get("arguments")))
         return tuple(head.items())
-
-
-class _StaleCredentials(Exception):
-    """The upstream wants other credentials than those that were sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,16 +182,6 @@ class Link:
         except TimeoutError:
             raise timed_out(self.name, seconds, sent=False) from None
 
-    def nudge(self) -> None:
-        """Tries again now, where an attempt costs little."""
-        if self.state == "resting" and self._retry_on_demand:
-            self._nudged.set()
-
-    def meet_again(self) -> None:
-        """Meets the upstream anew, where it keeps nothing that would be lost."""
-        if self._session is not None and not self._session.peer.keeps_state:
-            self._session.lost.set()
-
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
         session, level = session or self._session, self._log_level()

@@ -69,7 +69,7 @@ class ListingLink(Link):
         self._report = changed
         self._troubled = troubled
         self._look = asyncio.Event()
-        self._owed = False  # the lister's last attempt failed, or it may have missed something
+        self.owed = False  # a report, since the tools could not be listed or may be old
         self._doubted = False
         self._listed: str | None = None
         self._known: dict[str, str] = {}  # digests of the other lists
@@ -91,10 +91,10 @@ class ListingLink(Link):
         try:
             tools = await self.read_tools(ends - self._loop.time())
         except GatewayError:
-            self._owed = True
+            self.owed = True
             self._look.set()
             raise
-        self._listed, self._owed, self.error = listing_digest(tools), False, None
+        self._listed, self.owed, self.error = listing_digest(tools), False, None
         return tools
 
     async def read_tools(self, seconds: float) -> list[RawTool]:
@@ -122,17 +122,13 @@ class ListingLink(Link):
             self._notice(method, {})
         return method == TOOLS_CHANGED or method in CHANGED
 
-    def owe(self) -> None:
-        """Reports when the upstream can be reached: what is known of it may be old."""
-        self._owed = True
-
     def doubt(self) -> None:
         """Looks whether the upstream is there, now or a few seconds after the last time."""
         self._later(self._look_now, max(0.0, self._looked + self._pace.doubt - self._loop.time()))
 
     def failed(self, error: GatewayError) -> None:
         """Tells that the tools can't be listed."""
-        self._owed = True
+        self.owed = True
         self.tell_trouble(error)
 
     def tell_trouble(self, error: GatewayError) -> None:
@@ -164,7 +160,8 @@ class ListingLink(Link):
         del self._timers[self._look_now]
         self._doubted = True
         self._look.set()
-        self.nudge()
+        if self.state == "resting" and self._retry_on_demand:
+            self._nudged.set()
 
     async def _poll(self, session: Session) -> None:
         """Looks now and then, since a stream can go deaf, and more often while a look is owed."""
@@ -173,7 +170,7 @@ class ListingLink(Link):
             rest = pause(failures, self._pace.first_rest, self._pace.poll)
             await wait_for_event(self._look, rest or self._pace.poll * random.uniform(0.8, 1))
             self._look.clear()
-            if self._listed is not None or self._owed or self._doubted:
+            if self._listed is not None or self.owed or self._doubted:
                 failures = 0 if await self._compare_tools() else failures + 1
             if not failures:
                 with suppress(GatewayError, SessionGone, TimeoutError):  # at the next look
@@ -189,12 +186,13 @@ class ListingLink(Link):
         except GatewayError as error:
             self.error = error
             self.failed(error)
-            if error.code == "upstream_error":  # it may be another one by now
-                self.meet_again()
+            session = self._session
+            if error.code == "upstream_error" and session and not session.peer.keeps_state:
+                session.lost.set()  # it may be another one by now
             return False
         self.error = None
-        if self._owed or self._listed not in (None, listing_digest(tools)):
-            self._owed = False
+        if self.owed or self._listed not in (None, listing_digest(tools)):
+            self.owed = False
             self.report_change()
         return True
 

@@ -127,12 +127,10 @@ def unreachable(upstream: str, what: str, *, sent: bool) -> UpstreamFailed:
 
 def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     """The upstream did not answer in time."""
-    hint = (
-        "Try again, or raise the connection's timeout_seconds; limits.max_call_seconds is for "
-        "calls that tell of their progress."
-    )
-    message = f"{upstream} did not answer within {seconds:.3g} s"
-    error = UpstreamFailed("upstream_timeout", message, hint)
+    hint = "Try again, or raise the connection's timeout_seconds; limits.max_call_seconds is for "
+    hint += "calls that tell of their progress."
+    words = f"{upstream} did not answer within {seconds:.3g} s"
+    error = UpstreamFailed("upstream_timeout", words, hint)
     error.sent = sent
     return error
 
@@ -224,38 +222,28 @@ async def negotiate(
     """
     initialize = partial(_initialize, offers)
     if spoken != "auto":
-        return await _meet_in(spoken, initialize, exchange, seconds)
+        try:
+            return await (initialize if spoken == "2025" else _discover)(exchange, seconds)
+        except GatewayError as error:
+            if not _is_refusal(error):
+                raise
+            what = f"can't be spoken to in the protocol of {spoken}: {error.message}"
+            hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
+            raise broken("The upstream", what, hint=hint) from error
     meetings: list[Callable[[Exchange, float], Awaitable[Peer]]] = [_discover, initialize]
-    if remembered == "handshake":
-        meetings.reverse()
+    first, second = reversed(meetings) if remembered == "handshake" else meetings
     try:
-        return await meetings[0](exchange, min(seconds, HELD_SECONDS))
+        return await first(exchange, min(seconds, HELD_SECONDS))
     except GatewayError as error:
         if error.code != "upstream_timeout" and not _is_refusal(error):
             raise
     try:
-        return await meetings[1](exchange, seconds)
+        return await second(exchange, seconds)
     except RpcFailed as error:
         if error.rpc_code != UNSUPPORTED_PROTOCOL_VERSION:
             raise
     # A modern upstream too slow for the first question has heard it by now.
     return await _discover(exchange, seconds)
-
-
-async def _meet_in(
-    spoken: Spoken,
-    initialize: Callable[[Exchange, float], Awaitable[Peer]],
-    exchange: Exchange,
-    seconds: float,
-) -> Peer:
-    try:
-        return await (initialize if spoken == "2025" else _discover)(exchange, seconds)
-    except GatewayError as error:
-        if not _is_refusal(error):
-            raise
-        what = f"can't be spoken to in the protocol of {spoken}: {error.message}"
-        hint = 'The connection\'s `protocol` asks for it; "auto" takes what the server speaks.'
-        raise broken("The upstream", what, hint=hint) from error
 
 
 def _is_refusal(error: GatewayError) -> bool:

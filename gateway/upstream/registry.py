@@ -126,10 +126,8 @@ class Upstreams:
     async def _read(self, name: str) -> Listed:
         tools = await self.list_tools(name)
         peer = self.status(name).peer
-        instructions = (peer.instructions if peer else None) or ""
-        return Listed(
-            {"tools": tools, "instructions": instructions[:STEP_BYTES]}, self.sharing(name)
-        )
+        instructions = ((peer.instructions if peer else None) or "")[:STEP_BYTES]
+        return Listed({"tools": tools, "instructions": instructions}, self.sharing(name))
 
     def _drop(self, name: str) -> None:
         self._settings.pop(name, None)
@@ -149,7 +147,7 @@ class Upstreams:
         if upstream is not None:
             self._listing[name] = self._listing_link(name, upstream)
             if known is not None:
-                self._listing[name].owe()
+                self._listing[name].owed = True  # what is known of it may be old
             self._tell(self._on_replaced, name)
 
     def resize(self, max_sessions: int) -> None:
@@ -186,32 +184,6 @@ class Upstreams:
         for own in [own for own in self._own.values() if own.lists is link and own.is_troubled]:
             await own.check(ends)
         return tools
-
-    async def call(
-        self,
-        name: str,
-        tool: str,
-        arguments: Mapping[str, Any],
-        hooks: Hooks = NO_HOOKS,
-        *,
-        principal: str | None = None,
-        deadline: float | None = None,
-        meta: Mapping[str, Any] | None = None,
-        input_responses: Mapping[str, Any] | None = None,
-        request_state: str | None = None,
-    ) -> dict[str, Any]:
-        """The raw result of one tool call.
-
-        `input_responses` and `request_state` are what the client says of its own accord.
-        """
-        params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": meta or {}}
-        if input_responses is not None:
-            params["inputResponses"] = input_responses
-        if request_state is not None:
-            params["requestState"] = request_state
-        return await self.request(
-            name, "tools/call", params, principal=principal, deadline=deadline, hooks=hooks
-        )
 
     async def request(
         self,

@@ -18,7 +18,7 @@ import structlog
 from mcp_types import METHOD_NOT_FOUND
 
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import MAX_PENDING, MAX_ROUNDS, MAX_WORDS, REST_SECONDS
+from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_ROUNDS, MAX_WORDS, REST_SECONDS
 from gateway.model import NO_TLS_FILES, TlsFiles
 from gateway.text import visible
 from gateway.upstream.protocol import (
@@ -32,8 +32,10 @@ from gateway.upstream.protocol import (
     Hooks,
     Message,
     Notice,
+    NotOffered,
     Peer,
     Progress,
+    RpcFailed,
     Spoken,
     broken,
     mapping,
@@ -109,8 +111,22 @@ class Session:
     async def listen(
         self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
     ) -> None:
-        """Passes the upstream's notices on until its stream ends."""
-        raise NotImplementedError
+        """Passes the upstream's notices on until its stream ends, or has been open for long."""
+        if self.peer.era == "handshake":
+            return await self._listen_unasked(opened)
+
+        def notice(method: str, params: Mapping[str, Any]) -> None:
+            if method == ACKNOWLEDGED:
+                opened()
+
+        asked, hooks = {"notifications": wanted}, Hooks(notice=notice)
+        try:
+            await self._exchange("subscriptions/listen", asked, self.peer, LISTEN_SECONDS, hooks)
+        except RpcFailed as error:
+            raise NotOffered from error if error.rpc_code == METHOD_NOT_FOUND else error
+        except UpstreamFailed as error:
+            if error.code != "upstream_timeout":  # then anew: a stream may have gone deaf
+                raise
 
     async def close(self) -> None:
         """Ends the session, whether the upstream hears that or not."""
@@ -123,6 +139,10 @@ class Session:
 
     def _keeps_state(self) -> bool:
         raise NotImplementedError
+
+    async def _listen_unasked(self, opened: Callable[[], None]) -> None:
+        """Up to 2025-11-25 notices are not asked for."""
+        raise NotOffered
 
     async def _send(self, message: Message) -> None:
         """Sends what has no answer."""

@@ -14,19 +14,17 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import orjson
 import structlog
 import uvloop
-from mcp_types import METHOD_NOT_FOUND
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import (
     HELD_SECONDS,
-    LISTEN_SECONDS,
     MAX_CONTAINERS,
     MAX_MESSAGE_BYTES,
     MAX_PENDING,
@@ -36,13 +34,10 @@ from gateway.limits import (
 )
 from gateway.text import visible
 from gateway.upstream.protocol import (
-    LISTEN_FILTER,
     Era,
     Hooks,
     Message,
-    NotOffered,
     Peer,
-    RpcFailed,
     encoded,
     is_intricate,
     mapping,
@@ -68,22 +63,6 @@ class StdioSession(Session):
         self._child = await start_child(self._upstream)
         self._reader = asyncio.create_task(self._read(self._child))
         await super().connect(remembered, seconds)
-
-    async def listen(
-        self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
-    ) -> None:
-        """Asks a modern upstream for its notices; an older one sends them without being asked."""
-        if self.peer.era != "modern":
-            raise NotOffered
-        params = {"notifications": wanted}
-        hooks = Hooks(notice=lambda method, params: opened())
-        try:
-            await self._exchange("subscriptions/listen", params, self.peer, LISTEN_SECONDS, hooks)
-        except RpcFailed as error:
-            raise NotOffered from error if error.rpc_code == METHOD_NOT_FOUND else error
-        except UpstreamFailed as error:
-            if error.code != "upstream_timeout":
-                raise
 
     async def close(self) -> None:
         """Ends the child, everything it started, and every request under way."""

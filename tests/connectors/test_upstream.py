@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 
-from gateway.connectors.mcp import MAX_SCHEMA_BYTES, NAME_RULE, Wrap, build_upstream
+from gateway.connectors.mcp import NAME_RULE, Wrap, build_upstream
+from gateway.limits import MAX_TOOL_BYTES
 from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, digest
 from tests.upstream.upstream_listings import (
     BOOK,
@@ -183,7 +184,7 @@ def nested(depth: int) -> dict[str, Any]:
             "its schema is not a valid JSON Schema: ",
         ),
         (
-            with_schema({"type": "object", "description": "x" * MAX_SCHEMA_BYTES}),
+            with_schema({"type": "object", "description": "x" * MAX_TOOL_BYTES}),
             "its schema has 262178 bytes, the limit is 262144",
         ),
         (with_schema(nested(200)), "its schema is nested too deeply"),
@@ -417,12 +418,12 @@ ICON = {"src": "https://hotel.example/i.png", "mimeType": "image/png", "sizes": 
         ("trusted", {"_meta": {"gateway/status": "done"}}, {}),
         (
             "trusted",
-            {"icons": [7, {}, {"src": "file:///etc"}, {**ICON, "sizes": "48x48"}]},
-            {"icons": [{"src": ICON["src"], "mimeType": "image/png"}]},
+            {"icons": [7, {}, {"src": "file:///etc"}, ICON, {**ICON, "sizes": "48x48"}]},
+            {"icons": [ICON]},
         ),
         ("trusted", {"icons": "none", "_meta": []}, {}),
         ("trusted", {"icons": [{"src": "data:image/png;base64," + "A" * 40_000}]}, {}),
-        ("trusted", {"_meta": {"big": "x" * 10_000}}, {}),
+        ("trusted", {"_meta": {"big": "x" * 40_000}}, {}),
         ("untrusted", {"icons": [ICON], "_meta": {"ui/place": "side"}}, {}),
     ],
 )

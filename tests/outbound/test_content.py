@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.limits import MAX_JSON_DEPTH, STEP_BYTES
+from gateway.limits import MAX_JSON_DEPTH
 from gateway.outbound.content import NOT_JSON, as_json, charset_of, in_utf8, text_or_base64
 
 
@@ -37,8 +37,8 @@ def test_json_is_taken_as_deep_as_it_can_be_written_in_a_result(opening: bytes) 
     "charset",
     ["iso-8859-1", "windows-1252", "koi8-r", "utf-16", "utf-32", "Shift_JIS", '"gb18030"', "big5"],
 )
-def test_text_is_decoded_in_steps_as_at_once(charset: str) -> None:
-    body = bytes(range(256)) * (STEP_BYTES // 128) + b"\xe9"
+def test_text_is_decoded_with_the_charset_it_names(charset: str) -> None:
+    body = bytes(range(256)) + b"\xe9"
     known = charset_of(body, f"text/plain; charset={charset}")
     assert known is not None
     expected = body.decode(charset.strip('"'), "replace").encode("utf-8", "replace")

@@ -143,7 +143,7 @@ async def test_modern_question_can_be_handed_on_to_a_client_that_calls_again() -
         assert (asked["resultType"], asked["requestState"]) == ("input_required", "s1")
         assert asked["inputRequests"]["who"]["method"] == "elicitation/create"
         answer = {"who": {"action": "accept", "content": {"name": "Bob"}}}
-        result = await ups.call("up", "ask", {}, input_responses=answer, request_state="s1")
+        result = await ups.call("up", "ask", {}, inputResponses=answer, requestState="s1")
         assert text_of(result) == "accept Bob"
 
 
@@ -229,7 +229,7 @@ async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> 
         settings = McpConnection(kind="mcp", url=peer.url, headers=configured)
         ups.follow({"up": settings}, Limits())
         meta = {"progressToken": 7, "io.modelcontextprotocol/clientInfo": {"name": "them"}, "a": 1}
-        await ups.call("up", "echo", {"text": "hi"}, meta=meta)
+        await ups.call("up", "echo", {"text": "hi"}, _meta=meta)
         sent = peer.headers[-1]
         assert set(sent) - PROTOCOL == {"x-team", "authorization"}
         assert (sent["x-team"], sent["authorization"]) == ("hr", "Bearer for-up")

@@ -13,10 +13,17 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 from gateway.limits import MAX_PENDING
-from gateway.upstream.registry import Upstreams
 from tests.peers_mcp import Era, mcp_peer, scripted_peer
 from tests.raw_server import Connection, raw_server
-from tests.upstream.upstream_doors import QUICK, Told, http, stdio, text_of, upstreams
+from tests.upstream.upstream_doors import (
+    QUICK,
+    CalledUpstreams,
+    Told,
+    http,
+    stdio,
+    text_of,
+    upstreams,
+)
 
 both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
 
@@ -26,13 +33,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-async def failure(ups: Upstreams, name: str, tool: str = "echo") -> tuple[str, bool]:
+async def failure(ups: CalledUpstreams, name: str, tool: str = "echo") -> tuple[str, bool]:
     with pytest.raises(UpstreamFailed) as caught:
         await ups.call(name, tool, {"text": "hi"})
     return caught.value.code, caught.value.sent
 
 
-async def state_of(ups: Upstreams, name: str, wanted: str) -> None:
+async def state_of(ups: CalledUpstreams, name: str, wanted: str) -> None:
     for _ in range(500):
         if ups.status(name).state == wanted:
             return

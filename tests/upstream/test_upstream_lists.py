@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from gateway.upstream.registry import Upstreams
 from tests.library_peer import library_peer
 from tests.upstream.test_upstream_life import free_port
-from tests.upstream.upstream_doors import http, upstreams
+from tests.upstream.upstream_doors import CalledUpstreams, http, upstreams
 
 both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
 PROMPTS = "notifications/prompts/list_changed"
@@ -20,7 +19,7 @@ PROMPTS = "notifications/prompts/list_changed"
 class Heard:
     """The notices of all upstreams."""
 
-    def __init__(self, ups: Upstreams) -> None:
+    def __init__(self, ups: CalledUpstreams) -> None:
         self.methods: asyncio.Queue[str] = asyncio.Queue()
         ups.on_notification(self._hear)
 

@@ -17,24 +17,32 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.errors import GatewayError, Overloaded, UpstreamFailed
 from gateway.upstream.protocol import Hooks
-from gateway.upstream.registry import Upstreams
 from tests.library_peer import library_peer
 from tests.peers import until
 from tests.peers_mcp import mcp_peer, scripted_peer
 from tests.upstream.test_upstream_life import free_port
-from tests.upstream.upstream_doors import QUICK, Told, http, running, stdio, text_of, upstreams
+from tests.upstream.upstream_doors import (
+    QUICK,
+    CalledUpstreams,
+    Told,
+    http,
+    running,
+    stdio,
+    text_of,
+    upstreams,
+)
 
 NEWS = "fiction://news"
 
 
-async def pid_of(ups: Upstreams, principal: str | None) -> int:
+async def pid_of(ups: CalledUpstreams, principal: str | None) -> int:
     return int(text_of(await ups.call("up", "pid", {}, principal=principal)))
 
 
 class Troubles:
     """The upstreams that are said to be in trouble, one at a time."""
 
-    def __init__(self, ups: Upstreams) -> None:
+    def __init__(self, ups: CalledUpstreams) -> None:
         self._queue: asyncio.Queue[tuple[str, GatewayError]] = asyncio.Queue()
         ups.on_trouble(lambda name, error: self._queue.put_nowait((name, error)))
 
@@ -357,7 +365,7 @@ async def test_child_that_starts_for_who_lists_but_not_for_a_principal_is_troubl
         assert text_of(await ups.call("up", "echo", {"text": "hi"}, principal="ann")) == "hi"
 
 
-async def _is_well(ups: Upstreams) -> bool:
+async def _is_well(ups: CalledUpstreams) -> bool:
     try:
         await ups.list_tools("up")
     except UpstreamFailed:

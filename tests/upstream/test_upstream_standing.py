@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from gateway.upstream.protocol import RpcFailed
-from gateway.upstream.registry import Upstreams
 from tests.library_peer import Era, library_peer
 from tests.peers import until
-from tests.upstream.upstream_doors import http, upstreams
+from tests.upstream.upstream_doors import CalledUpstreams, http, upstreams
 
 NEWS, INDEX = "fiction://news", "library://index"
 
@@ -21,7 +20,7 @@ NEWS, INDEX = "fiction://news", "library://index"
 class Heard:
     """The URIs whose updates were told, one at a time."""
 
-    def __init__(self, ups: Upstreams) -> None:
+    def __init__(self, ups: CalledUpstreams) -> None:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         ups.on_notification(self._hear)
 

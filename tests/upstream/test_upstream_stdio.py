@@ -18,10 +18,10 @@ import structlog.testing
 from gateway.errors import UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.upstream.protocol import Hooks
-from gateway.upstream.registry import Upstreams
 from gateway.upstream.session import Upstream
 from tests.upstream.upstream_doors import (
     QUICK,
+    CalledUpstreams,
     Told,
     asking,
     running,
@@ -33,7 +33,7 @@ from tests.upstream.upstream_doors import (
 both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
 
 
-async def pid_of(ups: Upstreams, name: str = "up") -> int:
+async def pid_of(ups: CalledUpstreams, name: str = "up") -> int:
     return int(text_of(await ups.call(name, "pid", {})))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.outbound.client import Egress
 from gateway.upstream.link import Pace
+from gateway.upstream.protocol import NO_HOOKS, Hooks
 from gateway.upstream.registry import Upstreams
 from gateway.upstream.session import Upstream
 
@@ -27,14 +28,37 @@ def stdio(name: str, *args: str, **changes: Any) -> Upstream:
     return Upstream(name, "stdio", command=sys.executable, **fields)
 
 
+class CalledUpstreams(Upstreams):
+    """Upstreams with a short way to call a tool."""
+
+    async def call(
+        self,
+        name: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        hooks: Hooks = NO_HOOKS,
+        *,
+        principal: str | None = None,
+        deadline: float | None = None,
+        **said: Any,
+    ) -> dict[str, Any]:
+        params = {"name": tool, "arguments": arguments, **said}
+        return await self.request(
+            name, "tools/call", params, principal=principal, deadline=deadline, hooks=hooks
+        )
+
+    async def __aenter__(self) -> CalledUpstreams:
+        return self
+
+
 @asynccontextmanager
 async def upstreams(
     *settings: Upstream, authorize: Any = None, pace: Pace = QUICK
-) -> AsyncIterator[Upstreams]:
+) -> AsyncIterator[CalledUpstreams]:
     """Upstreams behind the gateway's real way out, at a quick pace."""
     async with (
         Egress(["127.0.0.1/32"]) as egress,
-        Upstreams(egress, authorize, pace) as ups,
+        CalledUpstreams(egress, authorize, pace) as ups,
     ):
         for one in settings:
             ups.replace(one.name, one)
