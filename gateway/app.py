@@ -92,13 +92,9 @@ class Place:
 
     @property
     def own_url(self) -> str:
-        return f"http://{self.own_host}:{self.port}"
-
-    @property
-    def own_host(self) -> str:
-        """A name by which a client on this machine reaches it."""
+        """By which a client on this machine reaches it."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"[{host}]" if ":" in host else host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def public_url(self, settings: Settings) -> str:
         return (settings.server.public_url or self.own_url).rstrip("/")
@@ -261,14 +257,9 @@ class Assembly:
             partial(return_address, self.seal, self.public_url),
             partial(azure_identity, self.credentials),
         )
-        discoverer = Discoverer(
-            self.fetcher,
-            self.workers,
-            self.upstreams.read,
-            self.egress.check,
-            self.directory,
-            partial(prove, self.credentials),
-        )
+        proof = partial(prove, self.credentials)
+        ways = (self.fetcher, self.workers, self.upstreams.read, self.egress.check)
+        discoverer = Discoverer(*ways, self.directory, proof)
         stored = StoredCatalog(self.db, self.seal)
         demo = {"demo": demo_connection(self.place.own_url)}
         self.catalog = Catalog(
@@ -305,62 +296,37 @@ class Assembly:
         before the store closes.
         """
         replica, prepared = this_replica(), PreparedConnections()
-        self.feed = Feed(self.db, self.signals)
+        db, seal, signals, current = self.db, self.seal, self.signals, self._current
+        feed = self.feed = Feed(db, signals)
         approvals = Approvals(
-            self.db,
-            self.seal,
-            prepared,
-            self.signals,
-            self._current,
+            *(db, seal, prepared, signals, current),
             replica=replica.id,
-            told=self.feed.confirmation,
-            ended=self.feed.result,
+            told=feed.confirmation,
+            ended=feed.result,
         )
-        send = Sender(
-            self.egress,
-            self.own_egress,
-            self.credentials,
-            self.upstreams,
-            self.limits,
-            self.db,
-            self.workers.work,
-            self.directory.sign_in_link,
-        )
-        invoker = Invoker(
-            self.db,
-            prepared,
-            send,
-            approvals,
-            self.signals,
-            self.seal,
-            replica=replica.id,
-        )
-        self.gateway = Gateway(
-            self.catalog, invoker, approvals, self.db, self.azure, self.workers.work, OWN_TOOLS
-        )
+        ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
+        work, link = self.workers.work, self.directory.sign_in_link
+        send = Sender(*ways, self.limits, db, work, link)
+        invoker = Invoker(db, prepared, send, approvals, signals, seal, replica=replica.id)
+        self.gateway = Gateway(self.catalog, invoker, approvals, db, self.azure, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake
-        self.signals.on(CANCEL, invoker.running.cancel)
-        self._listen_to_calls(invoker)
-        keeping = Housekeeping(
-            self.db, replica, self._current, expire=approvals.expire, ended=self.feed.result
-        )
+        if (traced := tracer()) is not None:
+            invoker.on_finished(traced[0])
+            self._stack.push_async_callback(asyncio.to_thread, traced[1])
+        signals.on(CANCEL, invoker.running.cancel)
+        for listener in (feed.result, log_call):
+            invoker.on_finished(listener)
+        keeping = Housekeeping(db, replica, current, expire=approvals.expire, ended=feed.result)
         await keeping.start()
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)
-        runs = ApprovedRuns(self.db, self.seal, self.signals, partial(resume, self.gateway))
+        runs = ApprovedRuns(db, seal, signals, partial(resume, self.gateway))
         self._stack.push_async_callback(runs.close)
         self._run(keeping.run())
         self._run(runs.run())
 
     def _current(self) -> Snapshot:
         return self.catalog.current
-
-    def _listen_to_calls(self, invoker: Invoker) -> None:
-        for listener in (self.feed.result, log_call):
-            invoker.on_finished(listener)
-        if (traced := tracer()) is not None:
-            invoker.on_finished(traced[0])
-            self._stack.push_async_callback(asyncio.to_thread, traced[1])
 
     def open_doors(self) -> App:
         """MCP, REST, console and health, and what they share."""
@@ -381,10 +347,8 @@ class Assembly:
         return App(gateway, mcp, health, identity, rules, bookshop(), rest, self.feed, console)
 
     async def _fetch_keys(self, url: str) -> bytes:
-        request = Request("GET", url)
-        answer = await self.egress.send(
-            request, deadline=SIGNING_KEYS_SECONDS, max_bytes=MAX_BODY_BYTES
-        )
+        seconds, most = SIGNING_KEYS_SECONDS, MAX_BODY_BYTES
+        answer = await self.egress.send(Request("GET", url), deadline=seconds, max_bytes=most)
         if answer.status != 200 or answer.truncated:
             raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")
         return answer.body

@@ -29,14 +29,12 @@ async def watch(config: Path, first: Settings, apply: Apply, report: Report) -> 
     """Applies each good edit of the file, for ever; `report` gets what is wrong, or None."""
     live = Watched(config, first, apply, report)
     await live.look()
-    stop = asyncio.Event()
     async for _ in awatch(
         config.parent,
         watch_filter=lambda _, path: Path(path).name == config.name,
         recursive=False,
         rust_timeout=round(CONFIG_POLL_SECONDS * 1000),
         yield_on_timeout=True,  # some file systems tell nothing: look from time to time
-        stop_event=stop,
     ):
         await live.look()
 

@@ -17,7 +17,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -75,14 +75,14 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
     async with running(settings, place, show_progress) as app:
-        server = Server(app, place, settings.server.shutdown_seconds, worker=worker)
+        server = GatewayServer(app, place, settings.server.shutdown_seconds, worker=worker)
         if worker:
             _end_with_parent(server)
         await server.serve(sockets=[bound])
     return 0
 
 
-def _end_with_parent(server: Server) -> None:
+def _end_with_parent(server: GatewayServer) -> None:
     """Ends a worker whose parent is gone: nobody else would, and it would hold the port.
 
     The parent never writes to a worker's standard input: the kernel closes it with the parent.
@@ -97,7 +97,7 @@ def _end_with_parent(server: Server) -> None:
     loop.add_reader(sys.stdin, end)
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """uvicorn with our ready line and our way to end."""
 
     def __init__(
@@ -202,16 +202,16 @@ class PatientProtocol(HttpToolsProtocol):
     """
 
     seconds: float
-    _request_timer: asyncio.TimerHandle | None = None
-    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._start_request_timer()
+        self._request = Deadline(self.loop, self.seconds, transport.abort)
+        self._reading = Deadline(self.loop, self.seconds, transport.abort)
+        self._request.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_request_timer()
-        self._stop_read_timer()
+        self._request.stop()
+        self._reading.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -224,24 +224,24 @@ class PatientProtocol(HttpToolsProtocol):
             self.send_400_response("Changing to another protocol is not possible here.")
 
     def on_message_begin(self) -> None:
-        self._start_request_timer()
+        self._request.start()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._stop_request_timer()
+        self._request.stop()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         if not self.cycle.response_complete:
-            self._stop_request_timer()
+            self._request.stop()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._start_read_timer()  # a client that does not read would keep it from closing
+            self._reading.start()  # a client that does not read would keep it from closing
         elif self.cycle.more_body:
-            self._start_request_timer()
+            self._request.start()
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -249,34 +249,33 @@ class PatientProtocol(HttpToolsProtocol):
             self.loop.call_later(CLOSING_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
-        self._start_read_timer()
+        self._reading.start()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._stop_read_timer()
+        self._reading.stop()
         super().resume_writing()
 
-    def _start_request_timer(self) -> None:
-        if self._request_timer is None:
-            self._request_timer = self.loop.call_later(self.seconds, self._give_up)
 
-    def _stop_request_timer(self) -> None:
-        if self._request_timer is not None:
-            self._request_timer.cancel()
-            self._request_timer = None
+class Deadline:
+    """Calls back once so many seconds have passed since it was started, unless it is stopped."""
 
-    def _start_read_timer(self) -> None:
-        if self._read_timer is None:
-            self._read_timer = self.loop.call_later(self.seconds, self._give_up)
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, missed: Callable[[], None]
+    ) -> None:
+        self._loop, self._seconds, self._missed = loop, seconds, missed
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _stop_read_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
+    def start(self) -> None:
+        """Runs from now on, or from when it was started already."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._missed)
 
-    def _give_up(self) -> None:
-        self._request_timer = self._read_timer = None
-        self.transport.abort()
+    def stop(self) -> None:
+        """Runs no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def patient_protocol(seconds: float) -> type[PatientProtocol]:

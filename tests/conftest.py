@@ -15,7 +15,7 @@ import pytest
 
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
-from gateway.server import Server, bind
+from gateway.server import GatewayServer, bind
 from tests.peers import until
 
 START_SECONDS = 60.0  # two, where the machine has nothing else to do
@@ -56,7 +56,7 @@ async def gateway_on(config: Path, text: str = OPEN) -> AsyncIterator[Running]:
         port: int = bound.getsockname()[1]
         place = Place(config, "127.0.0.1", port)
         async with running(settings, place) as app:
-            server = Server(app, place, grace=2, announce=False)
+            server = GatewayServer(app, place, grace=2, announce=False)
             task = asyncio.create_task(server.serve(sockets=[bound]))
             await until(lambda: server.started)
             try:

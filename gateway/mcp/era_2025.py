@@ -40,7 +40,7 @@ from gateway.mcp.methods import (
     SERVER_INFO,
     Core,
     Exchange,
-    Request,
+    RpcRequest,
     Stopped,
     capabilities_of,
     client_name,
@@ -48,7 +48,7 @@ from gateway.mcp.methods import (
     rpc_error,
 )
 from gateway.mcp.pass_through import Hello
-from gateway.mcp.streams import Reply, Stream
+from gateway.mcp.streams import ClientStream, Reply
 from gateway.mcp.wishes import tell_others
 from gateway.store.cluster import end_session, is_ended
 from gateway.store.database import Database
@@ -71,7 +71,7 @@ _EVENT_ID = re.compile(r"view-([0-9A-Za-z]{1,128})")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SealedSession:
     """What was agreed when a client said hello."""
 
     id: str
@@ -82,14 +82,14 @@ class Session:
     expires: float
 
 
-class Sessions:
+class SealedSessions:
     """Makes session ids, opens them again, and knows which are over."""
 
     def __init__(self, seal: Seal, db: Database, clock: Callable[[], float] = time.time) -> None:
         self._seal = seal
         self._db = db
         self._clock = clock
-        self._opened: LRUCache[bytes, Session] = LRUCache(MAX_SESSIONS)
+        self._opened: LRUCache[bytes, SealedSession] = LRUCache(MAX_SESSIONS)
 
     def __len__(self) -> int:
         """How many sessions that are not over this process has lately heard from."""
@@ -108,7 +108,7 @@ class Sessions:
         payload = [_PURPOSE, secrets.token_hex(12), principal, protocol_version, client, kept]
         return self._seal.encrypt(orjson.dumps([*payload, expires]))
 
-    async def open(self, header: bytes, principal: str) -> Session | None:
+    async def open(self, header: bytes, principal: str) -> SealedSession | None:
         """The session of this id, if it is this principal's and not over."""
         session = self._opened.get(header)
         if session is None:
@@ -119,14 +119,14 @@ class Sessions:
         alive = session.expires > self._clock() and session.principal == principal
         return session if alive else None
 
-    def _unseal(self, header: bytes) -> Session | None:
+    def _unseal(self, header: bytes) -> SealedSession | None:
         try:
             purpose, *values = orjson.loads(self._seal.decrypt(header))
-            return Session(*values) if purpose == _PURPOSE else None
+            return SealedSession(*values) if purpose == _PURPOSE else None
         except (InvalidToken, ValueError, TypeError):
             return None
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: SealedSession) -> None:
         """Ends a session before its time, in every process."""
         self.forget(session.id)
         await end_session(self._db, session.id, session.expires)
@@ -144,7 +144,7 @@ class Era2025:
     def __init__(self, core: Core, seal: Seal, db: Database) -> None:
         self._core = core
         self._db = db
-        self.sessions = Sessions(seal, db)
+        self.sessions = SealedSessions(seal, db)
 
     async def post(self, exchange: Exchange, value: object) -> None:
         """Answers one POST."""
@@ -163,7 +163,7 @@ class Era2025:
         reply = Reply(exchange.send, exchange.streaming)
         await reply.finish(200, await self._answer(exchange, session, message, reply))
 
-    async def _open_session(self, exchange: Exchange) -> Session:
+    async def _open_session(self, exchange: Exchange) -> SealedSession:
         """The session a request names. Raises Refusal."""
         header = exchange.fields.get(SESSION_HEADER)
         if header is None:
@@ -201,9 +201,9 @@ class Era2025:
         await respond(exchange.send, 200, body, [(SESSION_HEADER, session_id)])
 
     async def _answer(
-        self, exchange: Exchange, session: Session, message: Message, reply: Reply | None
+        self, exchange: Exchange, session: SealedSession, message: Message, reply: Reply | None
     ) -> bytes:
-        request = Request(
+        request = RpcRequest(
             self._core,
             exchange,
             message,
@@ -221,7 +221,7 @@ class Era2025:
         except Exception as error:
             return error_body(message.id, rpc_error(error, message.method))
 
-    def _take_note(self, session: Session, message: Message) -> None:
+    def _take_note(self, session: SealedSession, message: Message) -> None:
         """Acts on a notification or a response; there is nothing to answer."""
         if message.kind == "response":
             if not self._core.calls.answer(session.id, message.id, message.body):
@@ -261,7 +261,7 @@ class Era2025:
             await respond(exchange.send, 202)
 
     async def _answer_entry(
-        self, exchange: Exchange, session: Session, value: object
+        self, exchange: Exchange, session: SealedSession, value: object
     ) -> bytes | None:
         try:
             message = read_message(value)
@@ -287,7 +287,7 @@ class Era2025:
         last = _EVENT_ID.fullmatch(exchange.fields.get(b"last-event-id", b"").decode("latin-1"))
         known = (last and last[1]) or streams.noted(session.id, exchange.scope) or lists["tools"]
         reads_ids = session.protocol_version >= RESUMING_VERSION
-        stream = Stream(
+        stream = ClientStream(
             exchange.principal,
             exchange.scope,
             exchange.fields.get(b"authorization"),

@@ -30,13 +30,13 @@ from gateway.mcp.methods import (
     SERVER_INFO,
     Core,
     Exchange,
-    Request,
+    RpcRequest,
     Stopped,
     client_name,
     find_method,
     rpc_error,
 )
-from gateway.mcp.streams import Reply, Stream
+from gateway.mcp.streams import ClientStream, Reply
 from gateway.web.guard import Refusal, event_frame, respond, write_json
 
 _ROUTING = tuple(
@@ -85,7 +85,7 @@ class Era2026:
             status = inbound.ERROR_CODE_HTTP_STATUS.get(failed.code, 200)
             await reply.finish(status, error_body(message.id, failed))
 
-    def _request(self, exchange: Exchange, message: Message, reply: Reply) -> Request:
+    def _request(self, exchange: Exchange, message: Message, reply: Reply) -> RpcRequest:
         """A request that has passed the SDK's ladder. Raises RpcError for the rung that failed."""
         fields = exchange.fields
         if len(fields) != len(exchange.lines):
@@ -100,7 +100,7 @@ class Era2026:
         if message.method == "tools/call":
             self._check_param_headers(exchange, message.params)
         capabilities = route.client_capabilities
-        return Request(
+        return RpcRequest(
             self._core,
             exchange,
             message,
@@ -120,12 +120,12 @@ class Era2026:
         if schema is None or b'"x-mcp-header"' not in schema:
             return
         rejection = inbound.validate_mcp_param_headers(
-            orjson.loads(schema), arguments, _Lines(exchange.lines)
+            orjson.loads(schema), arguments, _HeaderLines(exchange.lines)
         )
         if rejection is not None:
             raise _error(rejection)
 
-    async def _listen(self, request: Request) -> None:
+    async def _listen(self, request: RpcRequest) -> None:
         """Keeps the request's own answer open as the stream of changes it asked for."""
         exchange, message = request.exchange, request.message
         principal, scope = exchange.principal, exchange.scope
@@ -141,7 +141,7 @@ class Era2026:
         }
         try:
             heard |= await self._core.pass_through.listen(holder, principal, scope, wanted)
-            stream = Stream(
+            stream = ClientStream(
                 principal,
                 scope,
                 exchange.fields.get(b"authorization"),
@@ -175,7 +175,7 @@ def _frame(method: str, params: Mapping[str, Any]) -> bytes:
     return event_frame(notification(method, params))
 
 
-class _Lines(dict[str, str]):
+class _HeaderLines(dict[str, str]):
     """Header lines as the SDK reads them: `items` shows every copy of a header."""
 
     def __init__(self, lines: list[tuple[bytes, bytes]]) -> None:

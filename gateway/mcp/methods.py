@@ -94,7 +94,7 @@ class Exchange(msgspec.Struct):
     streaming: bool  # the client takes an event stream
 
 
-class Request(msgspec.Struct):
+class RpcRequest(msgspec.Struct):
     """One JSON-RPC request and what is known of who sent it."""
 
     core: Core
@@ -112,10 +112,10 @@ class Stopped(Exception):
     """A request that its client gave up on."""
 
 
-Method = Callable[[Request], Awaitable[bytes]]
+Method = Callable[[RpcRequest], Awaitable[bytes]]
 
 
-def find_method(request: Request) -> Method:
+def find_method(request: RpcRequest) -> Method:
     """The function that answers a request, once its params are checked. Raises RpcError."""
     name = request.message.method
     if name in sdk_methods.SPEC_CLIENT_METHODS:
@@ -138,11 +138,11 @@ def rpc_error(error: Exception, method: str = "") -> RpcError:
     return internal_error()
 
 
-async def _ping(request: Request) -> bytes:
+async def _ping(request: RpcRequest) -> bytes:
     return b"{}"
 
 
-async def _discover(request: Request) -> bytes:
+async def _discover(request: RpcRequest) -> bytes:
     exchange = request.exchange
     hello = await request.core.pass_through.hello(exchange.principal, exchange.scope)
     result = DiscoverResult(
@@ -165,7 +165,7 @@ def capabilities_of(hello: Hello) -> dict[str, Any]:
     return {"tools": {"listChanged": True}, **hello.capabilities}
 
 
-async def _list_tools(request: Request) -> bytes:
+async def _list_tools(request: RpcRequest) -> bytes:
     core, exchange = request.core, request.exchange
     view = core.gateway.view(exchange.principal, exchange.scope)
     page = view.page(request.message.params.get("cursor"))
@@ -176,7 +176,7 @@ async def _list_tools(request: Request) -> bytes:
     return b"{%b%b}" % (page, LIST_END if request.era == "2026" else b"")
 
 
-async def _call_tool(request: Request) -> bytes:
+async def _call_tool(request: RpcRequest) -> bytes:
     params, gateway = request.message.params, request.core.gateway
     with Flight(request):
         try:
@@ -192,7 +192,7 @@ async def _call_tool(request: Request) -> bytes:
     return write_json(_stamped(result) if request.era == "2026" else result)
 
 
-async def _pass_through(request: Request) -> bytes:
+async def _pass_through(request: RpcRequest) -> bytes:
     """Answers what is not about tools, where the view has a server that does."""
     method, params = request.message.method, request.message.params
     with Flight(request):
@@ -241,7 +241,7 @@ def client_name(info: object) -> str:
     return f"{info.get('name', '')}/{info.get('version', '')}"[:MAX_CLIENT_CHARS]
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: RpcRequest) -> Caller:
     """Who makes a request, and how the client can be reached while it waits.
 
     Progress, questions and log messages go ahead of the answer on the request's own stream, if the
@@ -270,7 +270,7 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def _log_level(request: Request, meta: Mapping[str, Any]) -> str | None:
+def _log_level(request: RpcRequest, meta: Mapping[str, Any]) -> str | None:
     if request.era == "2025":
         return request.core.pass_through.wishes.level(request.session)
     level = meta.get(LOG_LEVEL_META_KEY)
@@ -289,7 +289,7 @@ def _progress(reply: Reply, token: object) -> Progress | None:
     return progress
 
 
-def _notice(request: Request, reply: Reply, wanted: str | None) -> TakeNotice | None:
+def _notice(request: RpcRequest, reply: Reply, wanted: str | None) -> TakeNotice | None:
     """Says a server's log messages on the request's own stream; in 2026 only if asked to."""
     if wanted is None and request.era == "2026":
         return None
@@ -302,7 +302,7 @@ def _notice(request: Request, reply: Reply, wanted: str | None) -> TakeNotice | 
     return notice
 
 
-def _ask(request: Request, reply: Reply) -> AskClient | None:
+def _ask(request: RpcRequest, reply: Reply) -> AskClient | None:
     if request.session is None or not request.capabilities:
         return None
     return partial(request.core.calls.ask, request.session, reply)
@@ -314,7 +314,7 @@ class Flight:
 
     __slots__ = ("_calls", "_key", "_reply", "_task", "reason")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RpcRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.reason: Literal["cancelled", "gone"] | None = None

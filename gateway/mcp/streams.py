@@ -151,7 +151,7 @@ Frame = Callable[[str, Mapping[str, Any], str | None], bytes]  # of a method, pa
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class ClientStream:
     """One open stream: whose it is, what its client knows of and wants to hear of."""
 
     principal: Principal
@@ -212,7 +212,7 @@ class Streams:
         self._identity = identity
         self._pass_through = pass_through
         self._max_per_principal = max_per_principal
-        self._open: dict[Stream, None] = {}  # the newest last
+        self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()
         self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_SESSIONS)
         self._closing = False
@@ -232,7 +232,7 @@ class Streams:
         tools = self._gateway.view(principal, scope).digest
         return {"tools": tools, **self._pass_through.marks(principal, scope)}
 
-    async def serve(self, stream: Stream, receive: Receive, send: Send) -> None:
+    async def serve(self, stream: ClientStream, receive: Receive, send: Send) -> None:
         """Keeps a stream open until either side ends it."""
         name = stream.principal.name
         if self._closing:
@@ -300,12 +300,12 @@ class Streams:
                     told.add((stream.holder, kind))
                     self._tell_changed(stream, kind, list_id)
 
-    def _tell_changed(self, stream: Stream, kind: str, list_id: str) -> None:
+    def _tell_changed(self, stream: ClientStream, kind: str, list_id: str) -> None:
         stream.tell_changed(kind, list_id)
         if kind == "tools":
             self.note(stream.holder, stream.scope, list_id)
 
-    async def _look(self, stream: Stream) -> dict[str, str] | None:
+    async def _look(self, stream: ClientStream) -> dict[str, str] | None:
         """The lists that the stream's token sees now; None: it has no right to see any."""
         shown = stream.authorization
         try:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from gateway.limits import SESSION_SECONDS
-from gateway.mcp.era_2025 import Session, Sessions
+from gateway.mcp.era_2025 import SealedSession, SealedSessions
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 
@@ -33,24 +33,24 @@ class Clock:
         return self.now
 
 
-def new(where: Sessions, capabilities: dict[str, Any] | None = None) -> bytes:
+def new(where: SealedSessions, capabilities: dict[str, Any] | None = None) -> bytes:
     return where.create("ann", "2025-11-25", "client/1", capabilities or {"elicitation": {}})
 
 
 async def test_another_process_with_the_key_opens_what_this_one_made(db: Database) -> None:
     clock = Clock()
-    header = new(Sessions(SEAL, db, clock))
+    header = new(SealedSessions(SEAL, db, clock))
     assert all(0x21 <= byte <= 0x7E for byte in header)
-    opened = await Sessions(Seal([KEY]), db, clock).open(header, "ann")
+    opened = await SealedSessions(Seal([KEY]), db, clock).open(header, "ann")
     assert opened is not None
     expires = 1_000_000 + SESSION_SECONDS
-    assert opened == Session(
+    assert opened == SealedSession(
         opened.id, "ann", "2025-11-25", "client/1", {"elicitation": {}}, expires
     )
 
 
 async def test_session_of_another_principal_does_not_open_even_when_known(db: Database) -> None:
-    here = Sessions(SEAL, db)
+    here = SealedSessions(SEAL, db)
     header = new(here)
     assert await here.open(header, "ann") is not None
     assert await here.open(header, "bob") is None
@@ -67,12 +67,12 @@ async def test_what_we_did_not_make_as_a_session_does_not_open(db: Database) -> 
         SEAL.encrypt(orjson.dumps(["another-purpose", "i", "ann", "v", "c", {}, 9e9])),
         SEAL.encrypt(orjson.dumps(["mcp-session/1", "i"])),
     ):
-        assert await Sessions(SEAL, db).open(header, "ann") is None
+        assert await SealedSessions(SEAL, db).open(header, "ann") is None
 
 
 async def test_session_runs_out(db: Database) -> None:
     clock = Clock()
-    here = Sessions(SEAL, db, clock)
+    here = SealedSessions(SEAL, db, clock)
     header = new(here)
     clock.now += SESSION_SECONDS - 1
     assert await here.open(header, "ann") is not None
@@ -81,7 +81,7 @@ async def test_session_runs_out(db: Database) -> None:
 
 
 async def test_ended_session_is_over_in_every_process_once_it_has_heard(db: Database) -> None:
-    one, other = (Sessions(SEAL, db) for _ in range(2))
+    one, other = (SealedSessions(SEAL, db) for _ in range(2))
     header = new(one)
     session = await one.open(header, "ann")
     assert session is not None and await other.open(header, "ann") is not None
@@ -92,7 +92,7 @@ async def test_ended_session_is_over_in_every_process_once_it_has_heard(db: Data
 
 
 async def test_after_a_break_every_session_is_looked_up_again(db: Database) -> None:
-    one, other = (Sessions(SEAL, db) for _ in range(2))
+    one, other = (SealedSessions(SEAL, db) for _ in range(2))
     ended, living = new(one), new(one)
     session = await one.open(ended, "ann")
     assert session is not None and await other.open(ended, "ann") is not None
@@ -116,6 +116,6 @@ async def test_after_a_break_every_session_is_looked_up_again(db: Database) -> N
 async def test_a_header_holds_the_capabilities_that_are_acted_on(
     db: Database, capabilities: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    here = Sessions(SEAL, db)
+    here = SealedSessions(SEAL, db)
     opened = await here.open(new(here, capabilities), "ann")
     assert opened is not None and opened.capabilities == kept

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.limits import MAX_QUEUED
-from gateway.mcp.streams import Reply, Stream
+from gateway.mcp.streams import ClientStream, Reply
 from gateway.model import Principal
 from gateway.policy.view import Scope
 from gateway.web.guard import EventStream, event_frame
@@ -47,8 +47,8 @@ class Wire:
 
 
 @asynccontextmanager
-async def running(wire: Wire) -> AsyncIterator[Stream]:
-    stream = Stream(
+async def running(wire: Wire) -> AsyncIterator[ClientStream]:
+    stream = ClientStream(
         Principal("ann"),
         Scope(),
         None,
