@@ -336,11 +336,6 @@ def unpack(packed: bytes) -> bytes:
     return zlib.decompress(packed)
 
 
-def is_larger(packed: bytes, size: int) -> bool:
-    """Whether what was packed has more bytes than so many."""
-    return len(zlib.decompressobj().decompress(packed, size + 1)) > size
-
-
 def digest(data: bytes) -> str:
     """The SHA-256 of some bytes, as hex."""
     return hashlib.sha256(data).hexdigest()

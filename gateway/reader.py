@@ -1,12 +1,10 @@
 """The child process that reads definitions: `python -m gateway.reader ROLE`.
 
 Definitions are hostile input, so they are read where a crash, an endless loop or a memory bomb
-costs one child: the address space is bounded, every job has a budget of CPU, the environment holds
-no secrets, and an audit hook refuses the network. The child ends when its stdin does, so no
-gateway leaves one behind. Imports are kept few: a cold start is part of a connection's first build.
-Other jobs on hostile input are functions of ours, by name: from bytes and a few words to bytes.
-
-On the wire, both ways: the lengths of head and data, the head as MessagePack, the data.
+costs one child: its memory is bounded, every job has a budget of CPU, the environment holds no
+secrets, none of the gateway's descriptors is open here, and an audit hook refuses the network. The
+child ends when its stdin does, so no gateway leaves one behind. A job is a function of ours, by
+name: from bytes and a few words to bytes. On the wire, both ways: a length, then MessagePack.
 """
 
 from __future__ import annotations
@@ -17,130 +15,149 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from itertools import islice
 from typing import Any, BinaryIO
 
 import msgspec
 
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
+from gateway.limits import ADVICE_CPU_SECONDS, MAX_ADVISED_BYTES, READ_CPU_SECONDS, READER_BYTES
 from gateway.model import Problem, Source, encode_build, unpack
+from gateway.openapi.document import read_definition
+from gateway.text import cut, visible
 
-LENGTHS = struct.Struct("!II")
-MAX_ADDRESS_SPACE = 1536 * 1024 * 1024
-MAX_BUILD_DATA = 160 * 1024 * 1024  # one like GitHub's needs 90
-MAX_WORK_DATA = 256 * 1024 * 1024
-MAX_ADVICE_DATA = 160 * 1024 * 1024
-MAX_STACK = 64 * 1024 * 1024
-RETIRE_ABOVE = 80 * 1024 * 1024  # a child that grew this large is replaced after its job
-BUILD_CPU_SECONDS = 4.5
-ADVICE_CPU_SECONDS = 20.0
-WORK_CPU_SECONDS = 5.0
-_BUDGETS = {
-    "build": (BUILD_CPU_SECONDS, MAX_BUILD_DATA),
-    "advise": (ADVICE_CPU_SECONDS, MAX_ADVICE_DATA),
-    "work": (WORK_CPU_SECONDS, MAX_WORK_DATA),
-}
-_RECURSION = 2_000
-_NICENESS = 5
-
+LENGTH = struct.Struct("!I")
 # A kind of connection and what builds its tools, imported when it is first needed.
-BUILDERS = {
+_BUILDERS = {
     "openapi": "gateway.openapi.build:build_openapi",
     "arm": "gateway.azure.connector:build_arm",
     "manifest": "gateway.connectors.manifest:build_manifest",
 }
-_NETWORK = frozenset(
+_REFUSED_EVENTS = frozenset(
     {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "os.exec"}
     | {"socket.sendto", "os.system", "os.posix_spawn", "subprocess.Popen", "os.fork"}
 )
 
 
-class Request(msgspec.Struct):
-    """What is asked of a child: another job, or tools, with a source, or else advice."""
+class Job(msgspec.Struct):
+    """What is asked of a child."""
 
-    source: Source | None = None
-    job: str = ""  # as `module:function`
+    function: str  # as `module:function`
+    data: bytes
     arguments: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct):
-    """What comes of it: the data is what was asked for, unless there is an error."""
+    """What comes of it."""
 
-    error: dict[str, Any] | None = None
-    retires: bool = False
+    data: bytes = b""
+    error: tuple[str, str] | None = None  # message and hint
+    retires: bool = False  # the child ends now
+
+
+def build_tools(packed: bytes, source_text: str) -> bytes:
+    """The tools of a definition."""
+    source = msgspec.json.decode(source_text, type=Source)
+    build = _function(_BUILDERS[source.kind])(unpack(packed), source)
+    return encode_build(build)
+
+
+def advise(packed: bytes) -> bytes:
+    """What openapi-spec-validator has to say about a definition: advice, never a verdict.
+
+    One in ten real definitions fails it and works all the same. It takes seconds a megabyte.
+    """
+    raw = unpack(packed)
+    if len(raw) > MAX_ADVISED_BYTES:
+        skipped = f"validation skipped: larger than {MAX_ADVISED_BYTES // 1024 // 1024} MB"
+        return msgspec.msgpack.encode((Problem("info", "", skipped),))
+    definition = read_definition(raw)
+    try:
+        found = tuple(islice(_advice(definition), 20))
+    except Exception as error:
+        # The validator ends in exceptions of all kinds on definitions that are fine to us.
+        found = (Problem("info", "", f"validation stopped: {type(error).__name__}"),)
+    return msgspec.msgpack.encode(found)
+
+
+def _advice(definition: dict[str, Any]) -> Iterator[Problem]:
+    # Half a second of imports, which only this role needs.
+    from jsonschema.exceptions import ValidationError
+    from jsonschema_path import SchemaPath
+    from openapi_spec_validator.shortcuts import get_validator_cls
+
+    path = SchemaPath.from_dict(definition, handlers=_NO_RETRIEVAL)
+    for error in get_validator_cls(definition)(path).iter_errors():
+        known = isinstance(error, ValidationError)
+        where = "".join(f"/{step}" for step in error.absolute_path) if known else ""
+        message = error.message if known else str(error)
+        yield Problem("info", where, cut(visible(str(message)), 300))
+
+
+def _refuse_reference(uri: str) -> Any:
+    raise LookupError(f"references to other documents are not followed: {uri[:100]}")
+
+
+# A scheme without a handler would be left to urllib: all that it knows are named here.
+_NO_RETRIEVAL = dict.fromkeys(("http", "https", "file", "ftp", "data", ""), _refuse_reference)
 
 
 def main() -> None:
     """Serve one job after the other until stdin ends."""
-    role = sys.argv[1]
     # Whatever a library prints must not end up among the answers.
-    answers = os.fdopen(os.dup(1), "wb", closefd=True)
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _confine(role)
-    if role == "build":
-        _function(BUILDERS["openapi"])  # what most jobs need is there before the first one
+    advises = sys.argv[1] == "advise"
+    _confine()
+    if advises:
+        os.nice(5)  # nobody waits for advice
+    else:
+        _function(_BUILDERS["openapi"])  # what most jobs need is there before the first one
     gc.disable()  # a job's garbage goes in one piece, after its answer
-    while (job := _read(sys.stdin.buffer)) is not None:
-        answer, data = _done(*job, role)
-        answer.retires = answer.retires or _peak_memory() > RETIRE_ABOVE
-        head = msgspec.msgpack.encode(answer)
-        answers.write(LENGTHS.pack(len(head), len(data)) + head)
-        answers.write(data)
+    while (job := _next_job(sys.stdin.buffer)) is not None:
+        # A child that takes more is ended by the signal: SIGPROF.
+        signal.setitimer(signal.ITIMER_PROF, ADVICE_CPU_SECONDS if advises else READ_CPU_SECONDS)
+        answer = _answer(job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # The allocator gives little back, so a child that grew large is replaced.
+        answer.retires = answer.retires or _peak_memory() > READER_BYTES // 2
+        body = msgspec.msgpack.encode(answer)
+        answers.write(LENGTH.pack(len(body)))
+        answers.write(body)
         answers.flush()
         if answer.retires:
             return
-        del job, answer, data
-        _grant_cpu(0)
+        del job, answer, body
         gc.collect()
 
 
-def _confine(role: str) -> None:
-    _limit(resource.RLIMIT_AS, MAX_ADDRESS_SPACE)
-    _limit(resource.RLIMIT_CORE, 0)
+def _confine() -> None:
+    for kind, wanted in ((resource.RLIMIT_DATA, READER_BYTES), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(kind)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (most, hard))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    sys.setrecursionlimit(_RECURSION)
-    if role == "advise":
-        os.nice(_NICENESS)
     sys.addaudithook(_refuse_network)
 
 
-def _limit(kind: int, wanted: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    resource.setrlimit(
-        kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-    )
-
-
 def _refuse_network(event: str, arguments: object) -> None:
-    if event in _NETWORK:
+    if event in _REFUSED_EVENTS:
         raise PermissionError(f"{event} is not for readers of definitions")
 
 
-def _read(stream: BinaryIO) -> tuple[Request, bytes] | None:
-    lengths = stream.read(LENGTHS.size)
-    if len(lengths) < LENGTHS.size:
-        return None
-    head_size, data_size = LENGTHS.unpack(lengths)
-    head, data = stream.read(head_size), stream.read(data_size)
-    if len(data) < data_size:
-        return None
-    return msgspec.msgpack.decode(head, type=Request), data
+def _next_job(stream: BinaryIO) -> Job | None:
+    length = stream.read(LENGTH.size)
+    body = stream.read(LENGTH.unpack(length)[0]) if len(length) == LENGTH.size else b""
+    return msgspec.msgpack.decode(body, type=Job) if body else None
 
 
-def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes | bytearray]:
-    seconds, most = _BUDGETS["work" if request.job else role]
-    _grant_cpu(seconds)
-    _limit(resource.RLIMIT_DATA, most)
+def _answer(job: Job) -> Answer:
     try:
-        if request.job:
-            return Answer(), _function(request.job)(data, *request.arguments)
-        if request.source is None:
-            return Answer(), msgspec.msgpack.encode(_advice(unpack(data)))
-        builder = _function(BUILDERS[request.source.kind])
-        # Nobody but the builder holds the document's bytes, so that it can let go of them.
-        return Answer(), encode_build(builder(unpack(data), request.source))
+        return Answer(_function(job.function)(job.data, *job.arguments))
     except DefinitionUnreadable as error:
-        return Answer(error.as_dict()), b""
+        return Answer(error=(error.message, error.hint))
     except RecursionError:
         return _refused("The definition is nested too deeply to be read.")
     except MemoryError:
@@ -152,25 +169,13 @@ def _done(request: Request, data: bytes, role: str) -> tuple[Answer, bytes | byt
         return _refused(f"The definition could not be read ({type(error).__name__}).")
 
 
-def _grant_cpu(seconds: float) -> None:
-    """As much from now on; a signal that nobody hears ends who takes more. 0: without end."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _refused(message: str, *, retires: bool = False) -> tuple[Answer, bytes]:
-    error = DefinitionUnreadable(message, "Use a smaller or simpler definition.")
-    return Answer(error.as_dict(), retires=retires), b""
+def _refused(message: str, *, retires: bool = False) -> Answer:
+    return Answer(error=(message, "Use a smaller or simpler definition."), retires=retires)
 
 
 def _function(name: str) -> Any:
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
-
-
-def _advice(raw: bytes) -> tuple[Problem, ...]:
-    from gateway.openapi.advice import advise  # half a second of imports
-
-    return advise(raw)
 
 
 def _peak_memory() -> int:

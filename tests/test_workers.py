@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -56,7 +57,7 @@ async def test_work_is_done_in_parallel_up_to_the_count(workers: Workers) -> Non
     builds = await asyncio.gather(*(workers.build(pack(SMALL), SOURCE) for _ in range(6)))
 
     assert builds == [build_openapi(SMALL, SOURCE)] * 6
-    assert len(_children()) == 2
+    assert len(_children()) == 1  # kept for the next
 
 
 async def test_an_unreadable_definition_is_refused_in_the_readers_words(workers: Workers) -> None:
@@ -118,14 +119,6 @@ async def test_a_cancelled_build_leaves_no_child_at_work(workers: Workers) -> No
     assert not child.is_running()
 
 
-async def test_an_idle_child_leaves_after_a_while() -> None:
-    async with Workers(idle_seconds=0.01) as workers:
-        await workers.build(pack(SMALL), SOURCE)
-        await _until(lambda: not _children())
-
-        assert len((await workers.build(pack(SMALL), SOURCE)).tools) == 1
-
-
 @pytest.mark.parametrize(
     ("source", "found"),
     [
@@ -142,7 +135,7 @@ async def test_other_work_is_done_or_given_up(
     workers: Workers, source: bytes, found: bytes | None
 ) -> None:
     assert await workers.work(eval, source, deadline=3) == found
-    assert await workers.work(eval, b"b'next'") == bytearray(b"next")
+    assert await workers.work(eval, b"b'next'") == b"next"
 
 
 async def test_a_crowd_of_endless_work_stands_in_no_builds_way(workers: Workers) -> None:
@@ -200,8 +193,9 @@ async def test_advice_on_what_is_too_large_is_skipped(workers: Workers) -> None:
     assert await workers.advise(pack(b" " * 5 * MB)) == (
         Problem("info", "", "validation skipped: larger than 4 MB"),
     )
-    slow = await workers.advise(pack(orjson.dumps(like_stripe(100))), deadline=0.05)
-    assert slow == (Problem("info", "", "validation skipped: took longer than 0.05 s"),)
+    (slow,) = await workers.advise(pack(orjson.dumps(like_stripe(100))), deadline=0.05)
+    assert slow.message.startswith("validation skipped: ")
+    assert slow.message.endswith("took longer than 0.05 s.")
 
 
 def _alias_bomb() -> bytes:
@@ -297,12 +291,11 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_spare_child_is_there_first_and_stays() -> None:
-    async with Workers(idle_seconds=0.01) as workers:
+    async with Workers() as workers:
         workers.keep_spare()
         await _until(lambda: len(_children()) == 1)
         (spare,) = _children()
         await workers.build(pack(SMALL), SOURCE)
-        await asyncio.sleep(0.1)  # ten times as long as an idle child stays
 
         assert _children() == [spare]
     assert not _children()
@@ -313,3 +306,13 @@ async def test_a_spare_child_that_is_still_starting_is_ended_with_the_others() -
         workers.keep_spare()
 
     assert not _children()
+
+
+async def test_a_child_holds_its_own_pipes_and_nothing_of_the_gateway(workers: Workers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        os.set_inheritable(listening.fileno(), True)
+        await workers.build(pack(SMALL), SOURCE)
+        (child,) = _children()
+
+    assert sorted(os.listdir(f"/proc/{child.pid}/fd"), key=int) == ["0", "1", "2", "3"]
+    assert child.net_connections() == []
