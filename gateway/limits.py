@@ -183,6 +183,7 @@ REQUEST_SECONDS = 30.0  # for a body to arrive, where no configuration says othe
 SEND_SECONDS = 10.0  # a reader of a stream that takes nothing for so long is let go
 PING_SECONDS = 15.0  # proxies end streams that are silent for longer
 STREAM_CHECK_SECONDS = 2.0  # streams look again by themselves: a wake-up may be lost
+STREAMS_A_PRINCIPAL = 32  # of the live feed and of console pages, in one process
 FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or names by trying
 ALL_FAILURES_A_MINUTE = 60
 VERIFIED_SECONDS = 60.0  # a JWT, and that an issuer has no such key, are looked at again then

@@ -21,8 +21,6 @@ from gateway.policy.access import oversees
 from gateway.store.approvals import Approval, get_approval
 from gateway.store.ledger import Execution, values_of
 from gateway.web.own_tools import list_executions
-from gateway.web.rest import cancel_execution, known_grants
-from gateway.web.rest import revoke_grant as end_grant
 from gateway.web.shown import (
     GOING_ON,
     approval_row,
@@ -72,7 +70,7 @@ async def live(visit: Visit, beside: Around) -> dict[str, str]:
 
 
 async def _grants(visit: Visit) -> list[dict[str, Any]]:
-    return [grant_row(each) for each in (await known_grants(visit.asked))[:MAX_GRANTS]]
+    return [grant_row(each) for each in (await visit.asked.grants())[:MAX_GRANTS]]
 
 
 async def decide(visit: Visit) -> Response:
@@ -94,7 +92,7 @@ async def decide(visit: Visit) -> Response:
 
 async def revoke(visit: Visit) -> Response:
     """Ends one standing grant."""
-    grant = await end_grant(visit.asked, visit.request.path_params["id"])
+    grant = await visit.asked.revoke_grant(visit.request.path_params["id"])
     visit.parts.feed.wake()
     return toast(visit, f"{clip(grant.tool, 60)} is asked about again")
 
@@ -177,7 +175,7 @@ async def live_one(visit: Visit, beside: Around) -> dict[str, str]:
 
 async def cancel(visit: Visit) -> Response:
     """Ends a call that runs or waits, where it can still be ended."""
-    execution = await cancel_execution(visit.asked, visit.request.path_params["id"])
+    execution = await visit.asked.cancel(visit.request.path_params["id"])
     going_on = execution.status in GOING_ON
     return toast(visit, "It is being cancelled" if going_on else "The call has ended")
 

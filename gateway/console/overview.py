@@ -398,7 +398,6 @@ async def _held(visit: Visit) -> list[Worry]:
     ]
 
 
-RETRY_MS = 1000
 MIN_SECONDS = 0.25  # between two looks: a burst is one step
 SIGNED_OUT = event_frame(b"", "signed-out")
 # The words of a time change by themselves; that alone is no news.
@@ -412,15 +411,7 @@ def page_stream(
     gateway: Gateway, feed: Feed, again: Again, live: Live | None, name: str
 ) -> EventStream:
     """The stream of one open page."""
-    woken = feed.enter(name)
-    stop_listening = gateway.on_change(woken.set)
-
-    def leave() -> None:
-        stop_listening()
-        feed.leave(name, woken)
-
-    step = _Page(feed, again, live).step
-    return EventStream(step, woken, leave, retry_ms=RETRY_MS, rest=MIN_SECONDS)
+    return feed.stream(gateway, name, _Page(feed, again, live).step, rest=MIN_SECONDS)
 
 
 class _Page:

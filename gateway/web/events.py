@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from typing import Any
 
 import structlog
 
 from gateway.calls.record import Signals
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
+from gateway.limits import PING_SECONDS, STREAMS_A_PRINCIPAL
 from gateway.model import Principal
 from gateway.policy.access import level, may_know, oversees
 from gateway.policy.view import Scope as ViewScope
@@ -29,18 +29,13 @@ from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_executions
 from gateway.store.tables import json_bytes
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import EventStream, Fields, Say, event_frame
+from gateway.web.guard import EventStream, Fields, Say, Step, event_frame
 from gateway.web.identity import Identity
 from gateway.web.shown import decided_row, execution_event
 
 log = structlog.get_logger("gateway.events")
 
 WATCHED = "watched"  # the signal: someone reads the feed
-WATCHED_SECONDS = 60.0
-SAY_WATCHED_SECONDS = 15.0
-RETRY_MS = 2000
-MAX_STREAMS = 256
-MAX_STREAMS_PER_PRINCIPAL = 32
 
 
 class Feed:
@@ -48,8 +43,7 @@ class Feed:
 
     def __init__(self, db: Database, signals: Signals) -> None:
         self._db = db
-        self._streams: Counter[str] = Counter()
-        self._woken: set[asyncio.Event] = set()
+        self._readers: dict[asyncio.Event, str] = {}  # what wakes each, and whose it is
         self._watched_until = 0.0
         self._said_watched = 0.0
         self.closing = False
@@ -68,7 +62,7 @@ class Feed:
 
     def wake(self) -> None:
         """There may be something new for every reader."""
-        for woken in self._woken:
+        for woken in self._readers:
             woken.set()
 
     def close(self) -> None:
@@ -76,32 +70,32 @@ class Feed:
         self.closing = True
         self.wake()
 
-    def enter(self, principal: str) -> asyncio.Event:
-        """A reader more; the event wakes it. Raises where there are too many."""
-        full = self._streams.total() >= MAX_STREAMS
-        if full or self._streams[principal] >= MAX_STREAMS_PER_PRINCIPAL or self.closing:
+    def stream(
+        self, gateway: Gateway, principal: str, step: Step, *, rest: float = 0.0
+    ) -> EventStream:
+        """A stream that is woken by events and by changes. Raises where there are too many."""
+        own = sum(name == principal for name in self._readers.values())
+        if own >= STREAMS_A_PRINCIPAL or self.closing:
             raise Overloaded("busy", "Too many readers of events.", "Close one.", retry_after=5)
-        self._streams[principal] += 1
         woken = asyncio.Event()
-        self._woken.add(woken)
-        return woken
+        self._readers[woken] = principal
+        stop_listening = gateway.on_change(woken.set)
 
-    def leave(self, principal: str, woken: asyncio.Event) -> None:
-        """A reader less."""
-        self._woken.discard(woken)
-        self._streams[principal] -= 1
-        if not self._streams[principal]:
-            del self._streams[principal]
+        def leave() -> None:
+            stop_listening()
+            del self._readers[woken]
+
+        return EventStream(step, woken, leave, rest=rest)
 
     async def say_watched(self) -> None:
         """Lets every replica know that results of reads are wanted."""
         self._watched()
-        if time.monotonic() - self._said_watched > SAY_WATCHED_SECONDS:
+        if time.monotonic() - self._said_watched > PING_SECONDS:
             self._said_watched = time.monotonic()
             await self._db.write(lambda tx: signal(tx, WATCHED))
 
     def _watched(self) -> None:
-        self._watched_until = time.monotonic() + WATCHED_SECONDS
+        self._watched_until = time.monotonic() + 4 * PING_SECONDS
 
 
 async def event_stream(
@@ -111,21 +105,10 @@ async def event_stream(
     newest = await last_event_id(inquiry.gateway.db)
     known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
     position = min(int(last or 0), newest) if known else newest
-    principal = inquiry.principal
-    woken = feed.enter(principal.name)
-    try:
-        await feed.say_watched()
-    except GatewayError:
-        feed.leave(principal.name, woken)
-        raise
-    reader = Reader(inquiry.gateway, feed, identity, principal, fields, position)
-    stop_listening = inquiry.gateway.on_change(woken.set)
-
-    def leave() -> None:
-        stop_listening()
-        feed.leave(principal.name, woken)
-
-    return EventStream(reader.step, woken, leave, retry_ms=RETRY_MS)
+    await feed.say_watched()
+    gateway, principal = inquiry.gateway, inquiry.principal
+    reader = Reader(gateway, feed, identity, principal, fields, position)
+    return feed.stream(gateway, principal.name, reader.step)
 
 
 class Reader:

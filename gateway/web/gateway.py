@@ -11,6 +11,7 @@ can find its tool again, in the caller's view of that moment, and carry it out.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from cachetools import LRUCache
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.call import Invoker
+from gateway.calls.held import CANCEL
 from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
 from gateway.calls.upkeep import Ticket
@@ -34,7 +36,9 @@ from gateway.model import Principal, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees, principal_now
 from gateway.policy.view import OwnTool, Scope, View, askable, offering, standing, view
-from gateway.store.approvals import Approval
+from gateway.store import approvals
+from gateway.store.approvals import Approval, StandingGrant
+from gateway.store.database import Database, signal
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, get_execution
 from gateway.web.guard import Throttle, write_json
@@ -94,6 +98,31 @@ class Inquiry:
             hint = "list_executions names yours."
             raise NotFound("invalid_arguments", "there is no such execution", hint)
         return found
+
+    async def cancel(self, id: str) -> Execution:
+        """Ends a call that runs or waits, where it can still be ended; how it is then."""
+        gateway, execution = self.gateway, await self.execution(id)
+        running = gateway.invoker.running
+        if execution.status == "pending_confirmation":
+            await gateway.approvals.withdraw(id, self.principal.name)
+        elif execution.status == "executing" and not await running.cancel_and_wait(id):
+            await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
+        return await self.execution(id)
+
+    async def grants(self) -> list[StandingGrant]:
+        """The standing grants that hold and are the caller's business."""
+        found = await approvals.list_grants(self.gateway.db, time.time())
+        return [grant for grant in found if self.concerns(grant.principal, grant.connection)]
+
+    async def revoke_grant(self, id: str) -> StandingGrant:
+        """Ends a standing grant: the next call is asked about again."""
+        grant = await approvals.get_grant(self.gateway.db, id)
+        if grant is None or not self.concerns(grant.principal, grant.connection):
+            raise NotFound("invalid_arguments", "there is no such standing grant")
+        await approvals.revoke_grant(self.gateway.db, id)
+        by = self.principal.name
+        log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
+        return grant
 
     def call(
         self,

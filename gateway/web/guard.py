@@ -334,15 +334,12 @@ class EventStream(Response):
         step: Step,
         woken: asyncio.Event,
         leave: Callable[[], None],
-        *,
-        retry_ms: int,
         rest: float = 0.0,  # between two steps: a burst of news is one step
     ) -> None:
         super().__init__()
         self._step = step
         self._woken = woken
         self._leave = leave
-        self._retry_ms = retry_ms
         self._rest = rest
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
@@ -368,7 +365,7 @@ class EventStream(Response):
         headers = [*EVENT_STREAM_HEADERS, (b"x-content-type-options", b"nosniff")]
         with suppress(TimeoutError, OSError):  # the reader takes nothing, or has gone
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await say(b"retry: %d\n\n" % self._retry_ms)
+            await say(b"retry: 1000\n\n")
             while await self._step(say):
                 if time.monotonic() - said > PING_SECONDS:
                     await say(PING)

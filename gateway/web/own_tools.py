@@ -48,15 +48,22 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 OWN_TOOLS: list[ServedTool] = []
 STATUSES = get_args(ExecutionStatus)
 
+
+def _text(words: str) -> dict[str, Any]:
+    return {"type": "string", "description": words}
+
+
 _TEXT = {"type": "string"}
-_NAME = {"type": "string", "description": "The connection's name."}
+_TEXTS = {"type": "array", "items": _TEXT}
+_NAME = _text("The connection's name.")
 _OFFSET = {"type": "integer", "minimum": 0, "description": "Entries to pass over."}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 500, "description": "Entries to give."}
-_SERVER = {"type": "string", "description": "The connection's name, as mcp_search_tools gives it."}
-_TOOL = {"type": "string", "description": "The tool's name as it is listed there."}
-_TOOL_NAME = {"type": "string", "description": "The tool's name."}
-_INPUT = {"type": "string", "description": "The name of its input."}
+_SERVER = _text("The connection's name, as mcp_search_tools gives it.")
+_TOOL = _text("The tool's name as it is listed there.")
+_TOOL_NAME = _text("The tool's name.")
+_INPUT = _text("The name of its input.")
 _KNOWN = {"type": "object", "description": "The tool's inputs that are known already, by name."}
+_AUTH = "type: none | bearer | basic | api-key | oauth2 | nango, with its keys."
 _CONNECTION: dict[str, Any] = {
     "kind": {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]},
     "display_name": _TEXT,
@@ -64,25 +71,19 @@ _CONNECTION: dict[str, Any] = {
     "organization": _TEXT,
     "access": {"type": "string", "enum": ["read-write", "read-only", "disabled"]},
     "trust": {"type": "string", "enum": ["trusted", "untrusted"]},
-    "prefix": {"type": "string", "description": "Before each tool's name; default: NAME_."},
-    "spec": {"type": "string", "description": "openapi: URL, path, or the definition itself."},
-    "base_url": {"type": "string", "description": "openapi: where calls go, over the definition."},
-    "manifest": {
-        "type": "string",
-        "description": "manifest: greenhouse, zoho-recruit, lever, path.",
-    },
-    "api": {"type": "string", "description": "arm: the connector's name; see list_managed_apis."},
+    "prefix": _text("Before each tool's name; default: NAME_."),
+    "spec": _text("openapi: URL, path, or the definition itself."),
+    "base_url": _text("openapi: where calls go, over the definition."),
+    "manifest": _text("manifest: greenhouse, zoho-recruit, lever, path."),
+    "api": _text("arm: the connector's name; see list_managed_apis."),
     "parameter_values": {"type": "object", "description": "arm: what the connector asks for."},
-    "resource_id": {"type": "string", "description": "arm: a connection that is there already."},
+    "resource_id": _text("arm: a connection that is there already."),
     "invoke": {"type": "string", "enum": ["dynamic", "runtime"]},
-    "url": {"type": "string", "description": "mcp: the server's streamable HTTP address."},
-    "auth": {
-        "type": "object",
-        "description": "type: none | bearer | basic | api-key | oauth2 | nango, with its keys.",
-    },
-    "include": {"type": "array", "items": _TEXT, "description": "Globs over operation ids."},
-    "exclude": {"type": "array", "items": _TEXT},
-    "blocklist": {"type": "array", "items": _TEXT, "description": "Paths never reached."},
+    "url": _text("mcp: the server's streamable HTTP address."),
+    "auth": {"type": "object", "description": _AUTH},
+    "include": {**_TEXTS, "description": "Globs over operation ids."},
+    "exclude": _TEXTS,
+    "blocklist": {**_TEXTS, "description": "Paths never reached."},
     "headers": {"type": "object", "additionalProperties": _TEXT},
 }
 
@@ -252,16 +253,10 @@ async def put(
 
 
 @own_tool("admin", "Delete a connection", reads=False, destructive=True, name=_NAME)
-async def delete_connection(inquiry: Inquiry, name: str) -> Shown:
+async def delete_connection(inquiry: Inquiry, name: str, *, expected: int | None = None) -> Shown:
     """Removes a connection that was added at run time, and its tools."""
-    return await delete(inquiry, name)
-
-
-async def delete(inquiry: Inquiry, name: str, expected: int | None = None) -> Shown:
-    """What became of a deletion of the connection, if it has the expected revision."""
     inquiry.require_admin()
-    name = inquiry.connection(name).name
-    by = inquiry.principal.name
+    name, by = inquiry.connection(name).name, inquiry.principal.name
     revision = await inquiry.gateway.catalog.delete(name, by=by, expected=expected)
     return {"name": name, "deleted": True, "revision": revision}
 

@@ -8,33 +8,21 @@ with its execution's id and runs by itself once it is approved.
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-import orjson
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.calls.answer import HEADERS_META
-from gateway.calls.held import CANCEL
 from gateway.calls.questions import DECISIONS
-from gateway.calls.record import (
-    BACKGROUND_META,
-    TOKEN_META,
-    WARNINGS_META,
-    Caller,
-    NotApproved,
-    output_of,
-    refusal_of,
-)
-from gateway.catalog.definitions import kind_of
+from gateway.calls.record import BACKGROUND_META, TOKEN_META, Caller, NotApproved, refusal_of
 from gateway.config.reading import parse_permissions
 from gateway.errors import (
     STATUS_OF_CODE,
@@ -47,47 +35,24 @@ from gateway.errors import (
     UnknownTool,
 )
 from gateway.limits import MAX_BODY_BYTES, PAGE_ENTRIES
-from gateway.model import Level, whole_schema, without_constants
-from gateway.policy.access import admin_level, level, user_level
+from gateway.model import Level
+from gateway.policy.access import admin_level, level
 from gateway.policy.view import Scope
 from gateway.store import approvals
 from gateway.store import catalog as changes
-from gateway.store.approvals import StandingGrant
-from gateway.store.database import signal
-from gateway.store.ledger import Execution
-from gateway.web import own_tools
+from gateway.web import own_tools, shown
 from gateway.web.events import Feed, event_stream
-from gateway.web.gateway import Gateway, Inquiry, proxy_door, tool_door
-from gateway.web.guard import (
-    NotJson,
-    Refusal,
-    fold,
-    read_body,
-    read_json,
-    require_json,
-    write_json,
-)
+from gateway.web.gateway import Gateway, Inquiry, Run, proxy_door, tool_door
+from gateway.web.guard import NotJson, Refusal, fold, read_body, read_json, require_json, write_json
 from gateway.web.identity import Identity
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
-from gateway.web.shown import (
-    GOING_ON,
-    approval_row,
-    change_row,
-    decided_row,
-    execution_record,
-    grant_row,
-    tool_row,
-)
-
-log = structlog.get_logger("gateway.approvals")
 
 PREFIX = "/api/v1"
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
 CHANGE_STATUSES: tuple[changes.ChangeStatus, ...] = get_args(changes.ChangeStatus)
-EXECUTION_FILTERS = ("status", "tool", "connection", "principal", "token", "cursor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +65,12 @@ class ApiCall:
 
     @property
     def id(self) -> str:
-        """What the last part of the address names."""
+        """What the address names."""
         named: str = next(iter(self.request.path_params.values()))
         return named
 
     def query(self, name: str) -> str | None:
         return self.request.query_params.get(name)
-
-    def number(self, name: str, default: int) -> int:
-        """A query parameter that is a whole number."""
-        text = self.query(name)
-        if text is None:
-            return default
-        if not text.isascii() or not text.isdigit() or len(text) > 9:
-            raise Fixable("invalid_arguments", f"{name} must be a whole number")
-        return int(text)
 
     def object(self, *keys: str) -> dict[str, Any]:
         """The body as an object that holds these keys."""
@@ -126,6 +82,35 @@ class ApiCall:
 
 
 Handler = Callable[[ApiCall], Awaitable[Any]]
+
+
+def at_address(run: Run) -> Handler:
+    """One of the gateway's own tools, with its arguments in the address and its query."""
+    parameters = list(inspect.signature(run).parameters.values())[1:]
+
+    async def handler(call: ApiCall) -> dict[str, Any]:
+        given = {**call.request.query_params, **call.request.path_params}
+        wanted = [each for each in parameters if each.name in given]
+        return await run(
+            call.inquiry, **{each.name: _value(each, given[each.name]) for each in wanted}
+        )
+
+    return handler
+
+
+def _value(parameter: inspect.Parameter, text: str) -> Any:
+    """What a text in an address stands for, where a function wants a number."""
+    kind = str(parameter.annotation).partition(" ")[0]
+    try:
+        if kind not in ("int", "float"):
+            return text
+        value = float(text)
+        if math.isfinite(value) and value >= 0 and (kind == "float" or value.is_integer()):
+            return value if kind == "float" else int(value)
+    except ValueError:
+        pass
+    words = "a whole number" if kind == "int" else "a time in seconds since 1970"
+    raise Fixable("invalid_arguments", f"{parameter.name} must be {words}")
 
 
 def http_app(
@@ -241,23 +226,8 @@ _ERRORS = (GatewayError, Refusal, UnknownTool, HTTPException, ConnectionError, E
 
 
 async def capabilities(call: ApiCall) -> dict[str, Any]:
-    principal, snapshot = call.inquiry.principal, call.inquiry.snapshot
-    return {
-        "principal": principal.name,
-        "admin": principal.admin,
-        "organization": principal.organization,
-        "role": principal.role,
-        "connections": {
-            state.name: {
-                "provider": kind_of(state.settings),
-                "status": state.status,
-                "admin_access": admin_level(state),
-                "user_access": user_level(snapshot, principal, state.name),
-                "effective_access": level(snapshot, principal, state),
-            }
-            for state in call.inquiry.connections()
-        },
-    }
+    inquiry = call.inquiry
+    return shown.capabilities(inquiry.snapshot, inquiry.principal, inquiry.connections())
 
 
 async def choose_access(call: ApiCall) -> dict[str, Any]:
@@ -275,10 +245,6 @@ async def choose_access(call: ApiCall) -> dict[str, Any]:
         "user_access": access,
         "effective_access": level(snapshot, principal, snapshot.connections[state.name]),
     }
-
-
-async def list_connections(call: ApiCall) -> dict[str, Any]:
-    return await own_tools.list_connections(call.inquiry)
 
 
 async def get_connection(call: ApiCall) -> Response:
@@ -302,7 +268,9 @@ async def put_connection(call: ApiCall) -> Response:
 
 
 async def delete_connection(call: ApiCall) -> dict[str, Any]:
-    return await own_tools.delete(call.inquiry, call.id, _expected(call.request))
+    return await own_tools.delete_connection(
+        call.inquiry, call.id, expected=_expected(call.request)
+    )
 
 
 async def refresh_connection(call: ApiCall) -> dict[str, Any]:
@@ -327,28 +295,11 @@ def _expected(request: Request) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 
-async def list_tools(call: ApiCall) -> dict[str, Any]:
-    return await own_tools.list_dynamic_tools(
-        call.inquiry,
-        connection=call.query("connection") or "",
-        search=call.query("search") or "",
-        offset=call.number("offset", 0),
-        limit=call.number("limit", PAGE_ENTRIES),
-    )
-
-
 async def get_tool(call: ApiCall) -> dict[str, Any]:
     tool = call.inquiry.view.tools.get(call.id)
     if tool is None:
         raise UnknownTool(call.id)
-    output = tool.output_schema
-    return tool_row(tool, call.inquiry.snapshot.permissions) | {
-        "title": tool.title,
-        "trust": tool.trust,
-        "fingerprint": tool.fingerprint,
-        "input_schema": orjson.loads(without_constants(whole_schema(tool))),
-        "output_schema": orjson.loads(output) if output else None,
-    }
+    return shown.tool_detail(tool, call.inquiry.snapshot.permissions)
 
 
 async def resolve_step(call: ApiCall) -> dict[str, Any]:
@@ -358,15 +309,7 @@ async def resolve_step(call: ApiCall) -> dict[str, Any]:
         raise Fixable("invalid_arguments", "workflow and step must be strings")
     inquiry = call.inquiry
     seen = inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, Scope("step", names))
-    tools = seen.tools
-    return {
-        "tools": [
-            {"name": tool.name, "connection": tool.connection, "direct": name in seen.direct}
-            for name, tool in tools.items()
-        ],
-        "bundle_ids": list(seen.bundle_ids),
-        "servers": sorted({tool.connection for tool in tools.values()}),
-    }
+    return shown.step_view(seen)
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -429,94 +372,30 @@ def _caller(call: ApiCall, wanted: Mapping[str, Any]) -> Caller:
 
 def _result_response(result: Mapping[str, Any]) -> Response:
     """A tool's result in the shape of this API."""
-    meta = result["_meta"]
-    id, status = meta["gateway/execution_id"], meta["gateway/status"]
-    named = (
-        ("idempotency_token", TOKEN_META),
-        ("warnings", WARNINGS_META),
-        ("headers", HEADERS_META),
-    )
-    more = {name: meta[key] for name, key in named if meta.get(key)}
-    if status in GOING_ON:
-        going_on = {"execution_id": id, "status": status, **more}
-        return json_response(going_on, 202, {"location": f"{PREFIX}/executions/{id}"})
-    error = _error(result) if result.get("isError") else None
-    body = {
-        "success": error is None,
-        "output": None if error else output_of(result),
-        "error": error,
-        "duration_ms": meta["gateway/duration_ms"],
-        "execution_id": id,
-        **more,
-    }
-    code = None if error is None else error.get("code")
-    known = code is None or code in OUTCOMES
-    return json_response(
-        body, 200 if known else STATUS_OF_CODE.get(str(code), 500), _retry_header(error or {})
-    )
-
-
-def _error(result: Mapping[str, Any]) -> dict[str, Any]:
-    structured = result.get("structuredContent")
-    if isinstance(structured, dict) and isinstance(structured.get("error"), dict):
-        found: dict[str, Any] = structured["error"]
-        return found
-    return {"code": "upstream_error", "message": str(output_of(result))[:2000], "hint": ""}
-
-
-async def read_result(call: ApiCall) -> dict[str, Any]:
-    limit = max(1, call.number("limit", 1)) if call.query("limit") else None
-    pointer, offset = call.query("pointer") or "", call.number("offset", 0)
-    return await own_tools.read_result(call.inquiry, call.id, offset, limit, pointer)
+    body = shown.outcome(result)
+    if "status" in body:
+        place = {"location": f"{PREFIX}/executions/{body['execution_id']}"}
+        return json_response(body, 202, place)
+    error = body["error"] or {}
+    code = error.get("code")
+    status = 200 if code is None or code in OUTCOMES else STATUS_OF_CODE.get(code, 500)
+    return json_response(body, status, _retry_header(error))
 
 
 # --- executions, approvals, grants, changes, permissions ------------------------------------------
 
 
-async def list_executions(call: ApiCall) -> dict[str, Any]:
-    query = call.request.query_params
-    wanted: dict[str, Any] = {name: query[name] for name in EXECUTION_FILTERS if name in query}
-    if "since" in query:
-        wanted["since"] = _seconds(query["since"])
-    limit = call.number("limit", PAGE_ENTRIES)
-    return await own_tools.list_executions(call.inquiry, limit=limit, **wanted)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise Fixable("invalid_arguments", "since must be a time in seconds since 1970")
-    return value
-
-
-async def get_execution(call: ApiCall) -> dict[str, Any]:
-    return await own_tools.get_execution(call.inquiry, call.id)
-
-
 async def delete_execution(call: ApiCall) -> Response:
-    execution = await cancel_execution(call.inquiry, call.id)
-    status = 202 if execution.status in GOING_ON else 200
-    return json_response(execution_record(execution), status)
-
-
-async def cancel_execution(inquiry: Inquiry, id: str) -> Execution:
-    """Ends a call that runs or waits, where it can still be ended; how it is then."""
-    gateway, execution = inquiry.gateway, await inquiry.execution(id)
-    if execution.status == "pending_confirmation":
-        await gateway.approvals.withdraw(id, inquiry.principal.name)
-    elif execution.status == "executing" and not await gateway.invoker.running.cancel_and_wait(id):
-        await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
-    return await inquiry.execution(id)
+    execution = await call.inquiry.cancel(call.id)
+    status = 202 if execution.status in shown.GOING_ON else 200
+    return json_response(shown.execution_record(execution), status)
 
 
 async def list_approvals(call: ApiCall) -> dict[str, Any]:
     call.inquiry.require_admin()
     waiting = await approvals.list_open(call.inquiry.gateway.db, time.time())
     mine = [each for each in waiting if call.inquiry.oversees(each.connection)]
-    return {"approvals": [approval_row(each) for each in mine]}
+    return {"approvals": [shown.approval_row(each) for each in mine]}
 
 
 async def get_approval(call: ApiCall) -> dict[str, Any]:
@@ -524,7 +403,7 @@ async def get_approval(call: ApiCall) -> dict[str, Any]:
     found = await approvals.get_approval(call.inquiry.gateway.db, call.id)
     if found is None or not call.inquiry.oversees(found.connection):
         raise NotFound("invalid_arguments", "there is no such approval")
-    return decided_row(found)
+    return shown.decided_row(found)
 
 
 async def decide_approval(call: ApiCall) -> Any:
@@ -537,47 +416,30 @@ async def decide_approval(call: ApiCall) -> Any:
         decided = await inquiry.gateway.approvals.decide(call.id, decision, inquiry.principal)
     except NotApproved as error:  # someone, or time, was faster
         return error_response(error, 409)
-    return decided_row(decided)
+    return shown.decided_row(decided)
 
 
 async def list_grants(call: ApiCall) -> dict[str, Any]:
-    return {"standing_grants": [grant_row(grant) for grant in await known_grants(call.inquiry)]}
-
-
-async def known_grants(inquiry: Inquiry) -> list[StandingGrant]:
-    """The standing grants that hold and are this caller's business."""
-    found = await approvals.list_grants(inquiry.gateway.db, time.time())
-    return [grant for grant in found if inquiry.concerns(grant.principal, grant.connection)]
+    return {"standing_grants": [shown.grant_row(grant) for grant in await call.inquiry.grants()]}
 
 
 async def delete_grant(call: ApiCall) -> dict[str, Any]:
-    return grant_row(await revoke_grant(call.inquiry, call.id)) | {"revoked": True}
+    return shown.grant_row(await call.inquiry.revoke_grant(call.id)) | {"revoked": True}
 
 
-async def revoke_grant(inquiry: Inquiry, id: str) -> StandingGrant:
-    """Ends a standing grant: the next call is asked about again."""
-    grant = await approvals.get_grant(inquiry.gateway.db, id)
-    if grant is None or not inquiry.concerns(grant.principal, grant.connection):
-        raise NotFound("invalid_arguments", "there is no such standing grant")
-    await approvals.revoke_grant(inquiry.gateway.db, id)
-    by = inquiry.principal.name
-    log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
-    return grant
-
-
-async def list_changes(call: ApiCall) -> dict[str, Any]:
-    call.inquiry.require_admin()
-    given = call.query("status")
-    status = next((each for each in CHANGE_STATUSES if each == given), None)
-    if status != given:
+async def list_changes(
+    inquiry: Inquiry,
+    status: str | None = None,
+    connection: str | None = None,
+    limit: int = PAGE_ENTRIES,
+) -> dict[str, Any]:
+    inquiry.require_admin()
+    known = next((each for each in CHANGE_STATUSES if each == status), None)
+    if known != status:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    found = await changes.list_changes(
-        call.inquiry.gateway.db,
-        connection=call.query("connection"),
-        status=status,
-        limit=call.number("limit", PAGE_ENTRIES),
-    )
-    return {"changes": [change_row(c) for c in found if call.inquiry.oversees(c.connection)]}
+    db = inquiry.gateway.db
+    found = await changes.list_changes(db, connection=connection, status=known, limit=limit)
+    return {"changes": [shown.change_row(c) for c in found if inquiry.oversees(c.connection)]}
 
 
 async def accept_change(call: ApiCall) -> Any:
@@ -598,7 +460,7 @@ async def _decide_change(call: ApiCall, status: Literal["accepted", "rejected"])
         decided = Fixable("invalid_arguments", f"the change is {found.status} already")
         return error_response(decided, 409)
     by = inquiry.principal.name
-    return change_row(await inquiry.gateway.catalog.decide_change(id, status, by=by))
+    return shown.change_row(await inquiry.gateway.catalog.decide_change(id, status, by=by))
 
 
 async def get_permissions(call: ApiCall) -> dict[str, Any]:
@@ -627,7 +489,7 @@ async def delete_permissions(call: ApiCall) -> dict[str, Any]:
 ROUTES: Mapping[str, Mapping[str, Handler]] = {
     "/capabilities": {"GET": capabilities},
     "/access/{connection}": {"PUT": choose_access},
-    "/connections": {"GET": list_connections},
+    "/connections": {"GET": at_address(own_tools.list_connections)},
     "/connections/preview": {"POST": preview_connection},
     "/connections/{name}": {
         "GET": get_connection,
@@ -635,19 +497,22 @@ ROUTES: Mapping[str, Mapping[str, Handler]] = {
         "DELETE": delete_connection,
     },
     "/connections/{name}/refresh": {"POST": refresh_connection},
-    "/tools": {"GET": list_tools},
+    "/tools": {"GET": at_address(own_tools.list_dynamic_tools)},
     "/tools/{name}": {"GET": get_tool},
     "/tools/{name}/call": {"POST": call_tool},
     "/steps/resolve": {"POST": resolve_step},
-    "/results/{id}": {"GET": read_result},
+    "/results/{result_id}": {"GET": at_address(own_tools.read_result)},
     "/proxy": {"POST": proxy},
-    "/executions": {"GET": list_executions},
-    "/executions/{id}": {"GET": get_execution, "DELETE": delete_execution},
+    "/executions": {"GET": at_address(own_tools.list_executions)},
+    "/executions/{id}": {
+        "GET": at_address(own_tools.get_execution),
+        "DELETE": delete_execution,
+    },
     "/approvals": {"GET": list_approvals},
     "/approvals/{id}": {"GET": get_approval, "POST": decide_approval},
     "/standing-grants": {"GET": list_grants},
     "/standing-grants/{id}": {"DELETE": delete_grant},
-    "/changes": {"GET": list_changes},
+    "/changes": {"GET": at_address(list_changes)},
     "/changes/{id}/accept": {"POST": accept_change},
     "/changes/{id}/reject": {"POST": reject_change},
     "/permissions": {

@@ -8,9 +8,13 @@ options whose names speak of credentials, and what addresses have in their query
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
+
+from gateway.calls.answer import HEADERS_META
+from gateway.calls.record import TOKEN_META, WARNINGS_META, output_of
 from gateway.calls.redact import SECRET_NAME
 from gateway.catalog.definitions import is_inline, kind_of
 from gateway.catalog.discover import problem_dict
@@ -18,7 +22,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
-from gateway.model import Principal, Tool
+from gateway.model import Principal, Tool, whole_schema, without_constants
 from gateway.policy.access import (
     admin_level,
     decide,
@@ -26,6 +30,7 @@ from gateway.policy.access import (
     user_level,
     visible_tools,
 )
+from gateway.policy.view import View
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change
 from gateway.store.ledger import Execution
@@ -58,6 +63,18 @@ def tool_row(tool: Tool, permissions: Permissions) -> dict[str, Any]:
     return _fields(tool, _TOOL) | {"requires_confirmation": confirmed}
 
 
+def tool_detail(tool: Tool, permissions: Permissions) -> dict[str, Any]:
+    """One tool with its schemas, whole."""
+    output = tool.output_schema
+    return tool_row(tool, permissions) | {
+        "title": tool.title,
+        "trust": tool.trust,
+        "fingerprint": tool.fingerprint,
+        "input_schema": orjson.loads(without_constants(whole_schema(tool))),
+        "output_schema": orjson.loads(output) if output else None,
+    }
+
+
 def tool_summary(tool: Tool) -> dict[str, Any]:
     """One tool in the lists of `mcp_*` tools, which are read to choose from."""
     return {
@@ -68,6 +85,41 @@ def tool_summary(tool: Tool) -> dict[str, Any]:
         "summary": cut(tool.description, SUMMARY_CHARS),
         "access": tool.access,
         "tokens": tool.tokens,
+    }
+
+
+def step_view(seen: View) -> dict[str, Any]:
+    """What the bundles of a workflow's step give."""
+    tools = seen.tools
+    return {
+        "tools": [
+            {"name": tool.name, "connection": tool.connection, "direct": name in seen.direct}
+            for name, tool in tools.items()
+        ],
+        "bundle_ids": list(seen.bundle_ids),
+        "servers": sorted({tool.connection for tool in tools.values()}),
+    }
+
+
+def capabilities(
+    snapshot: Snapshot, principal: Principal, states: Iterable[ConnectionState]
+) -> dict[str, Any]:
+    """Who the caller is, and what it may do with each connection that exists for it."""
+    return {
+        "principal": principal.name,
+        "admin": principal.admin,
+        "organization": principal.organization,
+        "role": principal.role,
+        "connections": {
+            state.name: {
+                "provider": kind_of(state.settings),
+                "status": state.status,
+                "admin_access": admin_level(state),
+                "user_access": user_level(snapshot, principal, state.name),
+                "effective_access": level(snapshot, principal, state),
+            }
+            for state in states
+        },
     }
 
 
@@ -171,6 +223,32 @@ def execution_record(execution: Execution) -> dict[str, Any]:
         "bundle_ids": list(execution.bundle_ids),
         "result": _result(execution),
     }
+
+
+def outcome(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What became of a call, of its wire dict; with its `status` where it is still going on."""
+    meta = result["_meta"]
+    named = {"idempotency_token": TOKEN_META, "warnings": WARNINGS_META, "headers": HEADERS_META}
+    more = {name: meta[key] for name, key in named.items() if meta.get(key)}
+    more["execution_id"] = meta["gateway/execution_id"]
+    if meta["gateway/status"] in GOING_ON:
+        return {"status": meta["gateway/status"], **more}
+    error = _error_of(result) if result.get("isError") else None
+    return {
+        "success": error is None,
+        "output": None if error else output_of(result),
+        "error": error,
+        "duration_ms": meta["gateway/duration_ms"],
+        **more,
+    }
+
+
+def _error_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    structured = result.get("structuredContent")
+    if isinstance(structured, dict) and isinstance(structured.get("error"), dict):
+        found: dict[str, Any] = structured["error"]
+        return found
+    return {"code": "upstream_error", "message": str(output_of(result))[:2000], "hint": ""}
 
 
 def execution_event(execution: Execution) -> dict[str, Any]:

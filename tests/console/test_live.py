@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.console.overview import partials
-from gateway.web.events import MAX_STREAMS_PER_PRINCIPAL
+from gateway.limits import STREAMS_A_PRINCIPAL
+from gateway.web.guard import Say
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.peers import provider
@@ -74,9 +75,12 @@ async def test_draining_ends_the_streams(shop: Running, signed_in: SignedIn) -> 
 async def test_one_visitor_has_a_bounded_number_of_streams(
     shop: Running, signed_in: SignedIn
 ) -> None:
+    async def step(say: Say) -> bool:
+        return True
+
     someone = await signed_in(shop)
-    for _ in range(MAX_STREAMS_PER_PRINCIPAL):
-        shop.app.feed.enter("local")
+    for _ in range(STREAMS_A_PRINCIPAL):
+        shop.app.feed.stream(shop.app.gateway, "local", step)
     answer = await someone.get("/console/events")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
