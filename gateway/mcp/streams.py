@@ -50,8 +50,6 @@ from gateway.web.guard import (
 )
 from gateway.web.identity import Identity
 
-RETRY_MS = 2000
-
 log = structlog.get_logger(__name__)
 
 
@@ -254,7 +252,7 @@ class Streams:
             if not self._open:
                 self._empty.set()
 
-        await EventStream(stream.step, stream.woken, leave, retry_ms=RETRY_MS)({}, receive, send)
+        await EventStream(stream.step, stream.woken, leave)({}, receive, send)
 
     def note(self, session: str, scope: Scope, list_id: str) -> None:
         """Notes which list of tools a session has seen or been told of."""

@@ -74,6 +74,12 @@ class Inquiry:
         """Whether what this principal did with the connection is the caller's business."""
         return principal == self.principal.name or self.oversees(connection)
 
+    def overseen(self) -> tuple[str, ...] | None:
+        """The connections an admin of an organization is kept to; None: no such bound."""
+        if not self.principal.admin or self.principal.organization is None:
+            return None
+        return tuple(state.name for state in self.connections())
+
     def connections(self) -> list[ConnectionState]:
         """Every connection that exists for the caller."""
         states = self.snapshot.connections.values()

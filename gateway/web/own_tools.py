@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeVar, get_args
@@ -37,6 +37,7 @@ from gateway.web.shown import (
     managed_api_operation,
     managed_api_parameters,
     managed_api_row,
+    matching_rows,
     tool_row,
     tool_summary,
 )
@@ -101,11 +102,13 @@ def own_tool(
 
     def listed(run: AnyRun) -> AnyRun:
         given = list(inspect.signature(run).parameters.values())[1:]
+        open_ended = given and given[-1].kind is inspect.Parameter.VAR_KEYWORD
+        named = given[:-1] if open_ended else given
         schema = {
             "type": "object",
             "properties": properties,
-            "required": [each.name for each in given if _is_required(each)],
-            "additionalProperties": any(each.kind is each.VAR_KEYWORD for each in given),
+            "required": [each.name for each in named if each.default is each.empty],
+            "additionalProperties": bool(open_ended),
         }
         hints = {
             "title": title,
@@ -131,11 +134,6 @@ def own_tool(
         return run
 
     return listed
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    named = parameter.kind is not parameter.VAR_KEYWORD
-    return named and parameter.default is parameter.empty
 
 
 # --- tools and connections ------------------------------------------------------------------------
@@ -314,7 +312,7 @@ async def list_executions(
     """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
     if status is not None and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
-    whose, overseen = _whose(inquiry, principal), _overseen(inquiry)
+    whose, overseen = _whose(inquiry, principal), inquiry.overseen()
     wanted = Filter(status, tool, connection, whose, token, since, overseen)
     await inquiry.gateway.db.settle()
     page = await ledger.list_executions(inquiry.gateway.db, wanted, limit=limit, cursor=cursor)
@@ -331,7 +329,7 @@ async def get_execution(inquiry: Inquiry, id: str) -> Shown:
 async def find_execution(inquiry: Inquiry, token: str) -> Shown:
     """The call that used an idempotency token, with the values recorded from its answer."""
     found = await ledger.find_by_token(inquiry.gateway.db, token, _whose(inquiry, None))
-    kept_to = _overseen(inquiry)
+    kept_to = inquiry.overseen()
     found = [each for each in found if kept_to is None or each.connection in kept_to]
     if not found:
         raise NotFound("invalid_arguments", "no call has used this token")
@@ -343,13 +341,6 @@ async def find_execution(inquiry: Inquiry, token: str) -> Shown:
 def _whose(inquiry: Inquiry, wanted: str | None) -> str | None:
     """Whose executions are read: anyone's for an admin, else the caller's own."""
     return (wanted or None) if inquiry.principal.admin else inquiry.principal.name
-
-
-def _overseen(inquiry: Inquiry) -> tuple[str, ...] | None:
-    """The connections an admin of an organization is kept to; None: no such bound."""
-    if not inquiry.principal.admin or inquiry.principal.organization is None:
-        return None
-    return tuple(state.name for state in inquiry.connections())
 
 
 # --- what may go into a tool's inputs -------------------------------------------------------------
@@ -399,7 +390,7 @@ async def list_managed_apis(
     rows = [
         managed_api_row(entry) for entry in await inquiry.gateway.azure.directory.managed_apis()
     ]
-    found = _matching(sorted(rows, key=lambda row: str(row["name"])), search)
+    found = matching_rows(sorted(rows, key=lambda row: str(row["name"])), search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
 
@@ -420,7 +411,7 @@ async def get_managed_api(
         directory.managed_api(name), directory.api_operations(name)
     )
     parameters = managed_api_parameters(entry)
-    operations = _matching([managed_api_operation(each) for each in listed], search)
+    operations = matching_rows([managed_api_operation(each) for each in listed], search)
     return {
         **managed_api_row(entry),
         "parameters": parameters,
@@ -428,16 +419,6 @@ async def get_managed_api(
         "operations": operations[offset : offset + limit],
         "total_operations": len(operations),
     }
-
-
-def _matching(rows: Sequence[Shown], search: str) -> Sequence[Shown]:
-    """The rows that hold every word; those whose name does come first."""
-    words = search.lower().split()
-    if not words:
-        return rows
-    texts = {id(row): " ".join(map(str, row.values())).lower() for row in rows}
-    found = [row for row in rows if all(word in texts[id(row)] for word in words)]
-    return sorted(found, key=lambda row: words[0] not in row["name"].lower())
 
 
 # --- tools that are reached through others --------------------------------------------------------

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
@@ -155,16 +156,9 @@ async def _api_call(gateway: Gateway, identity: Identity, request: Request) -> A
         raw = await read_body(fields, request.receive, MAX_BODY_BYTES, seconds)
         if raw:
             require_json(fields)
-            body = _parsed(raw)
+            body = read_json(raw)  # as strict as MCP is: a call means the same through both doors
     caller = Caller(principal, client=request.headers.get("user-agent", "")[:128])
     return ApiCall(gateway.inquiry(caller), request, body)
-
-
-def _parsed(raw: bytes) -> Any:
-    try:
-        return read_json(raw)  # as strict as MCP is: a call means the same through both doors
-    except NotJson as refused:
-        raise Fixable("invalid_arguments", f"the body can't be read: {refused}") from None
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -205,6 +199,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             return error_response(error)
         case Refusal():
             return refusal_response(error)
+        case NotJson():
+            words = f"the body can't be read: {error}"
+            return error_response(Fixable("invalid_arguments", words))
         case UnknownTool():
             hint = "GET /api/v1/tools lists yours."
             return error_response(NotFound("invalid_arguments", str(error), hint))
@@ -219,7 +216,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return error_response(Broken("internal", "the gateway failed on this request"))
 
 
-_ERRORS = (GatewayError, Refusal, UnknownTool, HTTPException, ConnectionError, Exception)
+_ERRORS = (GatewayError, Refusal, NotJson, UnknownTool, HTTPException, ConnectionError, Exception)
 
 
 # --- tools and connections ------------------------------------------------------------------------
@@ -442,15 +439,7 @@ async def list_changes(
     return {"changes": [shown.change_row(c) for c in found if inquiry.oversees(c.connection)]}
 
 
-async def accept_change(call: ApiCall) -> Any:
-    return await _decide_change(call, "accepted")
-
-
-async def reject_change(call: ApiCall) -> Any:
-    return await _decide_change(call, "rejected")
-
-
-async def _decide_change(call: ApiCall, status: Literal["accepted", "rejected"]) -> Any:
+async def decide_change(call: ApiCall, status: Literal["accepted", "rejected"]) -> Any:
     call.inquiry.require_admin()
     inquiry, id = call.inquiry, call.id
     found = await changes.get_change(inquiry.gateway.db, id)
@@ -513,8 +502,8 @@ ROUTES: Mapping[str, Mapping[str, Handler]] = {
     "/standing-grants": {"GET": list_grants},
     "/standing-grants/{id}": {"DELETE": delete_grant},
     "/changes": {"GET": at_address(list_changes)},
-    "/changes/{id}/accept": {"POST": accept_change},
-    "/changes/{id}/reject": {"POST": reject_change},
+    "/changes/{id}/accept": {"POST": partial(decide_change, status="accepted")},
+    "/changes/{id}/reject": {"POST": partial(decide_change, status="rejected")},
     "/permissions": {
         "GET": get_permissions,
         "PUT": put_permissions,

@@ -344,6 +344,17 @@ def managed_api_operation(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": _words(entry.get("name")), **words}
 
 
+def matching_rows(rows: list[dict[str, Any]], search: str) -> list[dict[str, Any]]:
+    """The rows that hold every word; those whose name does come first."""
+    words = search.lower().split()
+    if not words:
+        return rows
+    texts = [" ".join(map(str, row.values())).lower() for row in rows]
+    both = zip(rows, texts, strict=True)
+    found = [row for row, text in both if all(word in text for word in words)]
+    return sorted(found, key=lambda row: words[0] not in row["name"].lower())
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 

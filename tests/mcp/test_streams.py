@@ -59,7 +59,7 @@ async def running(wire: Wire) -> AsyncIterator[ClientStream]:
         first=b"first",
         last=b"last",
     )
-    served = EventStream(stream.step, stream.woken, lambda: None, retry_ms=1)
+    served = EventStream(stream.step, stream.woken, lambda: None)
     task = asyncio.create_task(served({}, wire.receive, wire.send))
     yield stream
     stream.end()
