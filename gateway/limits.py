@@ -188,6 +188,7 @@ FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or n
 ALL_FAILURES_A_MINUTE = 60
 VERIFIED_SECONDS = 60.0  # a JWT, and that an issuer has no such key, are looked at again then
 SIGNING_KEYS_KEPT_SECONDS = 600.0  # a key that its issuer took back is good no longer than this
+PATH_CHARS = 4096  # of a raw request: every way to read it is looked at
 PAGE_ENTRIES = 100  # of a list, where the caller does not say how many
 SEARCH_ENTRIES = 10  # of a search by words: a model reads them all
 SUMMARY_CHARS = 200  # of a text in a list that is read to choose from

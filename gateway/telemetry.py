@@ -1,15 +1,10 @@
-"""Logs are events with fields: readable on a terminal, one JSON object a line elsewhere.
+"""What is told of the gateway at work: logs, and OpenTelemetry spans where somebody collects them.
 
-OpenTelemetry spans, where an endpoint is configured: one for each call, read off its record.
-
-The usual variables decide: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) switches it on,
-OTEL_SERVICE_NAME and the others mean what they always mean. Spans are made when a call has ended,
-so that tracing costs nothing while it runs; they are sent by a thread of the exporter's own.
-
-The log line of a call that did not simply succeed, read off its record like everything else.
-
-What went well is in the ledger and in the figures; logged as well it would only hide the rest.
-Names, states and codes, never arguments or answers.
+Logs are events with fields: readable on a terminal, one JSON object a line elsewhere. A call that
+went well is in the ledger and in the figures; only the others are logged. Spans are made of a
+call's record when it has ended, so that tracing costs nothing while it runs; the usual variables
+decide (OTEL_EXPORTER_OTLP_ENDPOINT switches it on, OTEL_SERVICE_NAME and the others mean what they
+always mean). Names, states and codes are told, never arguments or answers.
 """
 
 from __future__ import annotations
@@ -140,21 +135,13 @@ def _attributes(execution: Execution) -> dict[str, Any]:
 
 
 log = structlog.get_logger("gateway.call")
+_LOGGED = "tool connection principal status upstream_status session".split()
 
 
 def log_call(execution: Execution) -> None:
     """Logs how a call ended, unless it went well."""
-    if execution.status == "completed":
-        return
-    log.info(
-        "call ended",
-        execution=execution.id,
-        tool=execution.tool,
-        connection=execution.connection,
-        principal=execution.principal,
-        status=execution.status,
-        code=execution.error_code,
-        upstream_status=execution.upstream_status,
-        duration_ms=(execution.result or {}).get("duration_ms"),
-        session=execution.session,
-    )
+    if execution.status != "completed":
+        told = {name: getattr(execution, name) for name in _LOGGED}
+        took = (execution.result or {}).get("duration_ms")
+        code = execution.error_code
+        log.info("call ended", execution=execution.id, code=code, duration_ms=took, **told)

@@ -39,7 +39,6 @@ from gateway.policy.view import OwnTool, Scope, View, askable, offering, standin
 from gateway.store import approvals
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.database import Database, signal
-from gateway.store.database import Database
 from gateway.store.ledger import Execution, get_execution
 from gateway.web.guard import Throttle, write_json
 from gateway.web.proxy import Proxied, ProxyRequest, proxied

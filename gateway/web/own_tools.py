@@ -28,19 +28,8 @@ from gateway.model import Tool, whole_schema, without_constants
 from gateway.policy.access import may_know
 from gateway.store import ledger, results
 from gateway.store.ledger import ExecutionStatus, Filter
+from gateway.web import shown
 from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
-from gateway.web.shown import (
-    azure_resource,
-    connection_detail,
-    connection_row,
-    execution_record,
-    managed_api_operation,
-    managed_api_parameters,
-    managed_api_row,
-    matching_rows,
-    tool_row,
-    tool_summary,
-)
 
 Shown = dict[str, Any]
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
@@ -155,7 +144,9 @@ async def list_dynamic_tools(
         names = await inquiry.gateway.search(inquiry.snapshot, search, set(names), len(names))
     permissions = inquiry.snapshot.permissions
     return {
-        "tools": [tool_row(tools[name], permissions) for name in names[offset : offset + limit]],
+        "tools": [
+            shown.tool_row(tools[name], permissions) for name in names[offset : offset + limit]
+        ],
         "total": len(names),
         "tokens": sum(tools[name].tokens for name in names),
         "revision": inquiry.snapshot.revision,
@@ -166,8 +157,8 @@ async def list_dynamic_tools(
 async def list_connections(inquiry: Inquiry) -> Shown:
     """The APIs that are connected here, how they are, and what you may do with each."""
     problems = inquiry.snapshot.problems if inquiry.principal.admin else ()
-    shown = [problem_dict(problem) for problem in problems]
-    return {"connections": connection_rows(inquiry), "problems": shown}
+    told = [problem_dict(problem) for problem in problems]
+    return {"connections": connection_rows(inquiry), "problems": told}
 
 
 def connection_rows(inquiry: Inquiry) -> list[Shown]:
@@ -176,8 +167,10 @@ def connection_rows(inquiry: Inquiry) -> list[Shown]:
     refreshed, directory = gateway.catalog.refreshed_at, gateway.azure.directory
     rows = []
     for state in inquiry.connections():
-        row = connection_row(inquiry.snapshot, inquiry.principal, state, refreshed.get(state.name))
-        id_ = azure_resource(state) if state.status == "unauthenticated" else None
+        row = shown.connection_row(
+            inquiry.snapshot, inquiry.principal, state, refreshed.get(state.name)
+        )
+        id_ = shown.azure_resource(state) if state.status == "unauthenticated" else None
         rows.append(row | {"consent_link": directory.known_consent_link(id_) if id_ else None})
     return rows
 
@@ -187,8 +180,8 @@ async def get_connection(inquiry: Inquiry, name: str) -> Shown:
     """One connection: status, your access, number of tools, last refresh, problems, settings."""
     state = inquiry.connection(name)
     refreshed = inquiry.gateway.catalog.refreshed_at.get(name)
-    shown = connection_detail(inquiry.snapshot, inquiry.principal, state, refreshed)
-    return shown | {"consent_link": await _consent_link(inquiry, state)}
+    detail = shown.connection_detail(inquiry.snapshot, inquiry.principal, state, refreshed)
+    return detail | {"consent_link": await _consent_link(inquiry, state)}
 
 
 async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str | None:
@@ -245,9 +238,9 @@ async def put(
     report = await gateway.catalog.put(
         name, values, by=principal.name, within=principal.organization, expected=expected
     )
-    shown = report.as_dict() | {"revision": report.revision}
+    entry = report.as_dict() | {"revision": report.revision}
     link = await _consent_link(inquiry, gateway.snapshot.connections.get(name))
-    return shown | ({"consent_link": link} if link else {})
+    return entry | ({"consent_link": link} if link else {})
 
 
 @own_tool("admin", "Delete a connection", reads=False, destructive=True, name=_NAME)
@@ -316,13 +309,16 @@ async def list_executions(
     wanted = Filter(status, tool, connection, whose, token, since, overseen)
     await inquiry.gateway.db.settle()
     page = await ledger.list_executions(inquiry.gateway.db, wanted, limit=limit, cursor=cursor)
-    return {"executions": [execution_record(each) for each in page.executions], "next": page.next}
+    return {
+        "executions": [shown.execution_record(each) for each in page.executions],
+        "next": page.next,
+    }
 
 
 @own_tool("all", "Get an execution", id=_TEXT)
 async def get_execution(inquiry: Inquiry, id: str) -> Shown:
     """One past or running call with its state and result."""
-    return execution_record(await inquiry.execution(id))
+    return shown.execution_record(await inquiry.execution(id))
 
 
 @own_tool("all", "Find an execution", token=_TEXT)
@@ -333,7 +329,7 @@ async def find_execution(inquiry: Inquiry, token: str) -> Shown:
     found = [each for each in found if kept_to is None or each.connection in kept_to]
     if not found:
         raise NotFound("invalid_arguments", "no call has used this token")
-    records = [execution_record(execution) for execution in found]
+    records = [shown.execution_record(execution) for execution in found]
     # What never left its token free for a later one, which then is the call that counts.
     return records[0] | {"executions": records}
 
@@ -388,9 +384,10 @@ async def list_managed_apis(
 ) -> Shown:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
     rows = [
-        managed_api_row(entry) for entry in await inquiry.gateway.azure.directory.managed_apis()
+        shown.managed_api_row(entry)
+        for entry in await inquiry.gateway.azure.directory.managed_apis()
     ]
-    found = matching_rows(sorted(rows, key=lambda row: str(row["name"])), search)
+    found = shown.matching_rows(sorted(rows, key=lambda row: str(row["name"])), search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
 
@@ -410,10 +407,10 @@ async def get_managed_api(
     entry, listed = await asyncio.gather(
         directory.managed_api(name), directory.api_operations(name)
     )
-    parameters = managed_api_parameters(entry)
-    operations = matching_rows([managed_api_operation(each) for each in listed], search)
+    parameters = shown.managed_api_parameters(entry)
+    operations = shown.matching_rows([shown.managed_api_operation(each) for each in listed], search)
     return {
-        **managed_api_row(entry),
+        **shown.managed_api_row(entry),
         "parameters": parameters,
         "needs_consent": any(each["type"] == "oauthSetting" for each in parameters),
         "operations": operations[offset : offset + limit],
@@ -437,7 +434,7 @@ async def mcp_list_tools(
             "mcp_search_tools gives the server_id of each tool.",
         )
     page = tools[offset : offset + limit]
-    return {"tools": [tool_summary(tool) for tool in page], "total": len(tools)}
+    return {"tools": [shown.tool_summary(tool) for tool in page], "total": len(tools)}
 
 
 @own_tool("meta", "Search tools", query=_TEXT, limit=_LIMIT)
@@ -445,7 +442,7 @@ async def mcp_search_tools(inquiry: Inquiry, query: str, limit: int = SEARCH_ENT
     """Finds the tools for a task by words, best first. Then read the schema and call."""
     tools = inquiry.view.tools
     names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
-    return {"tools": [tool_summary(tools[name]) for name in names]}
+    return {"tools": [shown.tool_summary(tools[name]) for name in names]}
 
 
 @own_tool("meta", "Get a tool's schema", server_id=_SERVER, tool_name=_TOOL)
@@ -463,7 +460,7 @@ async def mcp_get_tool_schema(inquiry: Inquiry, server_id: str, tool_name: str) 
         )
     output = tool.output_schema
     return {
-        **tool_summary(tool),
+        **shown.tool_summary(tool),
         "description": tool.description,
         "risk": tool.risk,
         "input_schema": orjson.loads(schema),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -22,6 +23,7 @@ from gateway.blocklist import decodings, may_mean, may_reroute
 from gateway.catalog.definitions import kind_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, NotFound, Refused
+from gateway.limits import PATH_CHARS
 from gateway.model import (
     ACCESS_OF_METHOD,
     RISK_OF_ACCESS,
@@ -39,23 +41,10 @@ from gateway.policy.view import View, bundles_of
 
 NAME = "proxy"
 STRICTNESS: Mapping[Access, int] = {"read": 0, "write": 1, "delete": 2, "dangerous": 3}
-MAX_PATH_CHARS = 4096
 _SCALAR = {"type": ["string", "number", "boolean", "null"]}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "method": {"enum": list(ACCESS_OF_METHOD)},
-        "path": {"type": "string", "minLength": 1, "maxLength": MAX_PATH_CHARS},
-        "query": {
-            "type": "object",
-            "additionalProperties": {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]},
-        },
-        "body": {},
-    },
-    "required": ["method", "path"],
-    "additionalProperties": False,
-}
-_SCHEMA = orjson.dumps(SCHEMA)
+_QUERY_VALUE = {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}
+_QUERY = {"type": "object", "additionalProperties": _QUERY_VALUE}
+_SCHEMA = orjson.dumps({"type": "object", "properties": {"query": _QUERY}})
 _END = re.compile(r"[?#]")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\#]")
 
@@ -104,7 +93,7 @@ def proxy_request(connection: object, method: object, path: object, **more: Any)
 
 def plain_path(path: str) -> tuple[str, dict[str, Any]]:
     """The path with its dot segments resolved, and the query that was written into it."""
-    if len(path) > MAX_PATH_CHARS or _FORBIDDEN.search(path) or "://" in path.partition("?")[0]:
+    if len(path) > PATH_CHARS or _FORBIDDEN.search(path) or "://" in path.partition("?")[0]:
         raise Fixable(
             "invalid_arguments",
             "path must be a path of the connection's API, such as /candidates/7",
@@ -132,7 +121,11 @@ def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: Proxy
     """The request as a tool of its own; raises what the caller is told where it may not be made."""
     state = _connection(snapshot, principal, request.connection)
     _check_names(request)
-    skipped, known = list(_skipped(state, request)), list(_known(state, request))
+    assert state.build is not None  # `_connection` refuses what is not connected
+    means = partial(_means, request, _base_url(state))
+    skipped = [e for e in state.build.skipped if means(e.method, e.path, e.base_url)]
+    known = [t for t in state.tools if t.http and means(t.method, t.http.path, t.http.base_url)]
+    known.sort(key=lambda tool: -STRICTNESS[tool.access])
     if any(each.access == "dangerous" for each in skipped):
         raise _not_allowed("It is marked dangerous and can't be reached through the gateway.")
     if bundles_of(snapshot, principal, seen.scope) is not None:
@@ -188,27 +181,7 @@ def _base_url(state: ConnectionState) -> str:
     return served.most_common(1)[0][0]
 
 
-def _known(state: ConnectionState, request: ProxyRequest) -> Iterator[Tool]:
-    """The tools that make this request, the strictest first."""
-    base_url = _base_url(state)
-    same = [
-        tool
-        for tool in state.tools
-        if tool.http and _same(tool.method, tool.http.path, tool.http.base_url, base_url, request)
-    ]
-    yield from sorted(same, key=lambda tool: -STRICTNESS[tool.access])
-
-
-def _skipped(state: ConnectionState, request: ProxyRequest) -> Iterator[Skipped]:
-    """The operations that are no tools and that this request means."""
-    assert state.build is not None
-    base_url = _base_url(state)
-    for each in state.build.skipped:
-        if _same(each.method, each.path, each.base_url, base_url, request):
-            yield each
-
-
-def _same(method: str, path: str, home: str, base_url: str, request: ProxyRequest) -> bool:
+def _means(request: ProxyRequest, base_url: str, method: str, path: str, home: str) -> bool:
     """Whether the request may mean the operation at this path of `home`.
 
     The operation may have a server of its own, whose path can be reached from the connection's. A
