@@ -90,6 +90,14 @@ LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left
 
 # --- catalog --------------------------------------------------------------------------------------
 
+DEFINITION_SECONDS = 4.5  # for one to be fetched, where the connection says nothing
+DEFINITION_CACHE_BYTES = 8 * 1024 * 1024  # of definitions that a put after a preview finds again
+DEFINITION_REDIRECTS = 5  # on the way to one, on the same host
+SEARCH_CHARS = 400  # of a question
+SEARCH_WORDS = 24  # of a question
+SEARCH_WORD_CHARS = 40
+SEARCH_COMPLETIONS = 12  # of a last word that is not finished
+
 # --- policy ---------------------------------------------------------------------------------------
 
 # --- calls ----------------------------------------------------------------------------------------

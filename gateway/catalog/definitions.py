@@ -2,14 +2,15 @@
 
 A URL is asked with the validators of the copy we have, so that an unchanged definition costs one
 small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
-once), bounded in bytes and in number; the store keeps the copy that survives a restart. Who asks
-again may have let go of the bytes: such a copy is never what another connection is given.
+once), bounded in bytes and in number; the store keeps the copy that survives a restart. One who
+asks again may have let go of the bytes: such a copy is never what another connection is given.
 
 A connection asks with its own headers and credentials. They are for the address it names and end at
 a redirect; and since a server may show each caller another definition under one validator, a copy
 counts as known only to the credentials it was fetched with.
 
-From a connection's settings to what its connector is told, without any secret.
+The rest says what settings mean for a definition: where it lies, and what its reader is told of the
+connection, which is no secret.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,14 +28,15 @@ from cachetools import TTLCache
 
 from gateway import __version__
 from gateway.config.connection import (
-    ApiKeyAuth,
     ArmConnection,
     Connection,
     ManifestConnection,
     McpConnection,
     OpenApiConnection,
 )
-from gateway.errors import DefinitionUnreadable, GatewayError, Overloaded
+from gateway.config.settings import Cache
+from gateway.errors import DefinitionUnreadable, GatewayError
+from gateway.limits import DEFINITION_CACHE_BYTES, DEFINITION_REDIRECTS, DEFINITION_SECONDS
 from gateway.model import (
     BUILD_CODEC_VERSION,
     NO_TLS_FILES,
@@ -48,19 +49,10 @@ from gateway.model import (
     pack,
     unpack,
 )
-from gateway.outbound.client import Answer, Request, Room
+from gateway.outbound.client import Answer, Egress, Request
 
-FETCH_SECONDS = 4.5
-MAX_TEXT_BYTES = 4 * 1024 * 1024  # of a definition that is given as text; it is held unpacked
-MEMORY_BYTES = 8 * 1024 * 1024
-LARGE_BYTES = 1024 * 1024  # of a definition: up to this size nobody has to wait
-LARGE_AT_ONCE = 2
-MAX_PACKED = 8 * 1024 * 1024  # GitHub's 13 MB take one
-MEMORY_ENTRIES = 512
-MEMORY_SECONDS = 300.0
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
-MAX_REDIRECTS = 5
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -97,61 +89,21 @@ class Asker:
     send: Callable[[Request, Exchange], Awaitable[Answer]]
 
 
-class Sender(Protocol):
-    """The part of egress that fetching needs."""
-
-    async def send(
-        self,
-        request: Request,
-        *,
-        deadline: float,
-        max_bytes: int,
-        room: Room | None = None,
-        same_host_redirects: int = 0,
-        tls: TlsFiles = NO_TLS_FILES,
-    ) -> Answer: ...
-
-
-class _LargeRoom:
-    """One fetch's right to hold a large definition until it is packed; few have it at a time."""
-
-    bytes = LARGE_BYTES
-
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
-        self._taken = self.denied = False
-
-    async def take(self, until: float | None) -> bool:
-        """See `Room` of the way out."""
-        try:
-            async with asyncio.timeout_at(until):
-                self._taken = self._taken or await self._places.acquire()
-        except TimeoutError:
-            self.denied = True
-        return self._taken
-
-    def __enter__(self) -> _LargeRoom:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._taken:
-            self._places.release()
-
-
 class Fetcher:
     """Reads definitions, and remembers for a while what it read."""
 
-    def __init__(self, egress: Sender, folder: Path) -> None:
+    def __init__(self, egress: Egress, folder: Path, cache: Cache | None = None) -> None:
         self._egress = egress
         self._folder = folder
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
-        self.remember(MEMORY_SECONDS, MEMORY_ENTRIES)
+        self.remember(cache or Cache())
 
-    def remember(self, seconds: float, entries: int) -> None:
-        """Remembers definitions for so long, and so many of them, from now on."""
-        self._max_entries = entries
+    def remember(self, cache: Cache) -> None:
+        """Remembers definitions as the settings say, from now on."""
+        self._max_entries = cache.max_entries
         self._memory: TTLCache[str, Definition] = TTLCache(
-            MEMORY_BYTES, seconds, getsizeof=lambda definition: len(definition.packed)
+            DEFINITION_CACHE_BYTES,
+            cache.schema_ttl_seconds,
+            getsizeof=lambda definition: len(definition.packed),
         )
 
     async def fetch(
@@ -160,26 +112,23 @@ class Fetcher:
         known: Definition | None,
         *,
         max_bytes: int,
-        seconds: float = FETCH_SECONDS,
+        seconds: float = DEFINITION_SECONDS,
         asker: Asker | None = None,
         tls: TlsFiles = NO_TLS_FILES,
     ) -> Definition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
-            return await _definition(location, _text(location), max_bytes, known)
+            return await _definition(location, location.encode(), max_bytes, known)
         if not is_url(location):
             return await self._read_file(location, max_bytes, known)
         known = known or self._memory.get(place_of(location))
-        with _LargeRoom(self._large) as room:
-            send = partial(
-                self._egress.send, deadline=seconds, max_bytes=max_bytes, room=room, tls=tls
-            )
-            definition = await _download(location, known, asker, send, max_bytes, room)
+        send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, tls=tls)
+        definition = await _download(location, known, asker, send, max_bytes)
         self._remember(definition)
         return definition
 
     def _remember(self, definition: Definition) -> None:
-        if not 0 < len(definition.packed) <= MEMORY_BYTES:
+        if not 0 < len(definition.packed) <= DEFINITION_CACHE_BYTES:
             return
         self._memory[definition.location] = definition
         while len(self._memory) > self._max_entries:
@@ -205,7 +154,6 @@ async def _download(
     asker: Asker | None,
     send: Callable[..., Awaitable[Answer]],
     max_bytes: int,
-    room: _LargeRoom,
 ) -> Definition:
     try:
         answer, proof = await _ask(location, known, asker, send)
@@ -220,8 +168,6 @@ async def _download(
             f"the definition can't be fetched: the server answered {answer.status}",
             _hint(answer.status, asker, proof),
         )
-    if room.denied:
-        raise Overloaded("busy", "Too many definitions are being read.", "Try again later.")
     if answer.truncated:
         raise _too_large(max_bytes)
     definition = await _definition(location, answer.body, max_bytes, known)
@@ -242,7 +188,7 @@ async def _ask(
             return answer, asker.proof
     # From the start: a redirect's address may hold what was sent.
     request = _request(location, known, None)
-    return await send(request, same_host_redirects=MAX_REDIRECTS), None
+    return await send(request, same_host_redirects=DEFINITION_REDIRECTS), None
 
 
 def _request(location: str, known: Definition | None, proof: object) -> Request:
@@ -306,23 +252,7 @@ async def _definition(
     place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
     if known is not None and (known.location, known.sha256) == (place, sha256):
         return known
-    definition = Definition(place, await asyncio.to_thread(pack, raw), sha256)
-    if len(definition.packed) > MAX_PACKED:
-        raise DefinitionUnreadable(
-            f"the definition takes more than {MAX_PACKED:,} bytes even when packed",
-            "Leave out what is not text in it, such as pictures.",
-        )
-    return definition
-
-
-def _text(location: str) -> bytes:
-    raw = location.encode()
-    if len(raw) > MAX_TEXT_BYTES:
-        raise DefinitionUnreadable(
-            f"a definition that is given as text may have at most {MAX_TEXT_BYTES} bytes",
-            "Give the address of the definition, or its file.",
-        )
-    return raw
+    return Definition(place, await asyncio.to_thread(pack, raw), sha256)
 
 
 def _too_large(max_bytes: int) -> DefinitionUnreadable:
@@ -345,7 +275,7 @@ def source_of(
         display_name=settings.display_name or "",
         prefix=prefix_of(name, settings),
         location=location,
-        base_url=settings.base_url if isinstance(settings, OpenApiConnection) else None,
+        base_url=getattr(settings, "base_url", None),
         include=settings.include,
         exclude=settings.exclude,
         blocklist=settings.blocklist,
@@ -356,14 +286,12 @@ def source_of(
         },
         trust=settings.trust,
         auth_type=auth.type,
-        auth_name=auth.name if isinstance(auth, ApiKeyAuth) else None,
-        auth_in=auth.place if isinstance(auth, ApiKeyAuth) else None,
+        auth_name=getattr(auth, "name", None),
+        auth_in=getattr(auth, "place", None),
         headers=tuple(sorted(settings.headers)),
-        idempotency_header=(
-            settings.idempotency_header if isinstance(settings, OpenApiConnection) else None
-        ),
-        region=settings.region if isinstance(settings, ManifestConnection) else None,
-        on_behalf_of=settings.on_behalf_of if isinstance(settings, ManifestConnection) else None,
+        idempotency_header=getattr(settings, "idempotency_header", None),
+        region=getattr(settings, "region", None),
+        on_behalf_of=getattr(settings, "on_behalf_of", None),
         max_description_chars=max_description_chars,
         carries_secrets=bool(
             auth.type != "none" or settings.headers or settings.inject or settings.tls.cert_file

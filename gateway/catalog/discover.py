@@ -29,7 +29,6 @@ from gateway.catalog.changes import (
     with_credentials_of,
 )
 from gateway.catalog.definitions import (
-    FETCH_SECONDS,
     Asker,
     Definition,
     Exchange,
@@ -61,6 +60,7 @@ from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import Wrap, build_upstream
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
+from gateway.limits import DEFINITION_SECONDS
 from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
@@ -157,7 +157,7 @@ class Discoverer:
                 settings.spec,
                 held if held and held.location == location_of(settings) else None,
                 max_bytes=limits.max_spec_bytes,
-                seconds=settings.timeout_seconds or FETCH_SECONDS,
+                seconds=settings.timeout_seconds or DEFINITION_SECONDS,
                 asker=asker,
                 tls=settings.tls_files if _at_home(settings) else NO_TLS_FILES,
             )

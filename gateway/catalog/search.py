@@ -4,21 +4,10 @@ A tool is described by fields of unequal worth: its name and title say what it d
 it does it to, its description everything else. Each posting carries one number, computed at build:
 how much this word says about this tool. A question adds those numbers up, word by word, each word
 standing for its relatives too, at a discount; then the method is looked at ("delete" wants DELETE).
+How words are cut, and which ones are related, is in `english.toml`.
 
 Not SQLite's FTS5: it can't weigh the words of a question, so every synonym costs as many right
 answers as it wins. On the same fields and thesaurus it finds four answers where this finds five.
-
-What a tool is described by, taken apart into fields of unequal worth for the search.
-
-Definitions differ in where they say things: some have good summaries and no descriptions, others
-only paths. So nothing is relied upon, and the last fixed part of a path, the first sentence of a
-description and the display name each count as what they are.
-
-What a question wants done, and how well each kind of tool fits that.
-
-The first verb decides; a question word, or a verb nobody knows before an article, says at least
-whether something is to be read or done. The fit only tips the scale between tools whose words say
-the same, so a wrong guess costs little.
 """
 
 from __future__ import annotations
@@ -26,17 +15,108 @@ from __future__ import annotations
 import heapq
 import math
 import re
+import tomllib
+import unicodedata
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from operator import mul
+from pathlib import Path
 
-from gateway.catalog import words
-from gateway.catalog.words import STOP, split_words
+from gateway.limits import (
+    MAX_REMEMBERED,
+    SEARCH_CHARS,
+    SEARCH_COMPLETIONS,
+    SEARCH_WORD_CHARS,
+    SEARCH_WORDS,
+)
 from gateway.model import Tool
+
+ENGLISH = tomllib.loads((Path(__file__).parent / "english.toml").read_text(encoding="utf-8"))
+_SPLIT_CASE = re.compile(  # inside `sendEmail` and `HTTPServer`, not in `URLs`
+    r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z](?!s(?![a-z]))[a-z])"
+)
+_LETTERS = re.compile(r"[^\W_]+")
+_IRREGULAR: Mapping[str, str] = ENGLISH["irregular"]
+_WHOLE, _WEAK, _UNDO, _STOP = (
+    frozenset(ENGLISH[kind].split()) for kind in ("whole", "weak", "undo", "stop")
+)
+_NOT_PLURAL = tuple(ENGLISH["not_plural"].split())
+_NOT_DECOMPOSED = str.maketrans(
+    {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i"}
+    | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ß": "ss"}
+)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of some text or identifier, folded, in the singular, stop words included."""
+    return [singular(word[:SEARCH_WORD_CHARS]) for word in _lower_words(text)]
+
+
+def question_words(question: str) -> list[str]:
+    """The words of a question, common phrases replaced by what definitions say instead."""
+    padded = f" {' '.join(_lower_words(question))} "
+    for said, meant in ENGLISH["phrases"].items():
+        padded = padded.replace(f" {said} ", f" {meant} ")
+    return [word[:SEARCH_WORD_CHARS] for word in padded.split()]
+
+
+def _lower_words(text: str) -> list[str]:
+    if not text.isascii():
+        decomposed = unicodedata.normalize("NFKD", text).translate(_NOT_DECOMPOSED)
+        text = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    return _LETTERS.findall(_SPLIT_CASE.sub(" ", text).lower())
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def singular(word: str) -> str:
+    """`repositories` → `repository`, `statuses` → `status`, `people` → `person`."""
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    if len(word) < 4 or word[-1] != "s" or word.endswith(_NOT_PLURAL):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes", "ches", "shes", "zes", "uses")):
+        return word[:-2] if not word.endswith(("auses", "cuses")) else word[:-1]
+    return word[:-1]
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def stem(word: str) -> str:
+    """What `invite`, `inviting` and `invitation` share: good for comparing, not for reading."""
+    base = _without_ending(singular(word))
+    base = _IRREGULAR.get(base, base)
+    if len(base) > 3 and base[-1] == base[-2] and base[-1] not in "aeiousl":
+        base = base[:-1]  # running → runn → run
+    if base.endswith("e") and len(base) > 3 or base.endswith("y") and len(base) > 5:
+        base = base[:-1]
+    return base
+
+
+def _without_ending(word: str) -> str:
+    if word in _WHOLE:
+        return word
+    for ending, stand_in, least in ENGLISH["endings"]:
+        if word.endswith(ending) and len(word) - len(ending) >= least:
+            return f"{word.removesuffix(ending)}{stand_in}"
+    return word
+
+
+def _thesaurus() -> Mapping[str, tuple[str, ...]]:
+    near: defaultdict[str, set[str]] = defaultdict(set)
+    for group in ENGLISH["groups"]:
+        for member in group.split():
+            near[stem(member)].update(group.split())
+    return {key: tuple(sorted(words)) for key, words in near.items()}  # the same on every start
+
+
+_SYNONYMS = _thesaurus()
+
 
 FIELDS: Mapping[str, tuple[float, float]] = {
     # field: weight, how much its length counts against it
@@ -71,7 +151,7 @@ def fields_of(tool: Tool) -> dict[str, tuple[str, ...]]:
         "connection": f"{tool.connection} {display}",
     }
     return {
-        field: tuple(word for word in split_words(text) if word not in STOP)
+        field: tuple(word for word in split_words(text) if word not in _STOP)
         for field, text in said.items()
     }
 
@@ -96,35 +176,32 @@ def _object(path: str) -> str:
     return fixed[-1] if fixed else ""
 
 
-_FITTING_ACTION = 1.15
-_POSSIBLE_ACTION = 1.1
-_CLASHING_ACTION = 0.85
-_FITTING_SHAPE = 1.06
-
+# What the first four groups of the thesaurus mean, with verbs that are no synonyms of the others.
+_ACTIONS = {
+    "read": "who check count download export",
+    "create": "invite send upload",
+    "update": "enable disable",
+    "delete": "",
+}
 _VERBS: Mapping[str, str] = {
-    words.stem(verb): action
-    for action, verbs in (
-        ("read", f"{words.READ} who check count download export"),
-        ("create", f"{words.CREATE} invite send upload"),
-        ("update", f"{words.UPDATE} enable disable"),
-        ("delete", words.DELETE),
-    )
-    for verb in verbs.split()
+    stem(verb): action
+    for (action, more), group in zip(_ACTIONS.items(), ENGLISH["groups"], strict=False)
+    for verb in f"{group} {more}".split()
 }
 _QUESTION = frozenset("what which who whose where when why".split())
 _DETERMINERS = frozenset("a an the my our your this that these those all every each".split())
+# How well each method fits what is wanted; one that is not named clashes with it.
 _METHODS: Mapping[str, Mapping[str, float]] = {
-    "GET": {"read": _FITTING_ACTION},
-    "HEAD": {"read": _FITTING_ACTION},
-    "POST": {"create": _FITTING_ACTION, "update": _POSSIBLE_ACTION, "do": _FITTING_ACTION},
-    "PUT": {"create": _POSSIBLE_ACTION, "update": _FITTING_ACTION, "do": _FITTING_ACTION},
-    "PATCH": {"update": _FITTING_ACTION, "do": _FITTING_ACTION},
-    "DELETE": {"delete": _FITTING_ACTION, "do": _FITTING_ACTION},
+    "GET": {"read": 1.15},
+    "HEAD": {"read": 1.15},
+    "POST": {"create": 1.15, "update": 1.1, "do": 1.15},
+    "PUT": {"create": 1.1, "update": 1.15, "do": 1.15},
+    "PATCH": {"update": 1.15, "do": 1.15},
+    "DELETE": {"delete": 1.15, "do": 1.15},
 }
-_SHAPES = (False, True)
 
 # A kind is a method and whether the path names a collection. Tools without a method fit all alike.
-_KINDS = [(method, many) for method in ("", *_METHODS) for many in _SHAPES]
+_KINDS = [(method, many) for method in ("", *_METHODS) for many in (False, True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +218,8 @@ class Intent:
     def _fit(self, method: str, many: bool) -> float:
         if not self.action or method not in _METHODS:
             return 1.0
-        fit = _METHODS[method].get(self.action, _CLASHING_ACTION)
-        return fit * _FITTING_SHAPE if self.action == "read" and self.many == many else fit
+        fit = _METHODS[method].get(self.action, 0.85)
+        return fit * 1.06 if self.action == "read" and self.many == many else fit
 
 
 def kind_of(tool: Tool) -> int:
@@ -153,43 +230,28 @@ def kind_of(tool: Tool) -> int:
 
 
 def intent_of(asked: Sequence[str]) -> Intent:
-    """What the words of a question want done."""
-    return Intent(_action(asked), _many(asked))
+    """What the words of a question want done.
+
+    The first verb decides; a question word, or a verb nobody knows before an article, says at least
+    whether something is to be read or done. The fit only tips the scale between tools whose words
+    say the same, so a wrong guess costs little.
+    """
+    many = "list" in asked or "all" in asked
+    many = many or any(singular(word) != word for word in asked if word not in _STOP)
+    return Intent(_action(asked), many)
 
 
 def _action(asked: Sequence[str]) -> str:
     for word, following in pairwise((*asked, "")):
         if word in _QUESTION:
             return "read"
-        if word in words.STOP:
+        if word in _STOP:
             continue
-        if action := _VERBS.get(words.stem(word)):
+        if action := _VERBS.get(stem(word)):
             return action
         if following in _DETERMINERS:
             return "do"  # an imperative: "merge the …"
     return ""
-
-
-def _many(asked: Sequence[str]) -> bool:
-    if "list" in asked or "all" in asked:
-        return True
-    return any(words.singular(word) != word for word in asked if word not in words.STOP)
-
-
-MAX_QUESTION_CHARS = 400
-MAX_QUESTION_WORDS = 24
-MAX_COMPLETIONS = 12
-MIN_COMPLETED = 3
-
-_SATURATION = 1.5
-_CORE = 1.0  # what being most of a name and title is worth, beside BM25F
-_SAME_STEM = 0.85
-_SYNONYM = 0.5
-_COMPLETION = 0.6
-_UNDONE = 1.5  # "stop following": `unfollow` is righter than `follow`
-_WEAK = 0.4
-_COVERAGE = 0.6  # how much of a score is lost when no word of the question is covered
-_ENOUGH = 0.5  # worth at which a word counts as covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +289,12 @@ class ToolIndex:
         self._vocabulary = sorted(self._postings)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
         for word in self._vocabulary:
-            self._by_stem[words.stem(word)].append(word)
+            self._by_stem[stem(word)].append(word)
 
     def search(self, query: str, *, allowed: Collection[str], limit: int) -> list[str]:
         """Names of the allowed tools that answer the query, best first, at most `limit`."""
         permitted = allowed if isinstance(allowed, (Set, Mapping)) else frozenset(allowed)
-        asked = words.question_words(query[:MAX_QUESTION_CHARS])[:MAX_QUESTION_WORDS]
+        asked = question_words(query[:SEARCH_CHARS])[:SEARCH_WORDS]
         fits = intent_of(asked).fits()
         names, kinds = self._names, self._kinds
         ranks = {
@@ -247,15 +309,17 @@ class ToolIndex:
 
     def _scores(self, asked: Sequence[str]) -> list[float]:
         """For each tool what the question's words say about it, the more of them the better."""
+        coverage = 0.6  # how much of a score is lost when no word of the question is covered
+        enough = 0.5  # worth at which a word counts as covered
         found = [self._best(concept) for concept in self._concepts(asked)]
         total = sum(rarity for _, rarity in found)
         said = [0.0] * len(self._names)
-        covered = [1 - _COVERAGE] * len(self._names)
+        covered = [1 - coverage] * len(self._names)
         for best, rarity in found:
-            full = _COVERAGE * rarity / total
+            full = coverage * rarity / total
             for place, worth in best.items():
                 said[place] += rarity * worth
-                covered[place] += full if worth > _ENOUGH else full * worth / _ENOUGH
+                covered[place] += full if worth > enough else full * worth / enough
         return list(map(mul, said, covered))
 
     def _best(self, concept: _Concept) -> tuple[dict[int, float], float]:
@@ -273,37 +337,36 @@ class ToolIndex:
 
     def _concepts(self, asked: Sequence[str]) -> Iterator[_Concept]:
         seen: set[str] = set()
-        undo = any(words.stem(word) in words.UNDO for word in asked)
+        undo = any(stem(word) in _UNDO for word in asked)
         for position, raw in enumerate(asked):
-            word = words.singular(raw)
-            if raw in words.STOP or word in words.STOP or words.stem(word) in seen:
+            word = singular(raw)
+            if raw in _STOP or word in _STOP or stem(word) in seen:
                 continue
-            seen.add(words.stem(word))
+            seen.add(stem(word))
             following = asked[position + 1] if position + 1 < len(asked) else None
             variants = dict(self._variants(raw, word, following, undo))
             if variants:
-                yield _Concept(variants, _WEAK if word in words.WEAK else 1.0)
+                yield _Concept(variants, 0.4 if word in _WEAK else 1.0)
 
     def _variants(
         self, raw: str, word: str, following: str | None, undo: bool
     ) -> Iterator[tuple[str, float]]:
         """Indexed words for a word of the question. The last discount said of a word holds."""
         if following is None:
-            yield from ((longer, _COMPLETION) for longer in self._completions(raw))
-        for synonym in words.SYNONYMS.get(words.stem(word), ()):
-            yield from ((same, _SYNONYM) for same in self._by_stem.get(words.stem(synonym), ()))
-        yield from ((same, _SAME_STEM) for same in self._by_stem.get(words.stem(word), ()))
-        joined = words.singular(raw + (following or ""))
+            yield from ((longer, 0.6) for longer in self._completions(raw))
+        for synonym in _SYNONYMS.get(stem(word), ()):
+            yield from ((same, 0.5) for same in self._by_stem.get(stem(synonym), ()))
+        yield from ((same, 0.85) for same in self._by_stem.get(stem(word), ()))
+        joined = singular(raw + (following or ""))
         yield from ((same, 1.0) for same in (joined, word) if same in self._postings)
-        if undo:
-            opposite = f"un{words.stem(word)}"
-            yield from ((same, _UNDONE) for same in self._by_stem.get(opposite, ()))
+        if undo:  # "stop following": `unfollow` is righter than `follow`
+            yield from ((same, 1.5) for same in self._by_stem.get(f"un{stem(word)}", ()))
 
     def _completions(self, start: str) -> list[str]:
-        if len(start) < MIN_COMPLETED:
+        if len(start) < 3:
             return []
         first = bisect_left(self._vocabulary, start)
-        nearby = self._vocabulary[first : first + MAX_COMPLETIONS]
+        nearby = self._vocabulary[first : first + SEARCH_COMPLETIONS]
         return [word for word in nearby if word.startswith(start)]
 
 
@@ -346,7 +409,7 @@ def _worths(
     called = {word: rarities[word] for word in (*document["name"], *document["title"])}
     norm = math.sqrt(sum(rarity * rarity for rarity in called.values())) or 1.0
     for word, weight in weights.items():
-        yield word, weight / (_SATURATION + weight) + _CORE * called.get(word, 0.0) / norm
+        yield word, weight / (1.5 + weight) + called.get(word, 0.0) / norm
 
 
 def _rarity(frequency: float, total: int) -> float:
