@@ -41,7 +41,8 @@ from gateway.calls.record import Signals
 from gateway.calls.send import Sender
 from gateway.calls.upkeep import ApprovedRuns, Housekeeping, this_replica
 from gateway.calls.upstream_requests import UpstreamRequests
-from gateway.catalog.catalog import Catalog, refuse_edit
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.connections import refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
@@ -49,7 +50,6 @@ from gateway.catalog.schedule import AzureWatch, Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection, OpenApiConnection
 from gateway.config.settings import Settings
-from gateway.connectors.manifest import portable_tools
 from gateway.console.app import Console, console_of
 from gateway.demo.bookshop import bookshop, definition
 from gateway.errors import GatewayError, UpstreamFailed
@@ -248,9 +248,7 @@ class Assembly:
 
     async def load_catalog(self) -> None:
         """What tools there are, from what is cached, and what keeps them up to date."""
-        cache = self.settings.cache
-        self.fetcher = Fetcher(self.egress, self.folder)
-        self.fetcher.remember(cache.schema_ttl_seconds, cache.max_entries)
+        self.fetcher = Fetcher(self.egress, self.folder, self.settings.cache)
         self.directory = AzureDirectory(
             partial(ask_azure, self.egress, self.credentials),
             lambda: self.catalog.current.settings.azure,
@@ -262,9 +260,7 @@ class Assembly:
         discoverer = Discoverer(*ways, self.directory, proof)
         stored = StoredCatalog(self.db, self.seal)
         demo = {"demo": demo_connection(self.place.own_url)}
-        self.catalog = Catalog(
-            self.settings, discoverer, stored, portable=portable_tools, demo=demo
-        )
+        self.catalog = Catalog(self.settings, discoverer, stored, demo)
         self._stack.push_async_callback(self.catalog.close)
         self.catalog.on_change(self._follow_upstreams)
         self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
@@ -416,7 +412,7 @@ class Assembly:
         self.egress.follow(**edited.network.rules)
         self.limits.resize(edited.limits.max_concurrent_calls)
         if edited.cache != before.cache:
-            self.fetcher.remember(edited.cache.schema_ttl_seconds, edited.cache.max_entries)
+            self.fetcher.remember(edited.cache)
         names = await self.catalog.apply(edited)
         reachable = edited.network != before.network
         if reachable:  # what could not be reached may be now

@@ -93,9 +93,14 @@ LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left
 DEFINITION_SECONDS = 4.5  # for one to be fetched, where the connection says nothing
 DEFINITION_CACHE_BYTES = 8 * 1024 * 1024  # of definitions that a put after a preview finds again
 DEFINITION_REDIRECTS = 5  # on the way to one, on the same host
+BUILD_SECONDS = 20.0  # for a reader process that hangs: it is held to its CPU time besides
+PARALLEL_REFRESHES = 8
+SETTLE_SECONDS = 0.2  # for a file to be saved, or requests that were sent together to arrive
+CATALOG_LOOK_SECONDS = 1.0  # between two looks at what is due, or at a store that is away
+FIRST_PAUSE_SECONDS = 5.0  # after a look that failed, twice as long after each
+LONGEST_PAUSE_SECONDS = 300.0
+COMPARED_NODES = 20_000  # of two schemas; what lies beyond counts as changed
 SEARCH_CHARS = 400  # of a question
-SEARCH_WORDS = 24  # of a question
-SEARCH_WORD_CHARS = 40
 SEARCH_COMPLETIONS = 12  # of a last word that is not finished
 
 # --- policy ---------------------------------------------------------------------------------------

@@ -5,46 +5,41 @@ assigning it, does not wait at all, so that on one event loop a swap needs no lo
 connection is one after another (a lock a name); different connections don't wait for each other. An
 answer for a connection that was replaced meanwhile is dropped. A source that fails keeps its last
 good tools and gets a problem; an equal snapshot is not swapped and nobody is told.
-
-What may not be put, or edited, at run time. Pure.
-
-What is served once an admin has accepted a change that was held.
-
-When several ask for one look, and when a look that failed is tried again.
-
-A look that has not begun is shared: whoever asks for the same meanwhile waits for that one. A look
-that has begun may have seen what was there before they asked, so those who come later share the
-next.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import structlog
 
-from gateway.catalog.azure_group import present_in_azure, remove_from_azure, to_be_served
-from gateway.catalog.changes import asks_other_credential, served, with_credentials_of
-from gateway.catalog.definitions import is_active, is_lazy, is_local, kind_of, location_of, resting
-from gateway.catalog.discover import (
+from gateway.catalog.changes import (
     Adoption,
-    Discoverer,
-    Found,
     Report,
     adopt,
+    asks_other_credential,
     failed,
-    light,
-    previewed,
     report_of,
+    served,
+    with_credentials_of,
     with_last_good,
 )
+from gateway.catalog.connections import (
+    present_in_azure,
+    read_planned,
+    read_put,
+    refuse_configured,
+    refuse_put,
+    remove_from_azure,
+    to_be_served,
+)
+from gateway.catalog.definitions import is_active, is_lazy, is_local, kind_of, location_of, resting
+from gateway.catalog.discover import Discoverer, Found, Looks, light, previewed
 from gateway.catalog.repository import StoredCatalog, change_of, with_change
 from gateway.catalog.snapshot import (
     ConnectionState,
@@ -54,226 +49,15 @@ from gateway.catalog.snapshot import (
     same_content,
     with_tools,
 )
-from gateway.config.connection import ArmConnection, Connection, McpConnection
-from gateway.config.reading import parse_connection
-from gateway.config.settings import Limits, Permissions, Settings, bundle_trust_problems
-from gateway.errors import ConfigInvalid, Fixable, GatewayError, NotFound, Refused
-from gateway.model import Level, Problem, Tool
+from gateway.config.connection import Connection
+from gateway.config.settings import Permissions, Settings
+from gateway.connectors.manifest import portable_tools
+from gateway.errors import GatewayError, NotFound
+from gateway.limits import CATALOG_LOOK_SECONDS, PARALLEL_REFRESHES, SETTLE_SECONDS
+from gateway.model import Level, Problem
 from gateway.store.catalog import Change
-from gateway.store.catalog import Change as StoredChange
-
-
-def read_put(name: str, values: Mapping[str, Any], organization: str | None) -> Connection:
-    """A connection as it is put: one that names no organization belongs to its admin's."""
-    if organization is not None and values.get("organization") is None:
-        values = {**values, "organization": organization}
-    return parse_connection(name, values)
-
-
-def read_planned(settings: Settings, name: str, values: Mapping[str, Any]) -> Connection:
-    """A connection that is only looked at: what may not be put is not tried either."""
-    connection = parse_connection(name, values)
-    refuse_unsafe(settings, name, connection)
-    return connection
-
-
-def refuse_configured(state: ConnectionState | None, new: Connection | None = None) -> None:
-    """Refuses to touch a connection that config.toml, or we, or Azure define.
-
-    What is found in Azure may be put under its name, with other settings.
-    """
-    if state is not None and state.origin == "azure":
-        if not _is_same_resource(state.settings, new):
-            raise Fixable(
-                "connection_invalid",
-                f"the connection {state.name!r} comes from Azure's resource group",
-                "Remove it in Azure, or put it with kind arm and enabled false.",
-            )
-    elif state is not None and state.origin != "stored":
-        raise Fixable(
-            "connection_invalid",
-            f"the connection {state.name!r} is defined in config.toml",
-            "Choose another name, or edit config.toml.",
-        )
-
-
-def _is_same_resource(found: Connection, new: Connection | None) -> bool:
-    if not isinstance(found, ArmConnection) or not isinstance(new, ArmConnection):
-        return False
-    return new.resource_id is None or new.resource_id.lower() == str(found.resource_id).lower()
-
-
-def refuse_put(
-    settings: Settings,
-    name: str,
-    connection: Connection,
-    state: ConnectionState | None,
-    organization: str | None,
-) -> None:
-    """Refuses what may not be put under this name, or not by an admin of this organization."""
-    refuse_foreign(organization, connection, state)
-    refuse_configured(state, connection)
-    refuse_unsafe(settings, name, connection)
-
-
-def refuse_foreign(
-    organization: str | None, connection: Connection, state: ConnectionState | None
-) -> None:
-    """Keeps an admin of an organization to that organization's connections."""
-    if organization is None:
-        return
-    if connection.organization != organization:
-        raise Refused(
-            "access_denied",
-            "you may only put connections of your own organization",
-            f'Set organization = "{organization}".',
-        )
-    if connection.tls.cert_file:
-        raise Refused(
-            "access_denied",
-            "an organization's admin may not name the gateway's own certificates",
-            "Ask an operator to write the connection into config.toml.",
-        )
-    if state is not None and state.settings.organization != organization:
-        raise Fixable("connection_invalid", "this name can't be used", "Choose another name.")
-
-
-def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None:
-    """Refuses commands, and what would break a rule that the configuration was checked for."""
-    if isinstance(connection, McpConnection) and connection.transport == "stdio":
-        raise Fixable(
-            "connection_invalid",
-            "commands can't be put at run time",
-            'Write connections with transport = "stdio" into config.toml.',
-        )
-    if connection.trust != "untrusted":
-        return
-    for bundle_name, bundle in settings.bundles.items():
-        if problems := bundle_trust_problems(bundle_name, bundle, {name}):
-            where, what = problems[0]
-            raise Fixable("connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle.")
-
-
-def refuse_edit(settings: Settings, current: Snapshot) -> None:
-    """Refuses a configuration whose bundles break a rule for connections it does not name."""
-    untrusted = {
-        name
-        for name, state in current.connections.items()
-        if state.settings.trust == "untrusted" and state.origin not in ("config", "demo")
-    }
-    untrusted -= settings.connections.keys()
-    problems = [
-        f"config.toml: {where}: {what}"
-        for name, bundle in settings.bundles.items()
-        for where, what in bundle_trust_problems(name, bundle, untrusted)
-    ]
-    if problems:
-        raise ConfigInvalid(problems)
-
-
-async def accepted(
-    persistence: StoredCatalog,
-    discoverer: Discoverer,
-    limits: Limits,
-    state: ConnectionState,
-    found: Found,
-    change: Change,
-    now: float,
-) -> Found:
-    """The connection's tools with this one as the definition has it now."""
-    new = with_change(found, change, now)
-    if not asks_other_credential(change_of(change)):
-        return new
-    # How calls prove themselves is said once for the whole definition: read it from there.
-    packed = await persistence.packed(state.name, found.definition.location)
-    definition = replace(found.definition, packed=packed)
-    fresh = await discoverer.rebuild(state.name, state.settings, limits, definition, None)
-    return replace(new, build=with_credentials_of(new.build, fresh.build))
-
-
-TOGETHER_SECONDS = 0.1  # for requests that were sent at the same time to arrive
-FIRST_PAUSE = 5.0
-LONGEST_PAUSE = 300.0
-
-T = TypeVar("T")
-
-
-class Looks(Generic[T]):
-    """Looks by name, one after another for each name, shared by those who ask together."""
-
-    def __init__(self) -> None:
-        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._waiting: dict[str, tuple[asyncio.Task[T], float]] = {}
-        self._tasks: set[asyncio.Task[T]] = set()
-
-    async def share(
-        self,
-        name: str,
-        look: Callable[[float], Awaitable[T]],
-        *,
-        since: float | None = None,
-        wait: float = 0.0,
-    ) -> T:
-        """What the next look finds; it goes on to its end for others if this caller leaves.
-
-        `look` is told how new what it finds must be: the latest `since` (by the monotonic clock,
-        default: now) of all who share it. It begins `wait` seconds from now, in its turn.
-        """
-        since = time.monotonic() if since is None else since
-        if name in self._waiting:
-            task, others = self._waiting[name]
-            since = max(since, others)
-        else:
-            task = asyncio.create_task(self._begin(name, look, wait))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
-        self._waiting[name] = task, since
-        return await asyncio.shield(task)
-
-    async def close(self) -> None:
-        """Ends every look."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _begin(self, name: str, look: Callable[[float], Awaitable[T]], wait: float) -> T:
-        await asyncio.sleep(wait)
-        async with self.locks[name]:
-            _, since = self._waiting.pop(name)
-            return await look(since)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at: those who asked may all have left
-
-
-class Pauses:
-    """Growing pauses between the tries of what keeps failing."""
-
-    def __init__(self) -> None:
-        self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
-
-    def is_over(self, name: str, now: float) -> bool:
-        """Whether it is time for the next try of what is failing."""
-        pause, until = self._pauses.get(name, (FIRST_PAUSE / 2, 0.0))
-        if now < until:
-            return False
-        pause = min(pause * 2, LONGEST_PAUSE)
-        self._pauses[name] = (pause, now + pause * random.uniform(0.8, 1.2))
-        return until > 0  # the failure itself was the first try
-
-    def end(self, name: str) -> None:
-        """The next failure is a first one again."""
-        self._pauses.pop(name, None)
-
 
 log = structlog.get_logger("gateway.catalog")
-
-PARALLEL_REFRESHES = 8
-POLL_SECONDS = 1.0
-
-Told = Callable[[str], None]  # the name of a connection that has been looked at
 
 
 class Catalog:
@@ -284,13 +68,10 @@ class Catalog:
         settings: Settings,
         discoverer: Discoverer,
         persistence: StoredCatalog,
-        *,
-        portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
         demo: Mapping[str, Connection] | None = None,
     ) -> None:
         self._discoverer = discoverer
         self._persistence = persistence
-        self._portable = portable
         self._demo = demo or {}
         self._states: dict[str, ConnectionState] = {}
         self._found: dict[str, Found] = {}
@@ -352,7 +133,7 @@ class Catalog:
                     await self._take(self.current.settings)
             except GatewayError as error:
                 log.warning("changes of other processes not read", error=error.message)
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(CATALOG_LOOK_SECONDS)
                 self._behind.set()
 
     async def put(
@@ -409,7 +190,7 @@ class Catalog:
 
     async def decide_change(
         self, id: str, status: Literal["accepted", "rejected"], *, by: str
-    ) -> StoredChange:
+    ) -> Change:
         """Decides on a change that is held; an accepted one is served from here on."""
         change = await self._persistence.change(id)
         name = change.connection
@@ -417,12 +198,7 @@ class Catalog:
             state, found = self._states.get(name), self._found.get(name)
             if state is None or found is None:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            new = None
-            if status == "accepted":
-                limits, parts = self.current.settings.limits, (state, found, change)
-                new = await accepted(
-                    self._persistence, self._discoverer, limits, *parts, time.time()
-                )
+            new = await self._accepted(state, found, change) if status == "accepted" else None
             decided, revision = await self._persistence.decide(change, status, by, found, new)
             if new is not None:
                 self._found[name] = new
@@ -430,6 +206,15 @@ class Catalog:
             self._swap(revision)
         log.info("change decided", connection=name, tool=change.tool, status=status, by=by)
         return decided
+
+    async def _accepted(self, state: ConnectionState, found: Found, change: Change) -> Found:
+        """The connection's tools with this one as the definition has it now."""
+        new = with_change(found, change, time.time())
+        if not asks_other_credential(change_of(change)):
+            return new
+        # How calls prove themselves is said once for the whole definition: read it from there.
+        fresh = await self._rebuild(state, found, self.current.settings)
+        return replace(new, build=with_credentials_of(new.build, fresh.build))
 
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a put would expose, with nothing stored."""
@@ -443,17 +228,18 @@ class Catalog:
         names: Collection[str],
         *,
         by: str,
-        told: Told = lambda name: None,
+        told: Callable[[str], None] = lambda name: None,
         asked: bool = False,
         since: float | None = None,
     ) -> list[Report]:
         """Looks again at these connections; each one's outcome, in order of names.
 
-        `asked`: by somebody, who may be one of many that ask just now; they share one look. What
-        was fetched for several connections counts if it was `since` then, or since now.
+        `told` is called with the name of each that has been looked at. `asked`: by somebody, who
+        may be one of many that ask just now; they share one look. What was fetched for several
+        connections counts if it was `since` then, or since now.
         """
         since = time.monotonic() if since is None else since
-        gate, wait = asyncio.Semaphore(PARALLEL_REFRESHES), TOGETHER_SECONDS if asked else 0.0
+        gate, wait = asyncio.Semaphore(PARALLEL_REFRESHES), SETTLE_SECONDS if asked else 0.0
 
         async def one(name: str) -> Report:
             async with gate:
@@ -502,9 +288,8 @@ class Catalog:
         known = self._found.get(name)
         limits = self.current.settings.limits
         try:
-            found = await self._discoverer.discover(
-                name, state.settings, limits, known, since=since
-            )
+            look = self._discoverer.discover(name, state.settings, limits, known, since=since)
+            found = await look
             if known is not None and found.build is known.build:
                 return self._as_before(state, found)
             if state.origin != "demo":  # which this process serves to itself
@@ -543,7 +328,7 @@ class Catalog:
 
     async def _discover_new(self, name: str, settings: Connection, planned: bool = False) -> Found:
         limits = self.current.settings.limits
-        found = await self._discoverer.discover(name, settings, limits, None, planned, soon=True)
+        found = await self._discoverer.discover(name, settings, limits, None, planned)
         await self._discoverer.check_addresses(settings, found.build)
         return found
 
@@ -606,16 +391,22 @@ class Catalog:
         )
 
     async def _rebuilt(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
-        name, limits, definition = base.name, settings.limits, cached.definition
-        if self._discoverer.key_of(name, base.settings, limits, definition) == cached.build_key:
+        key = self._discoverer.key_of(base.name, base.settings, settings.limits, cached.definition)
+        if key == cached.build_key:
             return cached
-        packed = await self._persistence.packed(name, definition.location)
-        definition = replace(definition, packed=packed)
-        found = await self._discoverer.rebuild(name, base.settings, limits, definition, None)
+        found = await self._rebuild(base, cached, settings)
         # Other settings don't accept what is held: the same definition still waits for an admin.
-        undecided = await self._persistence.undecided(name, cached.build.tools)
+        undecided = await self._persistence.undecided(base.name, cached.build.tools)
         tools = tuple(served(found.build.tools, undecided))
         return replace(found, build=replace(found.build, tools=tools), at=cached.at)
+
+    async def _rebuild(self, state: ConnectionState, cached: Found, settings: Settings) -> Found:
+        """The tools of a definition that is in the store, made anew."""
+        packed = await self._persistence.packed(state.name, cached.definition.location)
+        definition = replace(cached.definition, packed=packed)
+        return await self._discoverer.rebuild(
+            state.name, state.settings, settings.limits, definition, None
+        )
 
     def _forget(self, name: str) -> None:
         self._states.pop(name, None)
@@ -640,7 +431,7 @@ class Catalog:
             [self._advised(state) for state in self._states.values()],
             choices=self._choices,
             stored_permissions=self._permissions,
-            portable=self._portable,
+            portable=portable_tools,
             problems=tuple(self._problems.values()),
         )
         if not same_content(snapshot, self.current):

@@ -1,31 +1,283 @@
-"""What a refresh changed, operation by operation, and how much care it asks for.
+"""What a refresh changed, operation by operation, and what that means for the connection. Pure.
 
 `safe` needs nobody; `breaking` may fail callers that worked before (an input got stricter, a tool
 is gone); `risky` may do something other than what people approved (another host, method, path,
-access or credential, a new write, new words from a source that is not trusted). Pure.
-
-Whether input that was good before may be refused now: two schemas compared by what they accept.
-
-Each reason is a sentence about one place. References are followed on both sides, recursion
-included. What can't be compared (a condition, a schema beyond the bound) counts as stricter: a
-change that is not understood is not harmless. Pure.
+access or credential, a new write, new words from a source that is not trusted). What the settings
+hold back is served as it was. A refresh that brings nothing usable is a failure, not an empty
+connection; only an MCP server that answers and lists no tools has none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
 import orjson
 
-from gateway.model import CONSTANTS, Build, HttpOperation, Tool, whole_schema
+from gateway.catalog.discover import Found
+from gateway.catalog.snapshot import ConnectionState, with_tools
+from gateway.errors import DefinitionUnreadable, GatewayError
+from gateway.limits import COMPARED_NODES
+from gateway.model import CONSTANTS, Build, HttpOperation, Problem, Tool, whole_schema
 
-MAX_NODES = 20_000
-MAX_REASONS = 3
-MAX_SHOWN = 60
+Kind = Literal["added", "removed", "changed"]
+Class = Literal["safe", "breaking", "risky"]
+Hold = Literal["accept", "hold_risky", "hold_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one connection in a put or a refresh."""
+
+    name: str
+    status: str
+    added: Sequence[str] = ()
+    removed: Sequence[str] = ()
+    changed: Sequence[str] = ()
+    held: Sequence[str] = ()
+    error: str | None = None
+    revision: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of `refresh_tools`' answer."""
+        kinds = ("added", "removed", "changed", "held")
+        names = {kind: list(getattr(self, kind)) for kind in kinds}
+        entry = {"name": self.name, "status": self.status, **names}
+        return entry | ({"error": self.error} if self.error else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A connection after a discovery, and how it got there."""
+
+    state: ConnectionState
+    found: Found  # with the tools that are served, held ones as they were
+    changes: Sequence[Difference]
+    waiting: Sequence[Difference]
+    first: bool  # there was nothing to compare with
+    at: float
+
+
+def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
+    """The connection with what was found; changes its settings hold back are left out."""
+    if state.tools and not found.build.tools and found.build.format != "mcp":
+        raise DefinitionUnreadable(
+            "the definition has no usable operation left",
+            "The tools served so far are kept; `gateway inspect` says why each was skipped.",
+        )
+    first = state.build is None
+    changes = compare(state.build.tools if state.build else (), found.build.tools)
+    waiting = [] if first else held(changes, state.settings.held)
+    build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
+    if state.build is not None and any(asks_other_credential(change) for change in waiting):
+        build = with_credentials_of(build, state.build)
+    after = replace(state, build=build, status=build.status, problems=build.problems)
+    if not state.settings.enabled or state.settings.access == "disabled":
+        after = replace(after, status="disabled")
+    served_now = replace(found, build=build, at=now)
+    return Adoption(with_tools(after, build.tools), served_now, changes, waiting, first, now)
+
+
+def with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
+    """The new settings with the tools served so far, until theirs are known."""
+    if old is None or base.status == "disabled" or old.build is None:
+        return base
+    return with_tools(replace(base, build=old.build), old.tools)
+
+
+def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
+    """The connection after a failed refresh: as it was, with a problem that says so."""
+    kept = state.build.problems if state.build else ()
+    problem = Problem("error", "definition", error.message)
+    return replace(state, status="failing", problems=(*kept, problem))
+
+
+def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:
+    """What to tell the one who asked; of what is new, only what is exposed."""
+    waiting = {change.operation for change in adoption.waiting}
+    names: dict[str, list[str]] = {"added": [], "removed": [], "changed": [], "held": []}
+    for change in adoption.changes:
+        kind = "held" if change.operation in waiting else change.kind
+        if exposed is None or kind not in ("added", "changed") or change.tool in exposed:
+            names[kind].append(change.tool)
+    state = adoption.state
+    added, removed, changed, held_back = (tuple(found) for found in names.values())
+    return Report(state.name, state.status, added, removed, changed, held_back, revision=revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One operation that is not what it was."""
+
+    operation: str
+    tool: str
+    kind: Kind
+    change_class: Class
+    reason: str
+    before: Tool | None = None
+    after: Tool | None = None
+
+
+def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Difference]:
+    """Every change between two builds of one connection, in stable order."""
+    old, new = by_operation(before), by_operation(after)
+    found = (_change(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()))
+    return [change for change in found if change is not None]
+
+
+def held(changes: Sequence[Difference], hold: Hold) -> list[Difference]:
+    """The changes that wait for an admin."""
+    if hold == "accept":
+        return []
+    return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
+
+
+def served(after: Iterable[Tool], waiting: Sequence[Difference]) -> list[Tool]:
+    """The tools to serve while these changes wait: what was there before them."""
+    tools = by_operation(after)
+    for change in waiting:
+        tools.pop(change.operation, None)
+        if change.before is not None:
+            tools[change.operation] = change.before
+    return list(tools.values())
+
+
+def asks_other_credential(change: Difference) -> bool:
+    """Whether the definition now wants calls of this tool to prove themselves in another way."""
+    before, after = change.before, change.after
+    return before is not None and after is not None and before.security != after.security
+
+
+def with_credentials_of(build: Build, other: Build) -> Build:
+    """A build whose calls carry their credential as those of another build do."""
+    scheme, name, place = other.auth_scheme, other.auth_name, other.auth_in
+    return replace(build, auth_scheme=scheme, auth_name=name, auth_in=place)
+
+
+def by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Tools by what makes each the same one across two versions of a definition."""
+    listed = list(tools)
+    times = Counter(operation_key(tool) for tool in listed)
+    found: dict[str, Tool] = {}
+    for tool in listed:
+        key = operation_key(tool)
+        if times[key] > 1:
+            # A definition may use one id twice, and a tool be wrapped twice: then the rest tells.
+            key = f"{key} ({tool.method} {tool.path})" if tool.method else f"{key} ({tool.name})"
+        found[key if key not in found else f"{key} {tool.name}"] = tool
+    return found
+
+
+def operation_key(tool: Tool) -> str:
+    """What makes a tool the same one across two versions of a definition."""
+    return tool.operation or f"{tool.method} {tool.path}"
+
+
+def _change(key: str, old: Tool | None, new: Tool | None) -> Difference | None:
+    if old is None:
+        assert new is not None
+        kind: Class = "safe" if new.access == "read" else "risky"
+        return Difference(key, new.name, "added", kind, f"a new {new.access} operation", None, new)
+    if new is None:
+        return Difference(key, old.name, "removed", "breaking", "the operation is gone", old, None)
+    if _told(old) == _told(new):
+        return None
+    if reasons := list(_risks(old, new)):
+        return Difference(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
+    if reason := stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
+        return Difference(key, new.name, "changed", "breaking", reason, old, new)
+    return Difference(key, new.name, "changed", "safe", _harmless(old, new), old, new)
+
+
+def _told(tool: Tool) -> tuple[Any, ...]:
+    """What of a tool is anyone's business but ours; what only serves our search is not."""
+    return (
+        *(tool.fingerprint, tool.entry, tool.http, tool.upstream, tool.whole_schema),
+        *(tool.access, tool.risk, tool.trust, tool.security, tool.output_schema),
+    )
+
+
+def _risks(old: Tool, new: Tool) -> Iterator[str]:
+    """Why a call may now do something else than what people approved, or go somewhere else."""
+    if old.http and new.http:
+        yield from _changed("host", old.http.base_url, new.http.base_url)
+        yield from _sent_otherwise(old, new)
+    for what in ("method", "path", "access"):
+        yield from _changed(what, getattr(old, what), getattr(new, what))
+    if old.security != new.security:
+        yield "the definition asks for another credential"
+    if new.trust == "untrusted" and old.description != new.description:
+        yield "the description of an untrusted source changed"
+    if old.fingerprint != new.fingerprint and _looks(old) == _looks(new):
+        yield "it is reached at another place or with another kind of credential"
+
+
+def _changed(what: str, before: str, after: str) -> Iterator[str]:
+    if before != after:
+        yield f"the {what} changed from {before} to {after}"
+
+
+def _looks(tool: Tool) -> tuple[Any, ...]:
+    """What the fingerprint covers and the tool itself shows."""
+    base_url = tool.http.base_url if tool.http else ""
+    shown = (tool.method, base_url, tool.path, tool.access, tool.security)
+    return (*shown, tool.input_schema, tool.description)
+
+
+def _sent_otherwise(old: Tool, new: Tool) -> Iterator[str]:
+    assert old.http and new.http
+    before, after = _places(old.http), _places(new.http)
+    for argument in sorted(before.keys() & after.keys()):
+        if before[argument] != after[argument]:
+            yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
+    if _hidden(old.http) != _hidden(new.http) or _hidden_inside(old) != _hidden_inside(new):
+        yield "it sends other values that callers don't see"
+
+
+def _places(operation: HttpOperation) -> dict[str, str]:
+    places = {
+        parameter.argument: f"{parameter.place} {parameter.name}"
+        for parameter in operation.parameters
+        if parameter.argument is not None
+    }
+    fields = operation.body.fields if operation.body else ()
+    return places | {each.argument: f"body {each.name}" for each in fields}
+
+
+def _hidden(operation: HttpOperation) -> tuple[Any, ...]:
+    constants = sorted(
+        (parameter.place, parameter.name, repr(parameter.constant))
+        for parameter in operation.parameters
+        if parameter.argument is None
+    )
+    return constants, dict(operation.body.constants) if operation.body else {}
+
+
+def _hidden_inside(tool: Tool) -> list[tuple[str, Any]]:
+    """What is sent unasked deep in a body, and where."""
+    schema = whole_schema(tool)
+    found = list[tuple[str, Any]]()
+    waiting: list[tuple[str, Any]] = [
+        ("", orjson.loads(schema) if CONSTANTS.encode() in schema else 0)
+    ]
+    while waiting:
+        at, part = waiting.pop()
+        if isinstance(part, dict):
+            found += [(at, part[CONSTANTS])] if CONSTANTS in part else []
+            waiting += [(f"{at}/{key}", inner) for key, inner in part.items()]
+        elif isinstance(part, list):
+            waiting += [(f"{at}/{index}", inner) for index, inner in enumerate(part)]
+    return sorted(found, key=lambda each: each[0])
+
+
+def _harmless(old: Tool, new: Tool) -> str:
+    if old.input_schema != new.input_schema:
+        return "the input accepts what it accepted before"
+    return "the description changed" if old.description != new.description else "details changed"
+
 
 AT_LEAST = ("minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties")
 AT_MOST = ("maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties")
@@ -44,8 +296,13 @@ IMPLIED = {
 
 
 def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Why input that was good before may be refused now, or None."""
-    reasons = list(islice(dict.fromkeys(_Comparison(old, new).reasons()), MAX_REASONS))
+    """Why input that was good before may be refused now, or None.
+
+    Two schemas are compared by what they accept, each reason is a sentence about one place. What
+    can't be compared (a condition, a schema beyond the bound) counts as stricter: a change that is
+    not understood is not harmless.
+    """
+    reasons = list(islice(dict.fromkeys(_Comparison(old, new).reasons()), 3))
     return "; ".join(reasons) or None
 
 
@@ -56,7 +313,7 @@ class _Comparison:
         self._old, self._new = old, new
         self._same_definitions = old.get("$defs") == new.get("$defs")
         self._seen: set[tuple[int, int]] = set()
-        self._nodes = MAX_NODES
+        self._nodes = COMPARED_NODES
 
     def reasons(self) -> Iterator[str]:
         yield from self._narrower(self._old, self._new, "")
@@ -134,7 +391,7 @@ def _values(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str
     if before is None:
         yield f"{name} is now limited to certain values"
     elif gone := [value for value in before if value not in allowed]:
-        yield f"{name} no longer allows {repr(gone[0])[:MAX_SHOWN]}"
+        yield f"{name} no longer allows {repr(gone[0])[:60]}"
 
 
 def _bounds(old: dict[str, Any], new: dict[str, Any], name: str) -> Iterator[str]:
@@ -191,190 +448,3 @@ def _is_number(value: Any) -> bool:
 
 def _number(value: Any, default: float) -> Any:
     return value if _is_number(value) else default
-
-
-Kind = Literal["added", "removed", "changed"]
-Class = Literal["safe", "breaking", "risky"]
-Hold = Literal["accept", "hold_risky", "hold_all"]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One operation that is not what it was."""
-
-    operation: str
-    tool: str
-    kind: Kind
-    change_class: Class
-    reason: str
-    before: Tool | None = None
-    after: Tool | None = None
-
-
-def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Difference]:
-    """Every change between two builds of one connection, in stable order."""
-    old, new = by_operation(before), by_operation(after)
-    changes = []
-    for key in sorted(old.keys() | new.keys()):
-        change = _change(key, old.get(key), new.get(key))
-        if change is not None:
-            changes.append(change)
-    return changes
-
-
-def held(changes: Sequence[Difference], hold: Hold) -> list[Difference]:
-    """The changes that wait for an admin."""
-    if hold == "accept":
-        return []
-    return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
-
-
-def served(after: Iterable[Tool], waiting: Sequence[Difference]) -> list[Tool]:
-    """The tools to serve while these changes wait: what was there before them."""
-    tools = by_operation(after)
-    for change in waiting:
-        tools.pop(change.operation, None)
-        if change.before is not None:
-            tools[change.operation] = change.before
-    return list(tools.values())
-
-
-def asks_other_credential(change: Difference) -> bool:
-    """Whether the definition now wants calls of this tool to prove themselves in another way."""
-    before, after = change.before, change.after
-    return before is not None and after is not None and before.security != after.security
-
-
-def with_credentials_of(build: Build, other: Build) -> Build:
-    """A build whose calls carry their credential as those of another build do."""
-    return replace(
-        build,
-        auth_scheme=other.auth_scheme,
-        auth_name=other.auth_name,
-        auth_in=other.auth_in,
-    )
-
-
-def by_operation(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Tools by what makes each the same one across two versions of a definition."""
-    listed = list(tools)
-    times = Counter(operation_key(tool) for tool in listed)
-    found: dict[str, Tool] = {}
-    for tool in listed:
-        key = operation_key(tool)
-        if times[key] > 1:
-            # A definition may use one id twice, and a tool be wrapped twice: then the rest tells.
-            key = f"{key} ({tool.method} {tool.path})" if tool.method else f"{key} ({tool.name})"
-        found[key if key not in found else f"{key} {tool.name}"] = tool
-    return found
-
-
-def operation_key(tool: Tool) -> str:
-    """What makes a tool the same one across two versions of a definition."""
-    return tool.operation or f"{tool.method} {tool.path}"
-
-
-def _change(key: str, old: Tool | None, new: Tool | None) -> Difference | None:
-    if old is None and new is not None:
-        if new.access == "read":
-            return Difference(key, new.name, "added", "safe", "a new read operation", None, new)
-        return Difference(
-            key, new.name, "added", "risky", f"a new {new.access} operation", None, new
-        )
-    if old is not None and new is None:
-        return Difference(key, old.name, "removed", "breaking", "the operation is gone", old, None)
-    assert old is not None and new is not None
-    if _told(old) == _told(new):
-        return None
-    if reasons := list(_risks(old, new)):
-        return Difference(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
-    if reason := stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
-        return Difference(key, new.name, "changed", "breaking", reason, old, new)
-    return Difference(key, new.name, "changed", "safe", _harmless(old, new), old, new)
-
-
-def _told(tool: Tool) -> tuple[Any, ...]:
-    """What of a tool is anyone's business but ours; what only serves our search is not."""
-    return (
-        *(tool.fingerprint, tool.entry, tool.http, tool.upstream, tool.whole_schema),
-        *(tool.access, tool.risk, tool.trust, tool.security, tool.output_schema),
-    )
-
-
-def _risks(old: Tool, new: Tool) -> Iterator[str]:
-    """Why a call may now do something else than what people approved, or go somewhere else."""
-    if old.http and new.http:
-        if old.http.base_url != new.http.base_url:
-            yield f"the host changed from {old.http.base_url} to {new.http.base_url}"
-        yield from _sent_otherwise(old, new)
-    if old.method != new.method:
-        yield f"the method changed from {old.method} to {new.method}"
-    if old.path != new.path:
-        yield f"the path changed from {old.path} to {new.path}"
-    if old.access != new.access:
-        yield f"the access changed from {old.access} to {new.access}"
-    if old.security != new.security:
-        yield "the definition asks for another credential"
-    if new.trust == "untrusted" and old.description != new.description:
-        yield "the description of an untrusted source changed"
-    if old.fingerprint != new.fingerprint and _looks(old) == _looks(new):
-        yield "it is reached at another place or with another kind of credential"
-
-
-def _looks(tool: Tool) -> tuple[Any, ...]:
-    """What the fingerprint covers and the tool itself shows."""
-    base_url = tool.http.base_url if tool.http else ""
-    shown = (tool.method, base_url, tool.path, tool.access, tool.security)
-    return (*shown, tool.input_schema, tool.description)
-
-
-def _sent_otherwise(old: Tool, new: Tool) -> Iterator[str]:
-    assert old.http and new.http
-    before, after = _places(old.http), _places(new.http)
-    for argument in sorted(before.keys() & after.keys()):
-        if before[argument] != after[argument]:
-            yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
-    if _hidden(old.http) != _hidden(new.http) or _hidden_inside(old) != _hidden_inside(new):
-        yield "it sends other values that callers don't see"
-
-
-def _places(operation: HttpOperation) -> dict[str, str]:
-    places = {
-        parameter.argument: f"{parameter.place} {parameter.name}"
-        for parameter in operation.parameters
-        if parameter.argument is not None
-    }
-    fields = operation.body.fields if operation.body else ()
-    return places | {each.argument: f"body {each.name}" for each in fields}
-
-
-def _hidden(operation: HttpOperation) -> tuple[Any, ...]:
-    constants = sorted(
-        (parameter.place, parameter.name, repr(parameter.constant))
-        for parameter in operation.parameters
-        if parameter.argument is None
-    )
-    return constants, dict(operation.body.constants) if operation.body else {}
-
-
-def _hidden_inside(tool: Tool) -> list[tuple[str, Any]]:
-    """What is sent unasked deep in a body, and where."""
-    schema = whole_schema(tool)
-    found = list[tuple[str, Any]]()
-    waiting: list[tuple[str, Any]] = [
-        ("", orjson.loads(schema) if CONSTANTS.encode() in schema else 0)
-    ]
-    while waiting:
-        at, part = waiting.pop()
-        if isinstance(part, dict):
-            found += [(at, part[CONSTANTS])] if CONSTANTS in part else []
-            waiting += [(f"{at}/{key}", inner) for key, inner in part.items()]
-        elif isinstance(part, list):
-            waiting += [(f"{at}/{index}", inner) for index, inner in enumerate(part)]
-    return sorted(found, key=lambda each: each[0])
-
-
-def _harmless(old: Tool, new: Tool) -> str:
-    if old.input_schema != new.input_schema:
-        return "the input accepts what it accepted before"
-    return "the description changed" if old.description != new.description else "details changed"

@@ -4,30 +4,25 @@ One function a kind. Each gives a `Found`: the definition's bytes, and the tools
 from them, off the event loop. Where neither the bytes nor anything that shapes the tools has
 changed, what was built before is used again.
 
-What a discovery means for a connection: new tools, what changed, what is held. Pure.
-
-A refresh that brings nothing usable is a failure, not an empty connection; only an MCP server that
-answers and lists no tools has none.
+A look that has not begun is shared: those who ask for the same connection meanwhile wait for that
+one. A look that has begun may have seen what was there before they asked, so those who come later
+share the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
 
 from gateway.azure.directory import AzureDirectory
-from gateway.catalog.changes import (
-    Difference,
-    asks_other_credential,
-    compare,
-    held,
-    served,
-    with_credentials_of,
-)
 from gateway.catalog.definitions import (
     Asker,
     Definition,
@@ -40,13 +35,7 @@ from gateway.catalog.definitions import (
     same_bytes,
     source_of,
 )
-from gateway.catalog.snapshot import (
-    ConnectionState,
-    Owner,
-    clash_problems,
-    with_tools,
-    without_clashes,
-)
+from gateway.catalog.snapshot import Owner, clash_problems, without_clashes
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -59,18 +48,20 @@ from gateway.config.connection import (
 from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import Wrap, build_upstream
-from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
-from gateway.limits import DEFINITION_SECONDS
+from gateway.errors import Fixable, GatewayError
+from gateway.limits import (
+    BUILD_SECONDS,
+    DEFINITION_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+)
 from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
 from gateway.text import visible
 from gateway.upstream.registry import Listed
 from gateway.upstream.session import Sharing
-
-BUILD_SECONDS = 20.0
-# A reader is held to its CPU, and a busy machine may take its time: this is for one that hangs.
-SOON_SECONDS = 15.0
+from gateway.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +73,11 @@ class Found:
     build_key: str
     at: float = 0.0  # when it was stored: tells a newer one that another process found
     session: Sharing | None = None  # of an MCP server that was asked just now
+
+
+def light(found: Found) -> Found:
+    """The same without the definition's bytes: they are in the store."""
+    return replace(found, definition=replace(found.definition, packed=b""))
 
 
 # What a connection proves itself with, and the way to send a request of its own with that.
@@ -98,18 +94,12 @@ LED_ON = Problem(
 )
 
 
-class Builder(Protocol):
-    """The worker processes, as far as discovery needs them."""
-
-    async def build(self, packed: bytes, source: Source, *, deadline: float) -> Build: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Discoverer:
     """What discovery needs from outside: the ways to read, to build and to ask an MCP server."""
 
     fetcher: Fetcher
-    workers: Builder
+    workers: Workers
     read_upstream: Callable[[str, McpConnection], Awaitable[Listed]]
     check_address: Callable[[str], Awaitable[None]]
     azure: AzureDirectory
@@ -122,23 +112,28 @@ class Discoverer:
         limits: Limits,
         known: Found | None,
         planned: bool = False,
-        *,
-        soon: bool = False,
         since: float | None = None,
     ) -> Found:
         """What this connection offers now; the very object `known` where nothing changed.
 
-        With `planned`, what one would offer that Azure does not have yet; `soon`, for somebody
-        who waits for it; `since`, how old may be what was fetched for several connections.
+        With `planned`, what one would offer that Azure does not have yet; `since`, how old may be
+        what was fetched for several connections.
         """
         if isinstance(settings, McpConnection):
             return await self._discover_upstream(name, settings, limits, known)
-        seconds = SOON_SECONDS if soon else BUILD_SECONDS
         if isinstance(settings, OpenApiConnection):
             who = PREVIEWED if planned else name
-            return await self._discover_openapi(name, settings, limits, known, who, seconds)
-        definition = await self._read(name, settings, limits, known, planned, since)
-        return await self.rebuild(name, settings, limits, definition, known, seconds)
+            return await self._discover_openapi(name, settings, limits, known, who)
+        held = known.definition if known else None
+        if isinstance(settings, ManifestConnection):
+            definition = await self._read_manifest(settings, limits, held)
+        else:
+            assert isinstance(settings, ArmConnection)
+            raw = await self.azure.definition(
+                name, settings, max_bytes=limits.max_spec_bytes, planned=planned, since=since
+            )
+            definition = _held_or(held, Definition.of(settings.resource_id or "", raw))
+        return await self.rebuild(name, settings, limits, definition, known)
 
     async def _discover_openapi(
         self,
@@ -147,7 +142,6 @@ class Discoverer:
         limits: Limits,
         known: Found | None,
         who: str,
-        seconds: float,
     ) -> Found:
         """What a definition says to the connection; `who`: under which name its tokens are kept."""
 
@@ -161,7 +155,7 @@ class Discoverer:
                 asker=asker,
                 tls=settings.tls_files if _at_home(settings) else NO_TLS_FILES,
             )
-            found = await self.rebuild(name, settings, limits, definition, known, seconds)
+            found = await self.rebuild(name, settings, limits, definition, known)
             return _noted(found, led_on=asker is not None and definition.asked_with is None)
 
         asker = self._asker(who, settings, known)
@@ -181,8 +175,8 @@ class Discoverer:
         self, name: str, settings: McpConnection, limits: Limits, known: Found | None
     ) -> Found:
         said, session = await self.read_upstream(name, settings)
-        held = known.definition if known else None
-        definition = _as_definition(location_of(settings), said, held)
+        said_now = Definition.of(location_of(settings), orjson.dumps(said))
+        definition = _held_or(known.definition if known else None, said_now)
         found = await self.rebuild(name, settings, limits, definition, known)
         return found if found.session == session else replace(found, session=session)
 
@@ -193,19 +187,17 @@ class Discoverer:
         limits: Limits,
         definition: Definition,
         known: Found | None,
-        seconds: float = BUILD_SECONDS,
     ) -> Found:
         """The tools of a definition that is at hand: no network."""
         source = _source(name, settings, limits, definition)
         key = _key(definition, source, settings)
         if known is not None and known.build_key == key:
-            return (
-                known if known.definition == definition else replace(known, definition=definition)
-            )
+            same = known.definition == definition
+            return known if same else replace(known, definition=definition)
         if isinstance(settings, McpConnection):
             build = _build_listing(definition.raw, source, settings)
         else:
-            build = await self.workers.build(definition.packed, source, deadline=seconds)
+            build = await self.workers.build(definition.packed, source, deadline=BUILD_SECONDS)
         return Found(definition, build, key)
 
     def key_of(
@@ -227,25 +219,6 @@ class Discoverer:
                 unreadable = isinstance(error, Fixable) and target in configured
                 if error.code == "access_denied" or unreadable:
                     raise Fixable("connection_invalid", error.message, error.hint) from error
-
-    async def _read(
-        self,
-        name: str,
-        settings: Connection,
-        limits: Limits,
-        known: Found | None,
-        planned: bool,
-        since: float | None,
-    ) -> Definition:
-        held = known.definition if known else None
-        if isinstance(settings, ManifestConnection):
-            return await self._read_manifest(settings, limits, held)
-        assert isinstance(settings, ArmConnection)
-        raw = await self.azure.definition(
-            name, settings, max_bytes=limits.max_spec_bytes, planned=planned, since=since
-        )
-        definition = Definition.of(settings.resource_id or "", raw)
-        return held if held and same_bytes(held, definition) else definition
 
     async def _read_manifest(
         self, settings: ManifestConnection, limits: Limits, held: Definition | None
@@ -282,19 +255,10 @@ def previewed(
     """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
     build = found.build
     exposed, clashes = without_clashes(build.tools, owner)
+    shown = ("name", "operation", "method", "path", "access", "risk", "title", "description")
     tools = [
-        {
-            "name": tool.name,
-            "operation": tool.operation,
-            "method": tool.method,
-            "path": tool.path,
-            "access": tool.access,
-            "risk": tool.risk,
-            "title": tool.title,
-            "description": tool.description,
-            "input_schema": orjson.loads(tool.input_schema),
-            "tokens": tool.tokens,
-        }
+        {name: getattr(tool, name) for name in shown}
+        | {"input_schema": orjson.loads(tool.input_schema), "tokens": tool.tokens}
         for tool in sorted(exposed, key=lambda tool: tool.name)
     ]
     return {
@@ -305,13 +269,8 @@ def previewed(
         **({"session": found.session} if found.session else {}),
         "tools": tools,
         "skipped": [
-            {
-                "operation": skipped.operation,
-                "method": skipped.method,
-                "path": skipped.path,
-                "reason": skipped.reason,
-            }
-            for skipped in (*build.skipped, *clashes)
+            {name: getattr(each, name) for name in ("operation", "method", "path", "reason")}
+            for each in (*build.skipped, *clashes)
         ],
         "problems": [
             problem_dict(each) for each in (*build.problems, *clash_problems(clashes), *problems)
@@ -349,10 +308,8 @@ def _source(name: str, settings: Connection, limits: Limits, definition: Definit
     )
 
 
-def _as_definition(location: str, said: dict[str, Any], held: Definition | None) -> Definition:
-    raw = orjson.dumps(said)
-    same = held is not None and held.sha256 == digest(raw)
-    return held if held and same else Definition.of(location, raw)
+def _held_or(held: Definition | None, new: Definition) -> Definition:
+    return held if held is not None and same_bytes(held, new) else new
 
 
 def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build:
@@ -393,104 +350,74 @@ def _configured_addresses(settings: Connection) -> set[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What became of one connection in a put or a refresh."""
-
-    name: str
-    status: str
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    held: tuple[str, ...] = ()
-    error: str | None = None
-    revision: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The entry of `refresh_tools`' answer."""
-        entry: dict[str, Any] = {
-            "name": self.name,
-            "status": self.status,
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "changed": list(self.changed),
-            "held": list(self.held),
-        }
-        return entry | ({"error": self.error} if self.error else {})
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """A connection after a discovery, and how it got there."""
+class Looks(Generic[T]):
+    """Looks by name, one after another for each name, shared by those who ask together."""
 
-    state: ConnectionState
-    found: Found  # with the tools that are served, held ones as they were
-    changes: tuple[Difference, ...]
-    waiting: tuple[Difference, ...]
-    first: bool  # there was nothing to compare with
-    at: float
+    def __init__(self) -> None:
+        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._waiting: dict[str, tuple[asyncio.Task[T], float]] = {}
+        self._tasks: set[asyncio.Task[T]] = set()
 
+    async def share(
+        self,
+        name: str,
+        look: Callable[[float], Awaitable[T]],
+        *,
+        since: float | None = None,
+        wait: float = 0.0,
+    ) -> T:
+        """What the next look finds; it goes on to its end for others if this caller leaves.
 
-def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
-    """The connection with what was found; changes its settings hold back are left out."""
-    if state.tools and not found.build.tools and found.build.format != "mcp":
-        raise DefinitionUnreadable(
-            "the definition has no usable operation left",
-            "The tools served so far are kept; `gateway inspect` says why each was skipped.",
-        )
-    first = state.build is None
-    changes = compare(state.build.tools if state.build else (), found.build.tools)
-    waiting = [] if first else held(changes, state.settings.held)
-    build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
-    if state.build is not None and any(asks_other_credential(change) for change in waiting):
-        build = with_credentials_of(build, state.build)
-    after = replace(state, build=build, status=build.status, problems=build.problems)
-    if not state.settings.enabled or state.settings.access == "disabled":
-        after = replace(after, status="disabled")
-    return Adoption(
-        with_tools(after, build.tools),
-        replace(found, build=build, at=now),
-        tuple(changes),
-        tuple(waiting),
-        first,
-        now,
-    )
+        `look` is told how new what it finds must be: the latest `since` (by the monotonic clock,
+        default: now) of all who share it. It begins `wait` seconds from now, in its turn.
+        """
+        since = time.monotonic() if since is None else since
+        if name in self._waiting:
+            task, others = self._waiting[name]
+            since = max(since, others)
+        else:
+            task = asyncio.create_task(self._begin(name, look, wait))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+        self._waiting[name] = task, since
+        return await asyncio.shield(task)
 
+    async def close(self) -> None:
+        """Ends every look."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-def with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
-    """The new settings with the tools served so far, until theirs are known."""
-    if old is None or base.status == "disabled" or old.build is None:
-        return base
-    return with_tools(replace(base, build=old.build), old.tools)
+    async def _begin(self, name: str, look: Callable[[float], Awaitable[T]], wait: float) -> T:
+        await asyncio.sleep(wait)
+        async with self.locks[name]:
+            _, since = self._waiting.pop(name)
+            return await look(since)
 
-
-def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
-    """The connection after a failed refresh: as it was, with a problem that says so."""
-    kept = state.build.problems if state.build else ()
-    problem = Problem("error", "definition", error.message)
-    return replace(state, status="failing", problems=(*kept, problem))
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: those who asked may all have left
 
 
-def light(found: Found) -> Found:
-    """The same without the definition's bytes: they are in the store."""
-    return replace(found, definition=replace(found.definition, packed=b""))
+class Pauses:
+    """Growing pauses between the tries of what keeps failing."""
 
+    def __init__(self) -> None:
+        self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
 
-def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:
-    """What to tell the one who asked; of what is new, only what is exposed."""
-    waiting = {change.operation for change in adoption.waiting}
-    names: dict[str, list[str]] = {"added": [], "removed": [], "changed": [], "held": []}
-    for change in adoption.changes:
-        kind = "held" if change.operation in waiting else change.kind
-        if exposed is None or kind not in ("added", "changed") or change.tool in exposed:
-            names[kind].append(change.tool)
-    state = adoption.state
-    return Report(
-        state.name,
-        state.status,
-        tuple(names["added"]),
-        tuple(names["removed"]),
-        tuple(names["changed"]),
-        tuple(names["held"]),
-        revision=revision,
-    )
+    def is_over(self, name: str, now: float) -> bool:
+        """Whether it is time for the next try of what is failing."""
+        pause, until = self._pauses.get(name, (FIRST_PAUSE_SECONDS / 2, 0.0))
+        if now < until:
+            return False
+        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        self._pauses[name] = (pause, now + pause * random.uniform(0.8, 1.2))
+        return until > 0  # the failure itself was the first try
+
+    def end(self, name: str) -> None:
+        """The next failure is a first one again."""
+        self._pauses.pop(name, None)

@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from sqlalchemy import Connection as Transaction
 
 from gateway.azure.directory import LISTING
-from gateway.catalog.changes import Difference, by_operation
+from gateway.catalog.changes import Adoption, Difference, by_operation
 from gateway.catalog.definitions import Definition, same_bytes
-from gateway.catalog.discover import Adoption, Found, light
+from gateway.catalog.discover import Found, light
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions

@@ -22,19 +22,19 @@ from pathlib import Path
 import structlog
 
 from gateway.azure.directory import LISTING, AzureDirectory, listing_location
-from gateway.catalog.catalog import TOGETHER_SECONDS, Catalog, Looks, Pauses
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.changes import Report
 from gateway.catalog.definitions import Definition, file_of, is_active, kind_of
-from gateway.catalog.discover import Report
+from gateway.catalog.discover import Looks, Pauses
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError
+from gateway.limits import CATALOG_LOOK_SECONDS, SETTLE_SECONDS
 from gateway.model import Problem
 
 log = structlog.get_logger("gateway.catalog")
 
-LOOK_SECONDS = 1.0
-FILE_SECONDS = 0.25  # between two looks at files; one that is still being written is left alone
 ADVISED_KINDS = ("openapi", "arm")
 
 Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
@@ -68,7 +68,7 @@ class Schedule:
         async with asyncio.TaskGroup() as looks:
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(CATALOG_LOOK_SECONDS):
                         await self._wake.wait()
                 self._wake.clear()
                 for names in self._ready():
@@ -84,7 +84,7 @@ class Schedule:
         before: Mapping[str, Mark] = {}
         taken: dict[str, Mark] = {}
         while True:
-            await asyncio.sleep(FILE_SECONDS)
+            await asyncio.sleep(SETTLE_SECONDS)  # one that is still being written is left alone
             files = self._files()
             now = await asyncio.to_thread(_marks, files) if files else {}
             settled = {name: mark for name, mark in now.items() if before.get(name) == mark}
@@ -106,7 +106,7 @@ class Schedule:
         while True:
             for name in list(self._catalog.current.connections):
                 await self._advise_on(name)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CATALOG_LOOK_SECONDS)
 
     def _ready(self) -> list[set[str]]:
         """Who is looked at now: each that asked by itself, what is due so many at once."""
@@ -188,7 +188,7 @@ class AzureWatch:
 
         A listing that fails leaves what was found before.
         """
-        wait = TOGETHER_SECONDS if asked else 0.0
+        wait = SETTLE_SECONDS if asked else 0.0
         return await self._looks.share(LISTING, self._list, wait=wait)
 
     async def close(self) -> None:
@@ -238,7 +238,7 @@ class AzureWatch:
     async def poll(self) -> None:
         """Refreshes the group as often as it is configured, and lists it until it can, for ever."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CATALOG_LOOK_SECONDS)
             try:
                 await self.look_if_due(time.time())
             except GatewayError as error:  # the store's, or of a connection that went meanwhile

@@ -27,13 +27,7 @@ from itertools import pairwise
 from operator import mul
 from pathlib import Path
 
-from gateway.limits import (
-    MAX_REMEMBERED,
-    SEARCH_CHARS,
-    SEARCH_COMPLETIONS,
-    SEARCH_WORD_CHARS,
-    SEARCH_WORDS,
-)
+from gateway.limits import MAX_REMEMBERED, SEARCH_CHARS, SEARCH_COMPLETIONS
 from gateway.model import Tool
 
 ENGLISH = tomllib.loads((Path(__file__).parent / "english.toml").read_text(encoding="utf-8"))
@@ -54,7 +48,7 @@ _NOT_DECOMPOSED = str.maketrans(
 
 def split_words(text: str) -> list[str]:
     """The words of some text or identifier, folded, in the singular, stop words included."""
-    return [singular(word[:SEARCH_WORD_CHARS]) for word in _lower_words(text)]
+    return [singular(word) for word in _lower_words(text)]
 
 
 def question_words(question: str) -> list[str]:
@@ -62,7 +56,7 @@ def question_words(question: str) -> list[str]:
     padded = f" {' '.join(_lower_words(question))} "
     for said, meant in ENGLISH["phrases"].items():
         padded = padded.replace(f" {said} ", f" {meant} ")
-    return [word[:SEARCH_WORD_CHARS] for word in padded.split()]
+    return padded.split()
 
 
 def _lower_words(text: str) -> list[str]:
@@ -294,7 +288,7 @@ class ToolIndex:
     def search(self, query: str, *, allowed: Collection[str], limit: int) -> list[str]:
         """Names of the allowed tools that answer the query, best first, at most `limit`."""
         permitted = allowed if isinstance(allowed, (Set, Mapping)) else frozenset(allowed)
-        asked = question_words(query[:SEARCH_CHARS])[:SEARCH_WORDS]
+        asked = question_words(query[:SEARCH_CHARS])
         fits = intent_of(asked).fits()
         names, kinds = self._names, self._kinds
         ranks = {

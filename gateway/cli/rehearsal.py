@@ -19,13 +19,13 @@ from typing import Any
 from gateway.app import demo_connection, store_url
 from gateway.azure.directory import AzureDirectory
 from gateway.catalog.catalog import Catalog
+from gateway.catalog.changes import Adoption
 from gateway.catalog.definitions import Fetcher, is_lazy
-from gateway.catalog.discover import Adoption, Discoverer
+from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, McpConnection
 from gateway.config.settings import Settings
-from gateway.connectors.manifest import portable_tools
 from gateway.errors import ConfigInvalid, GatewayError, UpstreamFailed
 from gateway.limits import CHECK_SECONDS
 from gateway.model import Principal
@@ -161,7 +161,6 @@ async def _loaded(
             settings,
             discoverer,
             stored,
-            portable=portable_tools,
             demo={"demo": demo_connection(f"http://{settings.server.host}")},
         )
         await catalog.load()

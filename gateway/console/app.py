@@ -21,7 +21,6 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.calls.record import Caller
-from gateway.catalog.definitions import MAX_TEXT_BYTES
 from gateway.console import connections as pages_connections
 from gateway.console import executions as pages_approvals
 from gateway.console import executions as pages_executions
@@ -40,6 +39,7 @@ from gateway.errors import (
     Refused,
     Unauthenticated,
 )
+from gateway.limits import MAX_BODY_BYTES
 from gateway.store.secrets import Seal
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway
@@ -134,7 +134,7 @@ def _wrong(*, by_link: bool) -> str:
 
 log = structlog.get_logger("gateway.console")
 
-MAX_FORM_BYTES = 3 * MAX_TEXT_BYTES  # a pasted definition, encoded for a form
+MAX_FORM_BYTES = 3 * MAX_BODY_BYTES  # a pasted definition, encoded for a form
 MAX_SIGN_IN_BYTES = 64 * 1024
 MAX_FORM_FIELDS = 500
 SLOW_BYTES = 256 * 1024  # parsed in a thread from here on

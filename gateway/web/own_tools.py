@@ -20,7 +20,8 @@ import orjson
 from gateway.azure.directory import LISTING
 from gateway.calls.answer import read_part
 from gateway.calls.lookups import Question
-from gateway.catalog.discover import Report, problem_dict
+from gateway.catalog.changes import Report
+from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.catalog.catalog import FIRST_PAUSE, LONGEST_PAUSE, Looks, Pauses
+from gateway.catalog.discover import Looks, Pauses
+from gateway.limits import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from tests.peers import until
 
 
@@ -93,9 +94,9 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_success() -> None:
         if pauses.is_over("a", now):
             tries.append(now)
     gaps = [later - earlier for earlier, later in zip([1000.0, *tries], tries, strict=False)]
-    assert FIRST_PAUSE * 0.8 <= gaps[0] <= FIRST_PAUSE * 1.2 + 1
+    assert FIRST_PAUSE_SECONDS * 0.8 <= gaps[0] <= FIRST_PAUSE_SECONDS * 1.2 + 1
     assert gaps[1] > gaps[0] * 1.2 and gaps[2] > gaps[1] * 1.2
-    assert LONGEST_PAUSE * 0.8 <= gaps[-1] <= LONGEST_PAUSE * 1.2 + 1
+    assert LONGEST_PAUSE_SECONDS * 0.8 <= gaps[-1] <= LONGEST_PAUSE_SECONDS * 1.2 + 1
     pauses.end("a")
     assert not pauses.is_over("a", now)
-    assert pauses.is_over("a", now + FIRST_PAUSE * 1.2)
+    assert pauses.is_over("a", now + FIRST_PAUSE_SECONDS * 1.2)

@@ -1,0 +1,204 @@
+"""Which connections there are: configured, put, found in Azure; and what may not be put.
+
+A connection of Azure's resource group that config.toml or a put already speaks for is not there
+twice. One that a put made in Azure is removed there again when the put fails, or when it is
+deleted; one that was there before is not ours to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from gateway.azure.connector import named
+from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
+from gateway.catalog.definitions import Definition
+from gateway.catalog.repository import Stored
+from gateway.catalog.snapshot import ConnectionState, Origin, Snapshot
+from gateway.config.connection import ArmConnection, Connection, McpConnection
+from gateway.config.reading import parse_connection
+from gateway.config.settings import Settings, bundle_trust_problems
+from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
+
+Wanted = tuple[Connection, Origin, int]  # where it comes from, and the revision of what was put
+
+
+def to_be_served(
+    stored: Stored, settings: Settings, demo: Mapping[str, Connection]
+) -> dict[str, Wanted]:
+    """Every connection there is, by name: put, configured, ours to show, found in Azure."""
+    wanted: dict[str, Wanted] = {
+        row.name: (row.settings, "stored", row.revision) for row in stored.connections
+    }
+    wanted |= {name: (c, "config", 0) for name, c in settings.connections.items()}
+    if settings.demo.enabled:
+        wanted |= {name: (c, "demo", 0) for name, c in demo.items()}
+    found = found_in_azure(stored.azure, settings, wanted)
+    return wanted | {name: (c, "azure", 0) for name, c in found.items()}
+
+
+def found_in_azure(
+    listing: Definition | None, settings: Settings, others: Mapping[str, Wanted]
+) -> dict[str, ArmConnection]:
+    """The group's connections by the name each has here; `others` come first."""
+    azure = settings.azure
+    if azure is None or listing is None or listing.location != listing_location(azure):
+        return {}
+    claimed = {
+        resource_id(azure, name, connection).lower()
+        for name, (connection, _, _) in others.items()
+        if isinstance(connection, ArmConnection)
+    }
+    free = [one for one in read_listing(listing.raw) if one.id.lower() not in claimed]
+    return {
+        name: ArmConnection(
+            kind="arm",
+            display_name=resource.display_name,
+            api=resource.api_name,
+            resource_id=resource.id,
+            invoke=azure.invoke,
+        )
+        for name, resource in named(free, others).items()
+    }
+
+
+@asynccontextmanager
+async def present_in_azure(
+    directory: AzureDirectory, name: str, settings: Connection, old: ConnectionState | None
+) -> AsyncIterator[Connection]:
+    """The settings of a connection that exists in Azure now, where it has to exist there.
+
+    What was made for this is removed again if the block fails.
+    """
+    if not isinstance(settings, ArmConnection):
+        yield settings
+        return
+    before = old.settings if old and isinstance(old.settings, ArmConnection) else None
+    if before is not None and settings.resource_id is None:
+        settings = settings.model_copy(update={"resource_id": before.resource_id})
+    settings, made = await directory.create(name, settings)
+    ours = before is not None and before.created_here
+    same = before is not None and before.resource_id == settings.resource_id
+    settings = settings.model_copy(update={"created_here": made or (ours and same)})
+    try:
+        yield settings
+    except BaseException:
+        if made and settings.resource_id:
+            with suppress(GatewayError):
+                await directory.delete(settings.resource_id)
+        raise
+
+
+async def remove_from_azure(directory: AzureDirectory, settings: Connection) -> None:
+    """Removes in Azure what was made there by a put."""
+    if isinstance(settings, ArmConnection) and settings.created_here and settings.resource_id:
+        await directory.delete(settings.resource_id)
+
+
+def read_put(name: str, values: Mapping[str, Any], organization: str | None) -> Connection:
+    """A connection as it is put: one that names no organization belongs to its admin's."""
+    if organization is not None and values.get("organization") is None:
+        values = {**values, "organization": organization}
+    return parse_connection(name, values)
+
+
+def read_planned(settings: Settings, name: str, values: Mapping[str, Any]) -> Connection:
+    """A connection that is only looked at: what may not be put is not tried either."""
+    connection = parse_connection(name, values)
+    refuse_unsafe(settings, name, connection)
+    return connection
+
+
+def refuse_configured(state: ConnectionState | None, new: Connection | None = None) -> None:
+    """Refuses to touch a connection that config.toml, or we, or Azure define.
+
+    What is found in Azure may be put under its name, with other settings.
+    """
+    if state is not None and state.origin == "azure":
+        if not _is_same_resource(state.settings, new):
+            raise Fixable(
+                "connection_invalid",
+                f"the connection {state.name!r} comes from Azure's resource group",
+                "Remove it in Azure, or put it with kind arm and enabled false.",
+            )
+    elif state is not None and state.origin != "stored":
+        raise Fixable(
+            "connection_invalid",
+            f"the connection {state.name!r} is defined in config.toml",
+            "Choose another name, or edit config.toml.",
+        )
+
+
+def _is_same_resource(found: Connection, new: Connection | None) -> bool:
+    if not isinstance(found, ArmConnection) or not isinstance(new, ArmConnection):
+        return False
+    return new.resource_id is None or new.resource_id.lower() == str(found.resource_id).lower()
+
+
+def refuse_put(
+    settings: Settings,
+    name: str,
+    connection: Connection,
+    state: ConnectionState | None,
+    organization: str | None,
+) -> None:
+    """Refuses what may not be put under this name, or not by an admin of this organization."""
+    refuse_foreign(organization, connection, state)
+    refuse_configured(state, connection)
+    refuse_unsafe(settings, name, connection)
+
+
+def refuse_foreign(
+    organization: str | None, connection: Connection, state: ConnectionState | None
+) -> None:
+    """Keeps an admin of an organization to that organization's connections."""
+    if organization is None:
+        return
+    if connection.organization != organization:
+        raise Refused(
+            "access_denied",
+            "you may only put connections of your own organization",
+            f'Set organization = "{organization}".',
+        )
+    if connection.tls.cert_file:
+        raise Refused(
+            "access_denied",
+            "an organization's admin may not name the gateway's own certificates",
+            "Ask an operator to write the connection into config.toml.",
+        )
+    if state is not None and state.settings.organization != organization:
+        raise Fixable("connection_invalid", "this name can't be used", "Choose another name.")
+
+
+def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None:
+    """Refuses commands, and what would break a rule that the configuration was checked for."""
+    if isinstance(connection, McpConnection) and connection.transport == "stdio":
+        raise Fixable(
+            "connection_invalid",
+            "commands can't be put at run time",
+            'Write connections with transport = "stdio" into config.toml.',
+        )
+    if connection.trust != "untrusted":
+        return
+    for bundle_name, bundle in settings.bundles.items():
+        if problems := bundle_trust_problems(bundle_name, bundle, {name}):
+            where, what = problems[0]
+            raise Fixable("connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle.")
+
+
+def refuse_edit(settings: Settings, current: Snapshot) -> None:
+    """Refuses a configuration whose bundles break a rule for connections it does not name."""
+    untrusted = {
+        name
+        for name, state in current.connections.items()
+        if state.settings.trust == "untrusted" and state.origin not in ("config", "demo")
+    }
+    untrusted -= settings.connections.keys()
+    problems = [
+        f"config.toml: {where}: {what}"
+        for name, bundle in settings.bundles.items()
+        for where, what in bundle_trust_problems(name, bundle, untrusted)
+    ]
+    if problems:
+        raise ConfigInvalid(problems)
