@@ -13,7 +13,7 @@ DECODINGS = 6  # of a path that is encoded over and over; one that is not plain 
 
 # --- outbound -------------------------------------------------------------------------------------
 
-MAX_EXCHANGES = 1024  # at a time: calls are bounded far below, the streams of upstreams are not
+MAX_EXCHANGES = 1024  # at a time, more wait: calls are bounded below, upstreams' streams are not
 IDLE_SECONDS = 4.0  # of a kept connection: Node and uvicorn close theirs after five
 LOOKUP_SECONDS = 3.0  # for a name to be resolved where nothing is dialled yet
 REMEMBER_SECONDS = 10.0  # what a name means, and whether TLS files are as they were

@@ -11,7 +11,7 @@ says "only the wrapped one"); the connection's `exclude` does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,13 +89,19 @@ def build_upstream(
         else:
             skipped.append(made)
     problems = drift(listing, source, wraps, allow, exclude)
+    promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
+    problems += [
+        Problem("info", tool.name, "its output schema can't be listed and is left out")
+        for tool in tools.values()
+        if tool.output_schema is None and tool.operation in promised
+    ]
     return Build(
         format="mcp",
         title=source.display_name,
         base_url=_origin(source.location),
         tools=tuple(sorted(tools.values(), key=lambda tool: tool.name)),
         skipped=tuple(skipped),
-        problems=(*problems, *_malformed_outputs(listing, tools.values())),
+        problems=tuple(problems),
     )
 
 
@@ -237,13 +243,13 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
     title = _shown_title(raw.get("title"))
     description = _description(raw, source, override, IDEMPOTENCY_NOTE if field else "")
     output = _output_schema(raw)
-    said = {
-        "title": title,
-        "outputSchema": None if output is None else _listed_output(output),
-        "annotations": _annotations(raw, source, override.access),
-    }
-    shown = {"name": name, "description": description, "inputSchema": schema}
-    shown |= {key: value for key, value in said.items() if value}
+    shown: dict[str, Any] = {"name": name, "description": description, "inputSchema": schema}
+    if title:
+        shown["title"] = title
+    if output is not None:
+        shown["outputSchema"] = _listed_output(output)
+    if annotations := _annotations(raw, source, override.access):
+        shown["annotations"] = annotations
     schema_bytes = orjson.dumps(schema)
     return Tool(
         name=name,
@@ -365,13 +371,6 @@ def _icon(given: Any) -> dict[str, Any]:
     except ValidationError:
         return {}
     return icon if icon["src"].startswith(("https:", "http:", "data:image/")) else {}
-
-
-def _malformed_outputs(listing: Iterable[Raw], tools: Iterable[Tool]) -> Iterator[Problem]:
-    promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
-    for tool in tools:
-        if tool.output_schema is None and tool.operation in promised:
-            yield Problem("info", tool.name, "its output schema can't be listed and is left out")
 
 
 def _fingerprint(source: Source, schema: bytes, description: str, access: Access) -> str:

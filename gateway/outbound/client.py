@@ -28,8 +28,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
-from gateway.errors import Broken, Fixable, Overloaded, Refused, UpstreamFailed
-from gateway.limits import MAX_EXCHANGES, STEP_BYTES, WORKER_BYTES
+from gateway.errors import Broken, Fixable, Refused, UpstreamFailed
+from gateway.limits import STEP_BYTES, WORKER_BYTES
 from gateway.model import NO_TLS_FILES, OWN_HEADERS, TlsFiles
 from gateway.outbound.addresses import forbidden, is_address, locate
 from gateway.outbound.dialling import (
@@ -109,7 +109,6 @@ class Egress:
         lookup: Lookup = socket.getaddrinfo,
     ) -> None:
         self._folder = folder
-        self._under_way = 0
         self._session: aiohttp.ClientSession | None = None
         self._judge = Judge(lookup)
         self._contexts = Contexts(folder, ca_file)
@@ -193,10 +192,7 @@ class Egress:
 
     @asynccontextmanager
     async def _exchange(self, deadline: float) -> AsyncIterator[asyncio.Timeout]:
-        """One of a bounded number of exchanges, which has so many seconds."""
-        if self._under_way >= MAX_EXCHANGES:
-            raise Overloaded("busy", "Too many connections are open.", "Try again in a moment.")
-        self._under_way += 1
+        """One exchange, which has so many seconds."""
         exchange = Progress()
         progress.set(exchange)
         try:
@@ -208,8 +204,6 @@ class Egress:
             words = f"There was no complete answer within {deadline:g} s."
             hint = "Ask for less at once, or raise timeout_seconds of the connection."
             raise NoAnswer("upstream_timeout", words, hint, sent=exchange.sent) from error
-        finally:
-            self._under_way -= 1
 
     async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:
         """The answer's head; asked for again where an idle connection had just been closed."""

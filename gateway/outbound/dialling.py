@@ -28,7 +28,13 @@ from cachetools import TTLCache
 from yarl import URL
 
 from gateway.errors import Fixable
-from gateway.limits import IDLE_SECONDS, LOOKUP_SECONDS, MAX_REMEMBERED, REMEMBER_SECONDS
+from gateway.limits import (
+    IDLE_SECONDS,
+    LOOKUP_SECONDS,
+    MAX_EXCHANGES,
+    MAX_REMEMBERED,
+    REMEMBER_SECONDS,
+)
 from gateway.model import TlsFiles
 from gateway.outbound.addresses import forbidden, permits_by
 
@@ -174,7 +180,7 @@ class JudgingConnector(TCPConnector):
             socket_factory=judge.open_socket,
             use_dns_cache=False,
             keepalive_timeout=IDLE_SECONDS,
-            limit=0,
+            limit=MAX_EXCHANGES,
         )
         self._judge = judge
 

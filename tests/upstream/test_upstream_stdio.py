@@ -99,13 +99,6 @@ async def test_progress_reaches_the_caller_and_a_slow_one_holds_up_nobody() -> N
     assert seen == [1, 2, 3]
 
 
-async def test_fifty_calls_at_once_each_get_their_own_answer() -> None:
-    async with upstreams(stdio("up")) as ups:
-        calls = (ups.call("up", "echo", {"text": str(n)}) for n in range(50))
-        results = await asyncio.gather(*calls)
-        assert [text_of(result) for result in results] == [str(n) for n in range(50)]
-
-
 async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call() -> None:
     async with upstreams(stdio("up"), stdio("short", max_call_seconds=1.0)) as ups:
         long = {"steps": 15, "pause": 0.1}
@@ -248,17 +241,6 @@ async def test_closing_leaves_no_process_behind(flags: tuple[str, ...]) -> None:
         assert running(child) and running(grandchild)
     assert not running(child)
     assert not running(grandchild)
-
-
-async def test_child_whose_upstream_is_taken_out_ends_soon() -> None:
-    async with upstreams(stdio("up")) as ups:
-        child = await pid_of(ups)
-        ups.replace("up", None)
-        for _ in range(300):
-            if not running(child):
-                return
-            await asyncio.sleep(0.01)
-    raise AssertionError("the child lives on")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 import uvloop
 
 from gateway.errors import UpstreamFailed
-from tests.peers_mcp import mcp_peer
-from tests.upstream.upstream_doors import http, running, stdio, text_of, upstreams
+from tests.upstream.upstream_doors import running, stdio, text_of, upstreams
 
 
 def test_child_killed_during_a_call_is_noticed_and_everything_ends() -> None:
@@ -29,17 +28,3 @@ def test_child_killed_during_a_call_is_noticed_and_everything_ends() -> None:
             return child, other, stray
 
     assert [pid for pid in uvloop.run(scenario()) if running(pid)] == []
-
-
-def test_fifty_calls_at_once_each_get_their_own_answer() -> None:
-    async def scenario() -> list[str]:
-        async with (
-            mcp_peer("modern") as modern,
-            mcp_peer("handshake") as older,
-            upstreams(http("modern", modern.url), http("older", older.url)) as ups,
-        ):
-            names = ("modern", "older")
-            calls = (ups.call(names[n % 2], "echo", {"text": str(n)}) for n in range(50))
-            return [text_of(result) for result in await asyncio.gather(*calls)]
-
-    assert uvloop.run(scenario()) == [str(n) for n in range(50)]

@@ -178,10 +178,3 @@ def test_globs_set_the_access_of_tools_by_either_name() -> None:
         )
         assert [tool.name for tool in build.tools] == ["hotel_find"]
         assert build.problems == ()
-
-
-def test_override_of_a_tool_that_is_gone_is_reported() -> None:
-    build = build_upstream([FIND], source(operations={"gone": Override(access="read")}))
-    assert build.problems == (
-        configured("warning", "operations.gone", "matches no tool of the upstream"),
-    )
