@@ -17,7 +17,7 @@ test: .venv/ready
 	$(PY) -m pytest --numprocesses auto --dist worksteal
 
 test-slow: .venv/ready
-	$(PY) -m pytest -m slow
+	$(PY) -m pytest -m "slow or hypothesis" --hypothesis-profile full
 
 lint: .venv/ready
 	$(PY) -m ruff check .

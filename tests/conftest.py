@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+import pytest_asyncio
+from hypothesis import settings as hypothesis_settings
 
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
 from gateway.server import GatewayServer, bind
 from tests.peers import until
+
+# Few examples, the same in every run; `make test-slow` looks for more with the other profile.
+hypothesis_settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+hypothesis_settings.register_profile("full", max_examples=500, deadline=None)
+hypothesis_settings.load_profile("quick")
 
 START_SECONDS = 60.0  # two, where the machine has nothing else to do
 
@@ -85,6 +93,39 @@ async def gateway(make_gateway: GatewayMaker) -> Running:
     """A gateway without tokens and confirmations, that may call servers on this machine."""
     made: Running = await make_gateway()
     return made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """As `gateway`, for all tests of a module; these must run on the module's loop."""
+    async with gateway_on(tmp_path_factory.mktemp("gateway") / "config.toml") as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared_gateway(module_gateway: Running) -> AsyncIterator[Running]:
+    """The module's gateway; the connections that a test puts are deleted after it."""
+    yield module_gateway
+    async with aiohttp.ClientSession(f"{module_gateway.url}/api/v1/") as http:
+        for name in module_gateway.app.gateway.snapshot.connections:
+            async with http.delete(f"connections/{name}") as answer:
+                assert answer.status == 200
+
+
+@asynccontextmanager
+async def two_gateways(
+    folder: Path, text: str, store_url: str
+) -> AsyncIterator[tuple[Running, Running]]:
+    """Two gateways on one store and one key, each on a configuration file of its own."""
+    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{folder}/secret.key"\n'
+    configs = [folder / name / "config.toml" for name in ("one", "two")]
+    for config in configs:
+        config.parent.mkdir()
+    async with (
+        gateway_on(configs[0], f"{text}\n{store}") as one,
+        gateway_on(configs[1], f"{text}\n{store}") as two,
+    ):
+        yield one, two
 
 
 @asynccontextmanager

@@ -11,8 +11,13 @@ import aiohttp
 import orjson
 import pytest
 
-from tests.conftest import OPEN, GatewayMaker, Running
+from tests.conftest import Running
+from tests.conftest import shared_gateway as gateway
 from tests.peers import items_api, provider
+
+__all__ = ["gateway"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HUGE = "9" * 30  # no integer of 64 bits
 ENVELOPE = orjson.dumps(
@@ -67,13 +72,14 @@ async def test_a_number_that_json_writers_refuse_does_not_hide_the_history(
     gateway: Running,
 ) -> None:
     async with provider() as peer:
-        await put(gateway, "shop", kind="openapi", spec=peer.spec)
-        call = f'{{"name":"shop_get_items","arguments":{{"id":{HUGE}}}}}'
+        await put(gateway, "books", kind="openapi", spec=peer.spec)
+        call = f'{{"name":"books_get_items","arguments":{{"id":{HUGE}}}}}'
         _, answer = await mcp(gateway, "tools/call", call)
         assert answer["result"]["structuredContent"]["error"]["code"] == "invalid_arguments"
 
+        newest = "/api/v1/executions?tool=books_get_items"
         async with asyncio.timeout(5):  # refused calls are written in batches
-            while not (history := await got(gateway, "/api/v1/executions"))[1].get("executions"):
+            while not (history := await got(gateway, newest))[1].get("executions"):
                 assert history[0] == 200
         assert [e["arguments"] for e in history[1]["executions"]] == [{"id": int(HUGE)}]
         listed = '{"name":"list_executions","arguments":{}}'
@@ -87,23 +93,19 @@ async def test_a_request_id_beyond_64_bits_is_answered_under_that_id(gateway: Ru
     assert (status, answer["error"]["code"]) == (404, -32601)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"arguments":{"id":"1","id":"2"}}',
-        '{"arguments":{"id":' + "[" * 900 + "]" * 900 + "}}",
-        '{"arguments":{"id":' + HUGE + "}}",
-    ],
-    ids=["key twice", "deep", "huge number"],
-)
-async def test_rest_takes_no_body_that_readers_could_take_differently(
-    gateway: Running, body: str
-) -> None:
+BODIES = {
+    "key twice": '{"arguments":{"id":"1","id":"2"}}',
+    "deep": '{"arguments":{"id":' + "[" * 900 + "]" * 900 + "}}",
+    "huge number": '{"arguments":{"id":' + HUGE + "}}",
+}
+
+
+async def test_rest_takes_no_body_that_readers_could_take_differently(gateway: Running) -> None:
     async with provider() as peer:
         await put(gateway, "shop", kind="openapi", spec=peer.spec)
-        status, answer = await posted(gateway, "/api/v1/tools/shop_get_items/call", body)
-
-        assert (status, answer["error"]["code"]) == (422, "invalid_arguments")
+        for kind, body in BODIES.items():
+            status, answer = await posted(gateway, "/api/v1/tools/shop_get_items/call", body)
+            assert (status, answer["error"]["code"]) == (422, "invalid_arguments"), kind
         assert peer.requests == []
 
 
@@ -123,14 +125,11 @@ async def test_no_operation_draws_credentials_to_another_host(gateway: Running) 
 BASE_URLS = ["http://93.184.216.34@127.0.0.1", "http://a.example\r\nX: y", "http://a.example\\@b"]
 
 
-@pytest.mark.parametrize("base_url", BASE_URLS)
-async def test_a_base_url_that_cannot_be_dialled_is_refused_at_once(
-    gateway: Running, base_url: str
-) -> None:
+async def test_a_base_url_that_cannot_be_dialled_is_refused_at_once(gateway: Running) -> None:
     spec = orjson.dumps(items_api("http://93.184.216.34")).decode()
-    status, answer = await put(gateway, "shop", kind="openapi", spec=spec, base_url=base_url)
-
-    assert (status, answer["error"]["code"]) == (422, "connection_invalid")
+    for url in BASE_URLS:
+        status, answer = await put(gateway, "shop", kind="openapi", spec=spec, base_url=url)
+        assert (status, answer["error"]["code"]) == (422, "connection_invalid"), url
 
 
 async def test_a_vault_at_a_private_address_is_refused_at_once(gateway: Running) -> None:
@@ -146,9 +145,8 @@ async def test_a_vault_at_a_private_address_is_refused_at_once(gateway: Running)
 
 
 async def test_a_refresh_that_leads_to_a_private_address_keeps_what_was_served(
-    make_gateway: GatewayMaker,
+    gateway: Running,
 ) -> None:
-    gateway: Running = await make_gateway(OPEN)
     async with provider() as peer:
         await put(gateway, "shop", kind="openapi", spec=peer.spec)
         peer.document = items_api("http://169.254.169.254", "items", "more")
@@ -162,8 +160,7 @@ async def test_a_refresh_that_leads_to_a_private_address_keeps_what_was_served(
         assert answer["result"]["isError"] is False
 
 
-async def test_a_body_larger_than_any_is_refused_unread(make_gateway: GatewayMaker) -> None:
-    gateway: Running = await make_gateway(OPEN)
+async def test_a_body_larger_than_any_is_refused_unread(gateway: Running) -> None:
     body = '{"query": "' + "x" * 5 * 1024 * 1024 + '"}'
     status, _ = await posted(gateway, "/api/v1/proxy", body)
 

@@ -11,8 +11,13 @@ import pytest
 from aiohttp import web
 from mcp.client.client import Client
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import Running, gateway_on
+from tests.conftest import shared_gateway as gateway
 from tests.peers import items_api, provider
+
+__all__ = ["gateway"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
@@ -153,53 +158,43 @@ async def test_refreshes_that_are_asked_for_together_share_one_fetch(gateway: Ru
         assert len(peer.fetches) == 2
 
 
-@pytest.mark.parametrize(
-    "broken", [b"<html>", b"{}", b'{"openapi": "3.0.3", "paths": {}}', b'{"openapi":'], ids=repr
-)
+BROKEN = [b"<html>", b"{}", b'{"openapi": "3.0.3", "paths": {}}', b'{"openapi":']
+
+
 async def test_a_bad_refresh_keeps_the_last_good_tools_and_shows_a_problem(
-    gateway: Running, broken: bytes
+    gateway: Running,
 ) -> None:
     async with provider() as peer, Client(gateway.mcp) as client:
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
-        peer.raw = broken
-        report = (await own_call(client, "refresh_tools"))["connections"][0]
-        assert report["status"] == "failing"
-        assert report["error"]
-        assert "shop_get_items" in await names(client)
-        shown = await own_call(client, "get_connection", name="shop")
-        assert shown["status"] == "failing"
-        assert shown["problems"][-1]["severity"] == "error"
-        peer.raw = None
-        report = (await own_call(client, "refresh_tools"))["connections"][0]
-        assert (report["status"], report["changed"]) == ("connected", [])
+        for peer.raw in BROKEN:
+            report = (await own_call(client, "refresh_tools"))["connections"][0]
+            assert (report["status"], bool(report["error"])) == ("failing", True), peer.raw
+            assert "shop_get_items" in await names(client)
+            shown = await own_call(client, "get_connection", name="shop")
+            problem = shown["problems"][-1]["severity"]
+            assert (shown["status"], problem) == ("failing", "error"), peer.raw
+            peer.raw = None
+            report = (await own_call(client, "refresh_tools"))["connections"][0]
+            assert (report["status"], report["changed"]) == ("connected", [])
 
 
-async def test_what_was_put_comes_back_after_a_restart_without_network(
-    make_gateway: GatewayMaker, tmp_path: Path
+async def test_what_was_put_comes_back_without_network_and_its_token_is_not_on_disk(
+    tmp_path: Path,
 ) -> None:
-    async with provider() as peer:
-        first: Running = await make_gateway()
-        async with Client(first.mcp) as client:
-            await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
-    second: Running = await make_gateway()
-    async with Client(second.mcp) as client:
-        assert "shop_get_items" in await names(client)
-
-
-async def test_a_token_in_the_address_of_a_definition_is_not_on_disk(
-    make_gateway: GatewayMaker, tmp_path: Path
-) -> None:
-    first = await make_gateway()
-    async with provider() as peer, Client(first.mcp) as client:
+    config = tmp_path / "config.toml"
+    async with (
+        provider() as peer,
+        gateway_on(config) as first,
+        Client(first.mcp) as client,
+    ):
         spec = f"{peer.spec}?token=a-token-of-its-own"
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=spec)
         await own_call(client, "refresh_tools", connection="shop")
         assert peer.definition_status == [200, 304]
-    kept = on_disk(tmp_path)
+        kept = on_disk(tmp_path)
     assert b"openapi.json?" in kept
-    assert b"a-token-of-its-own" not in kept
-    second = await make_gateway()
-    async with Client(second.mcp) as client:
+    assert b"a-token-of-its-own" not in kept + on_disk(tmp_path)
+    async with gateway_on(config) as second, Client(second.mcp) as client:
         assert "shop_get_items" in await names(client)
 
 

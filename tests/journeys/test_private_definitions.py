@@ -12,9 +12,14 @@ from aiohttp import web
 from mcp.client.client import Client
 
 from tests.cli.test_commands import gateway_command
-from tests.conftest import OPEN, GatewayMaker, Running
+from tests.conftest import OPEN, Running, gateway_on
+from tests.conftest import shared_gateway as gateway
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import Provider, items_api, provider, until
+
+__all__ = ["gateway"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-secret-of-its-own"
 BEARER = f"Bearer {SECRET}"
@@ -181,7 +186,7 @@ async def test_a_refusal_says_what_can_be_done(gateway: Running) -> None:
 
 
 async def test_a_copy_that_was_fetched_with_other_credentials_is_never_taken_for_ones_own(
-    make_gateway: GatewayMaker,
+    tmp_path: Path,
 ) -> None:
     """Of a server that has one ETag for what it does not show to everybody."""
     async with provider() as peer:
@@ -193,8 +198,8 @@ async def test_a_copy_that_was_fetched_with_other_credentials_is_never_taken_for
             return web.json_response(items_api(peer.url, token), headers={"ETag": '"one"'})
 
         peer.guard = by_token
-        gateway: Running = await make_gateway()
-        async with Client(gateway.mcp) as client:
+        config = tmp_path / "config.toml"
+        async with gateway_on(config) as gateway, Client(gateway.mcp) as client:
             for name, token in (("one", "ann"), ("two", "bob"), ("one", "eve")):
                 auth = {"type": "bearer", "token": token}
                 values = {"kind": "openapi", "spec": peer.spec, "auth": auth}
@@ -204,10 +209,9 @@ async def test_a_copy_that_was_fetched_with_other_credentials_is_never_taken_for
             await own_call(client, "refresh_tools", connection="two")
             assert "If-None-Match" in peer.fetches[-1][1]  # it asked for this very copy
         asked = len(peer.fetches)
-        again: Running = await make_gateway()
-        await until(lambda: len(peer.fetches) == asked + 2)
-        assert not any("If-None-Match" in sent for _, sent in peer.fetches[asked:])
-        async with Client(again.mcp) as client:
+        async with gateway_on(config) as again, Client(again.mcp) as client:
+            await until(lambda: len(peer.fetches) == asked + 2)
+            assert not any("If-None-Match" in sent for _, sent in peer.fetches[asked:])
             assert {"one_get_eve", "two_get_bob"} <= await names(client)
 
 
@@ -224,12 +228,13 @@ async def test_inspect_fetches_as_the_connection_it_names(tmp_path: Path) -> Non
         assert [tool["name"] for tool in orjson.loads(out)["tools"]] == ["shop_get_items"]
 
 
-async def test_a_renewed_secret_in_config_toml_fetches_anew(make_gateway: GatewayMaker) -> None:
+async def test_a_renewed_secret_in_config_toml_fetches_anew(tmp_path: Path) -> None:
     async with provider() as peer:
         guarded(peer, lambda request: request.headers.get("Authorization") == BEARER)
         table = f'{OPEN}[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
         line = 'auth = {{ type = "bearer", token = "{}" }}\n'
-        gateway: Running = await make_gateway(table + line.format("expired"))
-        assert "shop_get_public" in gateway.app.gateway.snapshot.tools
-        gateway.config.write_text(table + line.format(SECRET), encoding="utf-8")
-        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
+        config, text = tmp_path / "config.toml", table + line.format("expired")
+        async with gateway_on(config, text) as gateway:
+            assert "shop_get_public" in gateway.app.gateway.snapshot.tools
+            config.write_text(table + line.format(SECRET), encoding="utf-8")
+            await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
