@@ -14,6 +14,7 @@ run: .venv/ready
 	.venv/bin/gateway serve --config config.toml
 
 test: .venv/ready
+	@$(PY) -m compileall -q gateway tests -x node_modules  # for the processes that tests start
 	$(PY) -m pytest --numprocesses auto --dist worksteal
 
 test-slow: .venv/ready

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitRequestParams
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.journeys.confirming import (
     Api,
     answering,
@@ -330,7 +330,8 @@ async def test_call_that_was_cut_off_uses_the_approval_given_meanwhile(
 async def test_questions_survive_a_kill_and_what_is_approved_is_done_once(
     tmp_path: Path, peer: Provider
 ) -> None:
-    (tmp_path / "config.toml").write_text(config(peer), encoding="utf-8")
+    file = tmp_path / "config.toml"
+    file.write_text(config(peer), encoding="utf-8")
     call = "/tools/shop_cancel_order/call"
     async with (
         serving(tmp_path, "root") as (process, root),
@@ -342,7 +343,7 @@ async def test_questions_survive_a_kill_and_what_is_approved_is_done_once(
         before = await root.pending(2)
         process.kill()
         await process.wait()
-    async with serving(tmp_path, "root") as (_, root):
+    async with gateway_on(file, config(peer)) as shop, api(shop.url, "root") as root:
         assert await root.pending(2) == before
         for each in before:
             assert (await root.decide("approve", each["id"]))[0] == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import orjson
 import pytest
 from aiohttp import ClientTimeout
 
-from tests.conftest import GatewayMaker, Running
-from tests.journeys.confirming import Api, api, config, orders_api, serving
+from tests.conftest import GatewayMaker, Running, gateway_on
+from tests.journeys.confirming import Api, api, config, orders_api
 from tests.peers import Provider, provider
 
 FREELY = 'level = "full_access"'
@@ -112,9 +112,11 @@ async def test_feed_gives_others_only_their_own_and_tells_of_tools_and_connectio
 
 
 async def test_feed_ends_when_the_gateway_does(peer: Provider, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(config(peer, FREELY), encoding="utf-8")
-    async with serving(tmp_path, "root") as (process, root), events(root) as feed:
-        process.terminate()
+    async with AsyncExitStack() as ends_last, AsyncExitStack() as ends_first:
+        text = config(peer, FREELY)
+        shop = await ends_first.enter_async_context(gateway_on(tmp_path / "config.toml", text))
+        root = await ends_last.enter_async_context(api(shop.url, "root"))
+        feed = await ends_last.enter_async_context(events(root))
         async with asyncio.timeout(5):
+            await ends_first.aclose()
             assert [event async for event in feed] == []
-            assert await process.wait() == 0

@@ -14,7 +14,7 @@ from mcp_types import RequestParamsMeta
 from structlog.testing import capture_logs
 
 from gateway.limits import FAILURES_A_MINUTE, MAX_QUOTE_CHARS
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.journeys.confirming import (
     Api,
     Gate,
@@ -288,7 +288,8 @@ async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_ag
         database = request.getfixturevalue("postgres").new_database()
         more = f'[store]\nurl = "{request.getfixturevalue("postgres").url(database)}"'
     text = config(peer, FREELY, more, IDEMPOTENT)
-    (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
     body = {"arguments": ORDER, "idempotency_token": "t-1"}
     gate = Gate(peer)
     async with serving(tmp_path, "ann") as (process, ann):
@@ -298,7 +299,7 @@ async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_ag
         await process.wait()
         await asyncio.gather(call, return_exceptions=True)
     gate.release.set()
-    async with serving(tmp_path, "ann") as (_, ann):
+    async with gateway_on(file, text) as shop, api(shop.url, "ann") as ann:
         _, again = await ann("POST", CALL, body)
         _, found = await ann("GET", "/executions?token=t-1")
     assert again["error"]["code"] == "outcome_unknown"

@@ -7,7 +7,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
 from mcp.client.client import Client
 
 from tests.conftest import gateway_process
@@ -19,54 +18,53 @@ BOOK_TOOLS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-async def test_the_shipped_configuration_serves_the_bookshop(tmp_path: Path, mode: str) -> None:
+async def test_the_shipped_configuration_serves_the_bookshop_and_ends_in_good_order(
+    tmp_path: Path,
+) -> None:
     shutil.copy(SHIPPED, tmp_path)
-    async with (
-        gateway_process(tmp_path / "config.toml") as (process, url),
-        Client(url, mode=mode) as client,
-    ):
-        tools = {tool.name for tool in (await client.list_tools()).tools}
-        assert tools >= BOOK_TOOLS
-        added = await client.call_tool("demo_add_book", {"title": "Emma", "author": "Jane Austen"})
-        assert added.structured_content is not None
-        book = added.structured_content["id"]
-        found = await client.call_tool("demo_search_books", {"q": "austen"})
-        assert found.structured_content == {
-            "books": [
-                {
-                    "id": book,
-                    "title": "Emma",
-                    "author": "Jane Austen",
-                    "genre": "fiction",
-                    "year": 2000,
-                    "price": 10.0,
-                    "stock": 1,
-                }
-            ],
-            "total": 1,
-        }
-        large = await client.call_tool("demo_export_catalogue", {})
-        assert large.structured_content is not None
-        assert large.structured_content["truncated"] is True
-        part = await client.call_tool(
-            "read_result",
-            {
-                "result_id": large.structured_content["result_id"],
-                "pointer": "/reviews",
-                "offset": 1000,
-                "limit": 1,
-            },
-        )
-        assert part.structured_content is not None
-        assert part.structured_content["total"] == 4000
-        assert part.structured_content["next_offset"] == 1001
-    assert process.returncode == 0
-
-
-async def test_sigterm_lets_go_in_good_order(tmp_path: Path) -> None:
-    shutil.copy(SHIPPED, tmp_path)
-    async with gateway_process(tmp_path / "config.toml") as (process, _):
+    async with gateway_process(tmp_path / "config.toml") as (process, url):
+        for mode, title in (("legacy", "Emma"), ("2026-07-28", "Persuasion")):
+            async with Client(url, mode=mode) as client:
+                await visit_bookshop(client, title)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             assert await process.wait() == 0
+
+
+async def visit_bookshop(client: Client, title: str) -> None:
+    """Lists, calls, and reads a large answer."""
+    tools = {tool.name for tool in (await client.list_tools()).tools}
+    assert tools >= BOOK_TOOLS
+    added = await client.call_tool("demo_add_book", {"title": title, "author": "Jane Austen"})
+    assert added.structured_content is not None
+    book = added.structured_content["id"]
+    found = await client.call_tool("demo_search_books", {"q": title})
+    assert found.structured_content == {
+        "books": [
+            {
+                "id": book,
+                "title": title,
+                "author": "Jane Austen",
+                "genre": "fiction",
+                "year": 2000,
+                "price": 10.0,
+                "stock": 1,
+            }
+        ],
+        "total": 1,
+    }
+    large = await client.call_tool("demo_export_catalogue", {})
+    assert large.structured_content is not None
+    assert large.structured_content["truncated"] is True
+    part = await client.call_tool(
+        "read_result",
+        {
+            "result_id": large.structured_content["result_id"],
+            "pointer": "/reviews",
+            "offset": 1000,
+            "limit": 1,
+        },
+    )
+    assert part.structured_content is not None
+    assert part.structured_content["total"] == 4000
+    assert part.structured_content["next_offset"] == 1001

@@ -21,7 +21,7 @@ from tests.peers import provider, until
 from tests.upstream.upstream_doors import STDIO_PEER
 
 READER = "gateway.reader"
-SOON_SECONDS = 30.0  # a second, where the machine has nothing else to do
+SOON_SECONDS = 60.0  # a second, where the machine has nothing else to do
 
 
 def stdio_table(name: str, *options: str) -> str:
@@ -75,10 +75,8 @@ def held_by(processes: list[psutil.Process]) -> set[tuple[int, ...]]:
     return {tuple(sorted(int(each.name) for each in folder.iterdir())) for folder in folders}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_children_hold_their_own_pipes_and_nothing_of_the_gateway(
-    tmp_path: Path, workers: int
-) -> None:
+async def test_children_hold_their_own_pipes_and_nothing_of_the_gateway(tmp_path: Path) -> None:
+    workers = 2
     left_open = os.open(tmp_path, os.O_RDONLY)  # by whoever started the gateway
     async with (
         provider() as peer,
