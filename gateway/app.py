@@ -180,14 +180,9 @@ def show_progress(total: int) -> Callable[[str], None]:
     return tell
 
 
-def no_progress(total: int) -> Callable[[str], None]:
-    """For a gateway inside another process, without a terminal of its own."""
-    return lambda name: None
-
-
 @asynccontextmanager
 async def running(
-    settings: Settings, place: Place, loading: Loading = no_progress
+    settings: Settings, place: Place, loading: Loading = lambda total: lambda name: None
 ) -> AsyncIterator[App]:
     """The gateway, started; it is ready as soon as what is cached has been read."""
     async with AsyncExitStack() as stack:
@@ -222,16 +217,13 @@ class Assembly:
 
     async def open_ways_out(self) -> None:
         """What reaches APIs and servers, and the processes that read what they answer."""
-        rules = self.settings.network.rules
-        self.egress = await self._enter(Egress(**rules, folder=self.folder))
+        self.egress = await self._enter(Egress(**self.settings.network.rules, folder=self.folder))
         self.own_egress = await self._enter(Egress([self.place.host]))
         self.workers = await self._enter(Workers())
         self.credentials = Credentials(self.egress)
         self._stack.push_async_callback(self.credentials.close)
-        self.upstreams = Upstreams(self.egress, self._upstream_headers)
-        await self._enter(self.upstreams)
-        server, store = self.settings.server, self.settings.store
-        alone = server.workers == 1 and store.url.startswith("sqlite")
+        self.upstreams = await self._enter(Upstreams(self.egress, self._upstream_headers))
+        alone = self.settings.server.workers == 1 and self.settings.store.url.startswith("sqlite")
         shared = None if alone else self.db  # other processes count as well
         self.limits = Admission(self.settings.limits.max_concurrent_calls, shared=shared)
 
@@ -255,9 +247,8 @@ class Assembly:
             partial(return_address, self.seal, self.public_url),
             partial(azure_identity, self.credentials),
         )
-        proof = partial(prove, self.credentials)
         ways = (self.fetcher, self.workers, self.upstreams.read, self.egress.check)
-        discoverer = Discoverer(*ways, self.directory, proof)
+        discoverer = Discoverer(*ways, self.directory, partial(prove, self.credentials))
         stored = StoredCatalog(self.db, self.seal)
         demo = {"demo": demo_connection(self.place.own_url)}
         self.catalog = Catalog(self.settings, discoverer, stored, demo)
