@@ -38,9 +38,8 @@ from gateway.calls.credentials import (
 )
 from gateway.calls.held import CANCEL
 from gateway.calls.record import Signals
-from gateway.calls.send import Sender
+from gateway.calls.send import Sender, UpstreamRequests
 from gateway.calls.upkeep import ApprovedRuns, Housekeeping, this_replica
-from gateway.calls.upstream_requests import UpstreamRequests
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy

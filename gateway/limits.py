@@ -108,7 +108,7 @@ SEARCH_COMPLETIONS = 12  # of a last word that is not finished
 # --- calls ----------------------------------------------------------------------------------------
 
 CALLS_PER_CONNECTION = 32  # at the same time: a slow API must not take all of max_concurrent_calls
-CALLS_PER_PRINCIPAL = 32  # that go on without a request: undecided, in the background, or held
+CALLS_PER_PRINCIPAL = 16  # that go on without a request: undecided, in the background, or held
 MAX_WAITING_CALLS = 256  # for a slot or for an answer of their client: beyond, `busy` is kinder
 MOMENT_SECONDS = 2.0  # a wait nobody minds: for a slot, or before looking again for a lost signal
 

@@ -17,7 +17,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -95,15 +95,19 @@ class Admission:
 
     def call(self, connection: str) -> Passage:
         """One call's place among the others."""
+        return Passage(self._health(connection), self._overall, self._clock)
+
+    def large(self, connection: str, more_than: int = 0) -> LargeRoom:
+        """Room for one answer that may turn out larger than most, to be kept while it is held."""
+        free = (self._health(connection).large, self._large)
+        return LargeRoom(max(LARGE_BYTES, more_than), free)
+
+    def _health(self, connection: str) -> _Health:
         health = self._connections.get(connection)
         if health is None:
             slots = Slots(CALLS_PER_CONNECTION, "The connection", self._wait_seconds)
             health = self._connections[connection] = _Health(slots)
-        return Passage(health, self._overall, self._clock)
-
-    def large(self, more_than: int = 0) -> LargeRoom:
-        """Room for one answer that may turn out larger than most, to be kept while it is held."""
-        return LargeRoom(max(LARGE_BYTES, more_than), self._large)
+        return health
 
 
 class Passage:
@@ -177,15 +181,16 @@ class Passage:
 class LargeRoom:
     """One call's right to hold a large answer, taken if it gets one, while the block lasts.
 
-    An answer that waits for its turn is not read from the wire; one that gets none in time is cut.
+    A connection holds one, all together a few: an answer that waits for its turn is not read from
+    the wire, and one that gets none in time is cut.
     """
 
     __slots__ = ("_free", "_taken", "bytes")
 
-    def __init__(self, bytes: int, free: asyncio.Semaphore) -> None:
+    def __init__(self, bytes: int, free: tuple[asyncio.Semaphore, ...]) -> None:
         self.bytes = bytes
         self._free = free
-        self._taken = False
+        self._taken: list[asyncio.Semaphore] = []
 
     async def holds(self, size: int) -> bool:
         """Whether so much of an answer may be held."""
@@ -193,20 +198,21 @@ class LargeRoom:
 
     async def take(self, until: float | None) -> bool:
         """Whether a large answer may be held; waits for that, at most until then."""
-        if not self._taken:
-            try:
-                async with asyncio.timeout_at(until):
-                    self._taken = await self._free.acquire()
-            except TimeoutError:
-                return False
+        try:
+            async with asyncio.timeout_at(until):
+                for free in self._free[len(self._taken) :]:
+                    await free.acquire()
+                    self._taken.append(free)
+        except TimeoutError:
+            return False
         return True
 
     def __enter__(self) -> LargeRoom:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._taken:
-            self._free.release()
+        for taken in self._taken:
+            taken.release()
 
 
 class Slots:
@@ -250,6 +256,7 @@ class _Health:
     """What is known of one connection."""
 
     slots: Slots
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     failures: int = 0
     open_until: float = 0.0
     probing: bool = False

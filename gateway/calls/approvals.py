@@ -25,9 +25,12 @@ from gateway.calls.questions import (
     ELICIT,
     QUESTION,
     Decision,
+    always_words,
     approval_question,
     decision_of,
     input_required,
+    may_always,
+    name_of_client,
     warnings,
 )
 from gateway.calls.record import (
@@ -43,7 +46,6 @@ from gateway.calls.record import (
     meta_of,
     pending_result,
     shown_arguments,
-    takes_forms,
 )
 from gateway.calls.request import build_request
 from gateway.calls.upkeep import ticket_of
@@ -199,7 +201,7 @@ class Approvals:
         """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
         caller = attempt.caller
         state = open_state(self._seal, PURPOSE, caller.request_state)
-        if state is None or not takes_forms(caller):
+        if state is None or not caller.takes_forms:
             return None
         approval = await store.get_approval(self._db, state[0])
         if approval is None or not _is_for(approval, attempt) or time.time() >= approval.expires_at:
@@ -211,9 +213,8 @@ class Approvals:
         answer = (caller.input_responses or {}).get(QUESTION)
         if approval.status == "pending" and answer is not None:
             decision = decision_of(answer, may_always(attempt.snapshot, approval.risk))
-            decided = await self._decide(
-                replace(approval, session=caller.session), decision, caller.principal.name
-            )
+            mine = replace(approval, session=caller.session)
+            decided = await self._decide(mine, decision, attempt.principal)
             return decided or await store.get_approval(self._db, approval.id)
         return approval
 
@@ -262,9 +263,8 @@ class Approvals:
         session = attempt.caller.session
         wrote = await store.wrote_before(self._db, principal, tool.connection, session)
         changed = await store.changed_since_used(self._db, principal, tool.name, tool.connection)
-        approval = self._new_approval(
-            attempt, now, tuple(warnings(attempt, first_write=not wrote, changed=changed))
-        )
+        shown = tuple(warnings(attempt, first_write=not wrote, changed=changed))
+        approval = self._new_approval(attempt, now, shown)
         execution = execution_of(attempt, "pending_confirmation")
         await store.create_approval(self._db, approval, execution)
         self._told(approval)
@@ -311,7 +311,7 @@ class Approvals:
         if attempt.unattended:
             text = "The call waits for a person's decision and runs by itself once approved."
             raise Unanswered(pending_result(attempt, "pending_confirmation", text))
-        if takes_forms(attempt.caller):
+        if attempt.caller.takes_forms:
             always = always_words(attempt.snapshot, approval)
             state = seal_state(self._seal, PURPOSE, [approval.id])
             name = attempt.state.display_name
@@ -321,7 +321,7 @@ class Approvals:
         """The approval when it is no longer pending."""
         gone = attempt.caller.gone or (lambda: False)
         self._waiting[attempt.id] = (approval.id, gone)
-        elicited = self._elicited(attempt, approval)
+        asking = asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
         try:
             with self._signals.awaiting(APPROVAL_CHANGED, approval.id) as heard:
                 while True:
@@ -337,8 +337,7 @@ class Approvals:
             return approval
         finally:
             del self._waiting[attempt.id]
-            if elicited is not None:
-                elicited.cancel()
+            asking.cancel()
             if approval.status in ("pending", "approved"):
                 store.let_go(self._db, attempt.id, self._replica)
 
@@ -373,15 +372,11 @@ class Approvals:
             text = f"Waiting for a person to approve {approval.tool}"
             await attempt.caller.progress(waited, total, text)
 
-    def _elicited(self, attempt: Attempt, approval: Approval) -> asyncio.Task[None] | None:
-        caller = attempt.caller
-        if caller.ask is None or "form" not in elicitation_modes(caller.capabilities):
-            return None
-        return asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
-
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
+        """Asks the caller itself, where its client can be asked on the call's own stream."""
         caller, always = attempt.caller, always_words(attempt.snapshot, approval)
-        assert caller.ask is not None
+        if caller.ask is None or "form" not in elicitation_modes(caller.capabilities):
+            return
         try:
             question = approval_question(approval, attempt.state.display_name, always)
             answer = await caller.ask(ELICIT, question)
@@ -470,11 +465,6 @@ def judge_again(snapshot: Snapshot, attempt: Attempt, approval: Approval) -> Too
     return tool
 
 
-def may_always(snapshot: Snapshot, risk: str) -> bool:
-    """Whether "always allow" is offered for tools of this risk."""
-    return risk != "high" or snapshot.permissions.always_allow_high_risk
-
-
 def too_late(approval: Approval | None) -> NotApproved:
     """Why an approval can't be decided or used any more."""
     words = {
@@ -508,18 +498,3 @@ def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) 
         created_at=now,
         expires_at=now + lasts,
     )
-
-
-def always_words(snapshot: Snapshot, approval: Approval) -> str:
-    """What "always allow" means for this call; "" where it is not offered."""
-    if not may_always(snapshot, approval.risk):
-        return ""
-    if approval.session:
-        return "for the rest of this session"
-    client = name_of_client(approval.client) or "this client"
-    return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
-
-
-def name_of_client(client: str) -> str:
-    """The name of `name/version`: a client that was updated is the same one."""
-    return client.rpartition("/")[0] or client.strip("/")

@@ -4,12 +4,19 @@ decide → check the arguments → ask a person where one must be asked → clai
 write on disk → send → shape → record. Whatever door a call came through, it comes through here, and
 it always ends in exactly one execution record. A write that was begun is finished and recorded even
 if its caller has gone; a read ends with its caller.
+
+A token has one upstream effect however often a call is made with it. The store's claim decides who
+is first, over all replicas, in the transaction that puts the call on disk. Everyone else with the
+same principal, token and arguments waits for that call and gets its answer, an upstream's error
+included. What is known never to have left frees its token; what may have left keeps it for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,41 +27,44 @@ from gateway.calls.answer import Result
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import fitting_arguments
 from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.held import HeldCalls, Running, may_be_held, to_its_end
+from gateway.calls.held import HeldCalls, Running, to_its_end
 from gateway.calls.record import (
     BACKGROUND_META,
     REFUSED_UPSTREAM,
+    TOKEN_META,
     Attempt,
     Caller,
     Door,
     NotApproved,
     Signals,
     Unanswered,
+    arguments_digest,
     describe_failure,
     execution_of,
     failed_result,
+    heard_within,
     meta_of,
     outcome_unknown,
     pending_result,
     status_of,
-    was_sent,
     with_token,
     with_warnings,
 )
-from gateway.calls.tokens import earlier_answer, first_answer, take_token
 from gateway.catalog.snapshot import Snapshot
-from gateway.errors import Broken, GatewayError
+from gateway.errors import Broken, Fixable, GatewayError, Overloaded, UpstreamFailed
 from gateway.limits import MOMENT_SECONDS
 from gateway.model import Tool
 from gateway.policy.access import permit
-from gateway.store.approvals import Approval, use_approval
+from gateway.store.approvals import Approval, first_with_token, use_approval
 from gateway.store.database import Database
 from gateway.store.ledger import (
     FINISHED,
+    Begun,
     Execution,
     ExecutionStatus,
     begin,
     finish,
+    get_execution,
     record_finished,
 )
 from gateway.store.secrets import Seal
@@ -104,7 +114,7 @@ class Invoker:
         """The result of the call. Failures are results too."""
         attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
         attempt.background = attempt.read_later = caller.meta.get(BACKGROUND_META) is True
-        if caller.request_state is None and not may_be_held(attempt):
+        if caller.request_state is None and not attempt.may_be_held:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
@@ -138,7 +148,7 @@ class Invoker:
             return self._refuse(attempt, error)
         if said is not None:
             return said
-        if may_be_held(attempt):
+        if attempt.may_be_held:
             return await self.held.first_word(attempt, self._outcome(attempt))
         return await self._outcome(attempt)
 
@@ -228,7 +238,7 @@ class Invoker:
         """The approval to use up, or the answer where the caller's token had one already."""
         if attempt.token_given:
             waited_for = self._approvals.waited_for
-            earlier = await earlier_answer(self._db, self._signals, attempt, waited_for)
+            earlier = await _earlier_answer(self._db, self._signals, attempt, waited_for)
             if earlier is not None:
                 return earlier
         return await self._approvals.obtain(attempt)
@@ -245,7 +255,7 @@ class Invoker:
             return None
         if approval is not None and begun.outcome != "ended":
             await self._approvals.void(approval)  # its call was made already, under its token
-        return await first_answer(self._db, self._signals, attempt, begun)
+        return await _first_answer(self._db, self._signals, attempt, begun)
 
     def _send(self, attempt: Attempt) -> Awaitable[Result]:
         prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
@@ -279,7 +289,7 @@ class Invoker:
 
     async def _fail(self, attempt: Attempt, error: GatewayError, cause: BaseException) -> Result:
         """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
-        sent = was_sent(attempt, cause)
+        sent = _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
         is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
         if sent and in_doubt and not is_final:
@@ -320,3 +330,132 @@ class Invoker:
 
 def _status(result: Result) -> ExecutionStatus:
     return "failed" if result.get("isError") else "completed"
+
+
+def _was_sent(attempt: Attempt, error: BaseException) -> bool:
+    """Whether the other side may have seen the request before this went wrong."""
+    if isinstance(error, UpstreamFailed):
+        return error.sent
+    if attempt.upstream_status is not None:
+        return True
+    return not isinstance(error, GatewayError)  # ours come before sending; of others who knows
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+_VISIBLE = re.compile(r"[\x21-\x7e]{1,200}")
+_GOING_ON = ("executing", "pending_confirmation")
+
+
+def take_token(attempt: Attempt) -> None:
+    """Gives the attempt its token: the caller's own, or a fresh one where the tool needs one."""
+    given = attempt.caller.meta.get(TOKEN_META)
+    needed = _needs_token(attempt.tool)
+    if given is None:
+        attempt.token = str(uuid.uuid4()) if needed else None
+        return
+    if not isinstance(given, str) or not _VISIBLE.fullmatch(given):
+        raise Fixable(
+            "invalid_arguments",
+            f"{TOKEN_META} must be 1 to 200 visible ASCII characters",
+            "A UUID is a good token.",
+        )
+    if needed or attempt.tool.access != "read":
+        attempt.token, attempt.token_given = given, True
+
+
+def _needs_token(tool: Tool) -> bool:
+    """Whether the other side takes an idempotency token for this tool."""
+    if tool.http is not None:
+        return tool.http.idempotency_header is not None and tool.access != "read"
+    return tool.upstream is not None and tool.upstream.idempotency_field is not None
+
+
+async def _earlier_answer(
+    db: Database,
+    signals: Signals,
+    attempt: Attempt,
+    waited_for: Callable[[Execution], Awaitable[bool]],
+) -> Result | None:
+    """The answer of an earlier call with the caller's token, before anyone is asked again.
+
+    None: there is none, or only one whose caller was cut off before a decision; it goes on in this
+    attempt.
+    """
+    assert attempt.token is not None
+    first = await first_with_token(db, attempt.principal, attempt.token)
+    if first is None:
+        return None
+    same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
+    if (first.tool, first.args_digest) != same_call:
+        raise _conflict(attempt)
+    if first.status == "pending_confirmation" and not await waited_for(first):
+        return None
+    if first.status in _GOING_ON and attempt.unattended:
+        attempt.id = first.id
+        return pending_result(attempt, first.status, "The call is already on its way.")
+    return _answer_again(attempt, await _end_of(db, signals, attempt, first))
+
+
+async def _first_answer(db: Database, signals: Signals, attempt: Attempt, begun: Begun) -> Result:
+    """The answer of the call that had this token first, once it has one."""
+    if begun.outcome == "conflict":
+        raise _conflict(attempt)
+    if begun.outcome == "ended" or begun.execution is None:
+        raise NotApproved(
+            "approval_expired",
+            "The approval for this call was used, has expired or was withdrawn.",
+            "Call again to ask for a new one.",
+        )
+    return _answer_again(attempt, await _end_of(db, signals, attempt, begun.execution))
+
+
+async def _end_of(db: Database, signals: Signals, attempt: Attempt, first: Execution) -> Execution:
+    """The first call when it is over; its process may be another one."""
+    deadline = time.monotonic() + attempt.longest_seconds
+    with signals.awaiting(FINISHED, first.id) as heard:
+        while True:
+            first = await get_execution(db, first.id) or first
+            if first.status not in _GOING_ON:
+                return first
+            if time.monotonic() > deadline:
+                raise Overloaded(
+                    "busy",
+                    "The first call with this token is still on its way.",
+                    f"find_execution {attempt.token} tells what became of it.",
+                )
+            await heard_within(heard, MOMENT_SECONDS)
+
+
+def _conflict(attempt: Attempt) -> Fixable:
+    token, attempt.token = attempt.token, None  # it stands for the other call, not for this one
+    return Fixable(
+        "idempotency_conflict",
+        "This idempotency token was used for a call with another tool or other arguments.",
+        "Use a new token for a new call; find_execution shows the earlier one.",
+        token=token,
+    )
+
+
+def _answer_again(attempt: Attempt, first: Execution) -> Result:
+    """What the caller of the first call got, or would have got."""
+    attempt.id = first.id
+    answer = (first.result or {}).get("answer")
+    if answer is not None:
+        return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
+    return failed_result(attempt, _error_of(attempt, first))
+
+
+def _error_of(attempt: Attempt, first: Execution) -> GatewayError:
+    match first.status:
+        case "unknown":
+            return outcome_unknown(attempt)
+        case "denied":
+            return NotApproved("approval_denied", "The call was not approved.")
+        case "expired":
+            return NotApproved("approval_expired", "Nobody approved the call in time.")
+    return Broken(
+        first.error_code or "internal",
+        "The first call with this token failed before it was sent.",
+        "It may be tried again with the same token.",
+    )

@@ -15,23 +15,22 @@ import asyncio
 import base64
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import jwt
 import msgspec
 import orjson
 from pydantic import SecretStr
 
-from gateway.calls.redact import SECRET_NAME, Redactor, redactor_of
+from gateway.calls.redact import Redactor, redactor_of, secrets_in, secrets_of
 from gateway.calls.request import with_headers
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import ArmConnection, BasicAuth, Connection, OAuth2Auth
+from gateway.config.connection import ArmConnection, Connection, OAuth2Auth
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
@@ -388,7 +387,7 @@ def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
     settings, build = state.settings, state.build
     limit = settings.rate_limit
     auth, vouched_by = _vouching(state, azure)
-    secrets = frozenset(secrets_of(settings) | _secrets_in(auth))
+    secrets = frozenset(secrets_of(settings) | secrets_in(auth))
     return Prepared(
         state.name,
         settings,
@@ -447,47 +446,6 @@ def prove(
         return answer
 
     return (auth, headers), send
-
-
-def secrets_of(settings: Connection) -> set[str]:
-    """Every text of the settings that must not be shown to anyone."""
-    found = _secrets_in(settings.auth)
-    tables = ("parameter_values", "env")
-    named = [pair for table in tables for pair in getattr(settings, table, {}).items()]
-    named += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
-    found |= {v for name, value in named if SECRET_NAME.search(name) for v in _texts(value)}
-    found |= set(_texts(settings.inject))
-    found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
-    return {value for value in found if value}
-
-
-def _query_of(settings: Connection) -> list[tuple[str, str]]:
-    """What the connection's addresses carry in their query: some services put their keys there."""
-    addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
-    queries = [urlsplit(a).query for a in addresses if a.startswith(("http://", "https://"))]
-    return [pair for query in queries for pair in parse_qsl(query)]
-
-
-def _options_of(settings: Connection) -> list[tuple[str, str]]:
-    """The options of a child's command, `--name value` and `--name=value` alike."""
-    args = [part for arg in getattr(settings, "args", ()) for part in arg.split("=", 1)]
-    return [(name, value) for name, value in pairwise(args) if name.startswith("-")]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
-
-
-def _secrets_in(auth: AuthSettings) -> set[str]:
-    found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
-    if isinstance(auth, BasicAuth):
-        found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
-    return {value for value in found if value}
 
 
 def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:

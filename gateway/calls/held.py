@@ -33,7 +33,6 @@ from gateway.calls.record import (
     meta_of,
     outcome_unknown,
 )
-from gateway.calls.tokens import longest_seconds
 from gateway.errors import Fixable, GatewayError, Overloaded
 from gateway.limits import (
     CALLS_PER_PRINCIPAL,
@@ -335,13 +334,6 @@ def _future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-def may_be_held(attempt: Attempt) -> bool:
-    """Whether a server's question can be the answer to this call."""
-    caller = attempt.caller
-    asks = attempt.tool.upstream is not None and not attempt.unattended
-    return asks and caller.era == "2026" and bool(caller.askable)
-
-
 def seal_state(seal: Seal, purpose: str, values: Sequence[Any]) -> str:
     """What a client of 2026 hands back with its answer; one key seals states of several kinds."""
     return seal.encrypt_json([purpose, *values]).decode("ascii")
@@ -377,7 +369,7 @@ class HeldRelay:
         self, attempt: Attempt, replica: str, answer: tuple[str, int, Any]
     ) -> Result | None:
         """What the call says to the answer; None: it is held no longer."""
-        letter, deadline = new_id(time.time()), time.monotonic() + longest_seconds(attempt)
+        letter, deadline = new_id(time.time()), time.monotonic() + attempt.longest_seconds
         said = self._awaited[letter] = asyncio.get_running_loop().create_future()
         try:
             await self._send(replica, letter, [self._replica, *answer])

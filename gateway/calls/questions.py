@@ -25,6 +25,7 @@ import orjson
 
 from gateway.calls.record import Ask, AskClient, Attempt, Caller
 from gateway.calls.redact import Redactor
+from gateway.catalog.snapshot import Snapshot
 from gateway.errors import UpstreamFailed
 from gateway.limits import HEAVY_BYTES, MAX_QUOTE_CHARS, MAX_TOLD_ITEMS
 from gateway.policy.view import elicitation_modes
@@ -100,6 +101,26 @@ def input_required(approval: Approval, display_name: str, always: str, state: st
             "gateway/status": "pending_confirmation",
         },
     }
+
+
+def may_always(snapshot: Snapshot, risk: str) -> bool:
+    """Whether "always allow" is offered for tools of this risk."""
+    return risk != "high" or snapshot.permissions.always_allow_high_risk
+
+
+def always_words(snapshot: Snapshot, approval: Approval) -> str:
+    """What "always allow" means for this call; "" where it is not offered."""
+    if not may_always(snapshot, approval.risk):
+        return ""
+    if approval.session:
+        return "for the rest of this session"
+    client = name_of_client(approval.client) or "this client"
+    return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
+
+
+def name_of_client(client: str) -> str:
+    """The name of `name/version`: a client that was updated is the same one."""
+    return client.rpartition("/")[0] or client.strip("/")
 
 
 def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
@@ -23,12 +24,12 @@ import orjson
 from msgspec import Struct
 
 from gateway.calls.answer import HEADERS_META, Result
-from gateway.calls.arguments import step_into
+from gateway.calls.filling import step_into
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
-from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
-from gateway.model import Principal, Tool, digest
+from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS, SILENT_SECONDS
+from gateway.model import Principal, Tool
 from gateway.policy.view import Scope, elicitation_modes
 from gateway.store.cluster import RECONNECTED
 from gateway.store.ledger import Execution, ExecutionStatus
@@ -71,10 +72,10 @@ class Caller:
     askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
-
-def takes_forms(caller: Caller) -> bool:
-    """Whether this client can be asked by answering it with a question (2026-07-28)."""
-    return caller.era == "2026" and "form" in elicitation_modes(caller.capabilities)
+    @property
+    def takes_forms(self) -> bool:
+        """Whether this client can be asked by answering it with a question (2026-07-28)."""
+        return self.era == "2026" and "form" in elicitation_modes(self.capabilities)
 
 
 class Door(Struct, frozen=True):
@@ -136,6 +137,21 @@ class Attempt(Struct):
     @property
     def unattended(self) -> bool:
         return self.background or (self.door is not None and self.door.unattended)
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether a server's question can be the answer to this call."""
+        asks = self.tool.upstream is not None and not self.unattended
+        return asks and self.caller.era == "2026" and bool(self.caller.askable)
+
+    @property
+    def longest_seconds(self) -> float:
+        """How long it may take: a decision, its deadline and, at worst, its process's burial."""
+        limits = self.snapshot.settings.limits
+        seconds = self.state.settings.timeout_seconds or limits.call_timeout_seconds
+        if self.tool.upstream is not None:
+            seconds = max(seconds, limits.max_call_seconds)
+        return seconds + self.snapshot.permissions.timeout_seconds + 2 * SILENT_SECONDS
 
     @property
     def duration_ms(self) -> float:
@@ -215,9 +231,10 @@ def refusal_of(
 def arguments_digest(arguments: Mapping[str, Any]) -> str:
     """Names exactly these arguments, however they are ordered."""
     try:
-        return digest(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS))
+        text = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # huge numbers, lone surrogates
-        return digest(json.dumps(arguments, sort_keys=True).encode())
+        text = json.dumps(arguments, sort_keys=True).encode()
+    return sha256(text).hexdigest()
 
 
 def shown_arguments(attempt: Attempt) -> Any:
@@ -417,15 +434,6 @@ def describe_failure(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "trace": "".join(frames)}
 
 
-def was_sent(attempt: Attempt, error: BaseException) -> bool:
-    """Whether the other side may have seen the request before this went wrong."""
-    if isinstance(error, UpstreamFailed):
-        return error.sent
-    if attempt.upstream_status is not None:
-        return True
-    return not isinstance(error, GatewayError)  # ours come before sending; of others who knows
-
-
 def outcome_unknown(attempt: Attempt, cause: str = "internal") -> UpstreamFailed:
     """The error for a call that may or may not have happened."""
     return UpstreamFailed(
@@ -436,45 +444,45 @@ def outcome_unknown(attempt: Attempt, cause: str = "internal") -> UpstreamFailed
     )
 
 
-Listener = Callable[[str], object]
-
-
 class Signals:
-    """Who waits for what."""
+    """Wakes those in this process who wait for what any process may do.
+
+    The store's notifier calls `hear` for what other processes did, and whoever does something here
+    calls it too. A signal only says "look again": it may be lost, so that those who wait read the
+    store, and look from time to time in any case.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
-        self._listeners: dict[str, list[Listener]] = {}
+        # By kind and payload; None: whatever the payload.
+        self._listeners: dict[tuple[str, str | None], list[Callable[[str], object]]] = {}
 
     def hear(self, kind: str, payload: str = "") -> None:
         """Something has happened; after a break of the connection, perhaps everything."""
-        if kind == RECONNECTED:
-            events = [event for events in self._waiting.values() for event in events]
-            listeners = [one for each in self._listeners.values() for one in each]
-        else:
-            events = list(self._waiting.get((kind, payload), ()))
-            listeners = list(self._listeners.get(kind, ()))
-        for event in events:
-            event.set()
-        for listener in listeners:
+        keys = [(kind, payload), (kind, None)]
+        heard = self._listeners if kind == RECONNECTED else keys
+        for listener in [each for key in heard for each in self._listeners.get(key, ())]:
             listener(payload)
+
+    def on(self, kind: str, listener: Callable[[str], object], payload: str | None = None) -> None:
+        """Calls back with the payload whenever this is heard, or with nothing after a break."""
+        self._listeners.setdefault((kind, payload), []).append(listener)
 
     @contextmanager
     def awaiting(self, kind: str, payload: str) -> Iterator[asyncio.Event]:
         """An event that is set whenever this is heard."""
-        key, event = (kind, payload), asyncio.Event()
-        self._waiting.setdefault(key, set()).add(event)
+        event = asyncio.Event()
+
+        def wake(_: str) -> None:
+            event.set()
+
+        self.on(kind, wake, payload)
         try:
             yield event
         finally:
-            events = self._waiting[key]
-            events.discard(event)
-            if not events:
-                del self._waiting[key]
-
-    def on(self, kind: str, listener: Listener) -> None:
-        """Calls back with the payload whenever this is heard, or with nothing after a break."""
-        self._listeners.setdefault(kind, []).append(listener)
+            listeners = self._listeners[kind, payload]
+            listeners.remove(wake)
+            if not listeners:
+                del self._listeners[kind, payload]
 
 
 async def heard_within(event: asyncio.Event, seconds: float) -> bool:

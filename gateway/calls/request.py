@@ -64,7 +64,7 @@ def build_request(
 
 def check_not_blocked(blocklist: Sequence[str], base_url: str, path: str) -> None:
     """Refuse a path that the connection's blocklist forbids."""
-    if blocked_by(blocklist, base_url, path):
+    if blocklist and blocked_by(blocklist, base_url, path):
         raise Refused(
             "blocked_path",
             "Access to this endpoint is not allowed",

@@ -21,8 +21,8 @@ from gateway.azure.envelope import enveloped, opened
 from gateway.calls.admission import Admission, LargeRoom
 from gateway.calls.answer import Result, preview_result, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
-from gateway.calls.questions import asker
-from gateway.calls.record import Ask, Attempt, Notice, Progress, recorded_values
+from gateway.calls.questions import asker, check_offered
+from gateway.calls.record import Ask, Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
@@ -34,7 +34,7 @@ from gateway.outbound.content import Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.results import LargeResult, save_result
-from gateway.upstream.protocol import Hooks
+from gateway.upstream.protocol import INTERACTIVE, Hooks
 from gateway.upstream.registry import Upstreams
 
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
@@ -79,7 +79,7 @@ class Sender:
     ) -> Result:
         request = _request(attempt, prepared, operation)
         await self._limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
-        with self._limits.large(attempt.max_output_bytes) as room:
+        with self._limits.large(prepared.name, attempt.max_output_bytes) as room:
             send = self._send_within(attempt, prepared, room)
             async with self._limits.call(prepared.name) as passage:
                 proof = (self._credentials, prepared.vouched_by, prepared.auth)
@@ -160,7 +160,7 @@ class Sender:
         ask = _asker(attempt)
         params = _params(attempt, prepared, operation, asks=ask is not None)
         await self._limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
-        with self._limits.large(attempt.max_output_bytes) as room:
+        with self._limits.large(prepared.name, attempt.max_output_bytes) as room:
             async with self._limits.call(prepared.name) as passage:
                 began = time.perf_counter()
                 try:
@@ -286,6 +286,71 @@ def _notice(attempt: Attempt) -> Notice | None:
             notice(method, params)
 
     return tell
+
+
+_OF_A_HOP = ("inputResponses", "requestState", "_meta")
+
+
+class UpstreamRequests:
+    """Asks upstream MCP servers what is not a call: prompts, resources, completion.
+
+    Nothing of the client travels along but what it asks for. A server's question goes to a client
+    that can answer: on the request's own stream, or, from 2026-07-28, as the answer itself.
+    """
+
+    def __init__(self, upstreams: Upstreams, limits: Admission) -> None:
+        self.upstreams = upstreams
+        self._limits = limits
+
+    async def ask(
+        self,
+        prepared: Prepared,
+        method: str,
+        params: Mapping[str, Any],
+        caller: Caller,
+        ask_seconds: float,
+    ) -> Result:
+        """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
+        await self._limits.admit(prepared.name, caller.principal.name, prepared.rate_limit)
+        async with self._limits.call(prepared.name) as passage:
+            try:
+                result = await self._send(prepared, method, params, caller, ask_seconds)
+            except UpstreamRefused as error:
+                passage.note_answer(200)
+                raise cleared_refusal(error, prepared.redactor) from error
+            except UpstreamFailed as error:
+                if error.code != "upstream_error":
+                    passage.note_failure()
+                raise
+            passage.note_answer(200)
+        return (await clear_result(result, prepared.redactor))[1]
+
+    async def _send(
+        self,
+        prepared: Prepared,
+        method: str,
+        params: Mapping[str, Any],
+        caller: Caller,
+        ask_seconds: float,
+    ) -> Result:
+        peer = self.upstreams.status(prepared.name).peer
+        relays = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
+        sent = dict(params)
+        if not relays or peer is None or peer.era == "handshake":
+            sent = {key: value for key, value in sent.items() if key not in _OF_A_HOP}
+        sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
+        asks = asker(caller, prepared.redactor, ask_seconds)
+        result = await self.upstreams.request(
+            prepared.name,
+            method,
+            sent,
+            principal=caller.principal.name,
+            hooks=Hooks(caller.progress, asks, caller.notice, caller.askable or None),
+            relay_input=relays,
+        )
+        if relays and result.get("resultType") == "input_required":
+            check_offered(result.get("inputRequests") or {}, caller.askable)
+        return result
 
 
 async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Result]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gateway.calls.approvals import always_words
-from gateway.calls.questions import Decision
+from gateway.calls.questions import Decision, always_words
 from gateway.console.forms import containing, download, file_links, matching
 from gateway.console.overview import feed
 from gateway.console.rendering import clip, render

@@ -25,7 +25,7 @@ from mcp_types.jsonrpc import INVALID_PARAMS
 
 from gateway.calls.credentials import PreparedConnections
 from gateway.calls.record import Caller
-from gateway.calls.upstream_requests import UpstreamRequests
+from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.errors import GatewayError, UpstreamFailed

@@ -20,7 +20,7 @@ import orjson
 import structlog
 from sqlalchemy import Connection
 
-from gateway.calls.upstream_requests import UpstreamRequests
+from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Overloaded, UpstreamRefused
 from gateway.limits import LINGER_SECONDS, MAX_SESSIONS, MAX_WATCHED, SESSION_SECONDS
 from gateway.store.cluster import keep_wish_in

@@ -273,7 +273,7 @@ async def test_an_api_that_fails_is_not_asked_twice_as_often() -> None:
         assert passage.may_retry("GET", lost())
 
 
-async def held(limits: Admission, size: int, seconds: float = 0.0) -> int:
+async def held(limits: Admission, connection: str, size: int, seconds: float = 0.0) -> int:
     """How much is held of an answer of this size that comes in pieces."""
     pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
 
@@ -282,7 +282,7 @@ async def held(limits: Admission, size: int, seconds: float = 0.0) -> int:
             yield piece
 
     until = asyncio.get_running_loop().time() + seconds
-    with limits.large() as room:
+    with limits.large(connection) as room:
         body, cut = await collect(chunks(), 8 * LARGE_BYTES, room, until)
     assert cut == (len(body) < size)
     return len(body)
@@ -292,12 +292,14 @@ async def test_few_large_answers_are_held_at_a_time_and_the_others_are_cut() -> 
     limits, large = Admission(), 3 * LARGE_BYTES
     async with asyncio.timeout(5):
         with ExitStack() as stack:
-            for _ in range(LARGE_ANSWERS):
-                room = stack.enter_context(limits.large())
+            for number in range(LARGE_ANSWERS):
+                assert await held(limits, "other", large, 1) == large
+                room = stack.enter_context(limits.large(str(number)))
                 assert await room.take(asyncio.get_running_loop().time() + 1)
-            assert await held(limits, large) == LARGE_BYTES
-            assert await held(limits, LARGE_BYTES) == LARGE_BYTES
-            waiting = asyncio.create_task(held(limits, large, 5))
+                assert await held(limits, str(number), large) == LARGE_BYTES  # one a connection
+            assert await held(limits, "other", large) == LARGE_BYTES
+            assert await held(limits, "other", LARGE_BYTES) == LARGE_BYTES
+            waiting = asyncio.create_task(held(limits, "other", large, 5))
             await asyncio.sleep(0)
         assert await waiting == large
-        assert await held(limits, 9 * LARGE_BYTES, 1) == 8 * LARGE_BYTES
+        assert await held(limits, "other", 9 * LARGE_BYTES, 1) == 8 * LARGE_BYTES

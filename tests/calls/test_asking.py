@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from gateway.calls.approvals import judge_again, may_always
-from gateway.calls.questions import decision_of, form, largest_list, message, warnings
+from gateway.calls.approvals import judge_again
+from gateway.calls.questions import (
+    decision_of,
+    form,
+    largest_list,
+    may_always,
+    message,
+    warnings,
+)
 from gateway.calls.record import Door
 from gateway.errors import Fixable, Refused
 from gateway.model import Principal

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.calls.approvals import Approvals
-from gateway.calls.call import Invoker
+from gateway.calls.call import Invoker, take_token
 from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.record import (
     Attempt,
@@ -24,7 +24,6 @@ from gateway.calls.record import (
     recorded_values,
     with_token,
 )
-from gateway.calls.tokens import take_token
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import NoAnswer
 from gateway.store.cluster import Replica, beat, leave

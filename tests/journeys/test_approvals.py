@@ -443,9 +443,9 @@ async def test_warnings_say_what_should_make_one_look_twice(
 async def test_waiting_calls_of_one_principal_are_bounded(shop: Running, peer: Provider) -> None:
     async with api(shop.url, "ann") as ann, api(shop.url, "bob") as bob:
         path = "/tools/shop_place_order/call"
-        answers = [await ann("POST", path, {"arguments": {"book": str(n)}}) for n in range(33)]
+        answers = [await ann("POST", path, {"arguments": {"book": str(n)}}) for n in range(17)]
         others = await bob("POST", path, {"arguments": ORDER})
-    assert [status for status, _ in answers] == [202] * 32 + [503]
+    assert [status for status, _ in answers] == [202] * 16 + [503]
     assert answers[-1][1]["error"]["code"] == "busy"
     assert others[0] == 202
 

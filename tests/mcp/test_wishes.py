@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.calls.admission import Admission
-from gateway.calls.upstream_requests import UpstreamRequests
+from gateway.calls.send import UpstreamRequests
 from gateway.errors import Overloaded
 from gateway.limits import LINGER_SECONDS, MAX_WATCHED
 from gateway.mcp.wishes import Wishes, reaches

@@ -18,7 +18,7 @@ import orjson
 
 from gateway.calls.admission import Admission
 from gateway.calls.record import Caller, Signals
-from gateway.calls.upstream_requests import UpstreamRequests
+from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Settings
 from gateway.errors import Fixable, UnknownTool
