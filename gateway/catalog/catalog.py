@@ -38,8 +38,17 @@ from gateway.catalog.connections import (
     remove_from_azure,
     to_be_served,
 )
-from gateway.catalog.definitions import is_active, is_lazy, is_local, kind_of, location_of, resting
-from gateway.catalog.discover import Discoverer, Found, Looks, light, previewed
+from gateway.catalog.definitions import (
+    Found,
+    is_active,
+    is_lazy,
+    is_local,
+    kind_of,
+    light,
+    location_of,
+    resting,
+)
+from gateway.catalog.discover import Discoverer, Looks, previewed
 from gateway.catalog.repository import StoredCatalog, change_of, with_change
 from gateway.catalog.snapshot import (
     ConnectionState,
@@ -339,7 +348,7 @@ class Catalog:
         self._synced = max(self._synced, stored.revision)
         states: dict[str, ConnectionState] = {}
         got: dict[str, Found] = {}
-        wanted = to_be_served(stored, settings, self._demo)
+        wanted = to_be_served(stored.connections, stored.azure, settings, self._demo)
         for name, (connection, origin, revision) in wanted.items():
             base = ConnectionState(name, connection, origin, revision, resting(connection))
             states[name] = await self._kept_or_cached(base, stored.found.get(name), settings, got)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.catalog.discover import Found
+from gateway.catalog.definitions import Found
 from gateway.catalog.snapshot import ConnectionState, with_tools
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.limits import COMPARED_NODES

@@ -7,14 +7,13 @@ deleted; one that was there before is not ours to remove.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from gateway.azure.connector import named
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
 from gateway.catalog.definitions import Definition
-from gateway.catalog.repository import Stored
 from gateway.catalog.snapshot import ConnectionState, Origin, Snapshot
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
@@ -25,16 +24,19 @@ Wanted = tuple[Connection, Origin, int]  # where it comes from, and the revision
 
 
 def to_be_served(
-    stored: Stored, settings: Settings, demo: Mapping[str, Connection]
+    put: Sequence[ConnectionState],
+    listing: Definition | None,
+    settings: Settings,
+    demo: Mapping[str, Connection],
 ) -> dict[str, Wanted]:
     """Every connection there is, by name: put, configured, ours to show, found in Azure."""
     wanted: dict[str, Wanted] = {
-        row.name: (row.settings, "stored", row.revision) for row in stored.connections
+        state.name: (state.settings, state.origin, state.revision) for state in put
     }
     wanted |= {name: (c, "config", 0) for name, c in settings.connections.items()}
     if settings.demo.enabled:
         wanted |= {name: (c, "demo", 0) for name, c in demo.items()}
-    found = found_in_azure(stored.azure, settings, wanted)
+    found = found_in_azure(listing, settings, wanted)
     return wanted | {name: (c, "azure", 0) for name, c in found.items()}
 
 

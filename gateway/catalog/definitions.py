@@ -21,12 +21,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from cachetools import TTLCache
 
 from gateway import __version__
+from gateway.catalog.snapshot import prefix_of
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -40,6 +42,7 @@ from gateway.limits import DEFINITION_CACHE_BYTES, DEFINITION_REDIRECTS, DEFINIT
 from gateway.model import (
     BUILD_CODEC_VERSION,
     NO_TLS_FILES,
+    Build,
     Kind,
     Override,
     Source,
@@ -76,6 +79,24 @@ class Definition:
     def of(cls, location: str, raw: bytes) -> Definition:
         """The definition that these bytes are; large ones take a while."""
         return cls(location, pack(raw), digest(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A definition and the tools that were made of it."""
+
+    definition: Definition
+    build: Build
+    build_key: str
+    at: float = 0.0  # when it was stored: tells a newer one that another process found
+    session: Literal["principal", "shared"] | None = (
+        None  # of an MCP server that was asked just now
+    )
+
+
+def light(found: Found) -> Found:
+    """The same without the definition's bytes: they are in the store."""
+    return replace(found, definition=replace(found.definition, packed=b""))
 
 
 Exchange = Callable[[Request], Awaitable[Answer]]
@@ -355,11 +376,6 @@ def is_local(settings: Connection) -> bool:
 def is_lazy(settings: Connection) -> bool:
     """Whether a connection waits until somebody needs it."""
     return isinstance(settings, McpConnection) and settings.lazy
-
-
-def prefix_of(name: str, settings: Connection) -> str:
-    """The prefix of a connection's tool names: its own name unless another was chosen."""
-    return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"
 
 
 def build_key(sha256: str, source: Source) -> str:

@@ -28,6 +28,7 @@ from gateway.catalog.definitions import (
     Definition,
     Exchange,
     Fetcher,
+    Found,
     build_key,
     is_built_in,
     is_url,
@@ -60,25 +61,7 @@ from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
 from gateway.text import visible
 from gateway.upstream.registry import Listed
-from gateway.upstream.session import Sharing
 from gateway.workers import Workers
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A definition and the tools that were made of it."""
-
-    definition: Definition
-    build: Build
-    build_key: str
-    at: float = 0.0  # when it was stored: tells a newer one that another process found
-    session: Sharing | None = None  # of an MCP server that was asked just now
-
-
-def light(found: Found) -> Found:
-    """The same without the definition's bytes: they are in the store."""
-    return replace(found, definition=replace(found.definition, packed=b""))
-
 
 # What a connection proves itself with, and the way to send a request of its own with that.
 Prove = Callable[

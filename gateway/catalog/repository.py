@@ -19,8 +19,8 @@ from sqlalchemy import Connection as Transaction
 
 from gateway.azure.directory import LISTING
 from gateway.catalog.changes import Adoption, Difference, by_operation
-from gateway.catalog.definitions import Definition, same_bytes
-from gateway.catalog.discover import Found, light
+from gateway.catalog.definitions import Definition, Found, light, same_bytes
+from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
@@ -37,20 +37,11 @@ _decode_tool = msgspec.msgpack.Decoder(Tool).decode
 
 
 @dataclass(frozen=True, slots=True)
-class StoredConnection:
-    """A connection as it was put."""
-
-    name: str
-    settings: Connection
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
     """Everything a snapshot needs that is not in config.toml."""
 
     revision: int
-    connections: Sequence[StoredConnection]
+    connections: Sequence[ConnectionState]  # that were put
     found: Mapping[str, Found]
     choices: Mapping[tuple[str, str], Level]
     permissions: Permissions | None
@@ -81,9 +72,10 @@ class StoredCatalog:
             await self._listing(found.pop(LISTING, None)),
         )
 
-    def _opened(self, row: SealedConnection) -> StoredConnection:
-        settings: Any = self._seal.decrypt_json(row.settings)
-        return StoredConnection(row.name, parse_connection(row.name, settings), row.revision)
+    def _opened(self, row: SealedConnection) -> ConnectionState:
+        values: Any = self._seal.decrypt_json(row.settings)
+        settings = parse_connection(row.name, values)
+        return ConnectionState(row.name, settings, "stored", row.revision)
 
     async def _listing(self, found: Found | None) -> Definition | None:
         if found is None:
@@ -118,7 +110,7 @@ class StoredCatalog:
         """Keeps a connection with its definition; the revision it has now."""
         sealed = self._seal.encrypt_json(plain_settings(settings))
         packed = new.found.definition.packed
-        row, rows = await asyncio.to_thread(_encoded, name, new, by)
+        row, rows = await asyncio.to_thread(lambda: (_row(name, new), _rows(new, by)))
 
         def unit(tx: Transaction, revision: int) -> int:
             connection = SealedConnection(name, sealed, revision, new.at, by)
@@ -147,7 +139,7 @@ class StoredCatalog:
         What another process has found and kept already is not recorded twice.
         """
         packed = new.found.definition.packed
-        row, rows = await asyncio.to_thread(_encoded, name, new, by)
+        row, rows = await asyncio.to_thread(lambda: (_row(name, new), _rows(new, by)))
 
         def unit(tx: Transaction, revision: int) -> int:
             if not store.is_saved(tx, row):
@@ -258,10 +250,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def _encoded(name: str, new: Adoption, by: str) -> tuple[StoredDefinition, list[Change]]:
-    return _row(name, new), _rows(new, by)
 
 
 def _row(name: str, new: Adoption) -> StoredDefinition:

@@ -3,14 +3,6 @@
 A handler reads the current snapshot once and passes it on; nothing in it ever changes. Building one
 is pure and fast, because what is slow (reading definitions, making tools, hashing entries) was done
 when each connection's `ConnectionState` was made, and is shared between snapshots.
-
-Whom a tool's name belongs to, by settings alone.
-
-What an upstream lists must never take a name that leads elsewhere: not today, and not on the day
-when the other connection is slow to start or drops a tool. So a name that is given (`as`), or that
-starts with a connection's prefix, is that connection's whether it has such a tool now or not; of
-two prefixes the longer one counts. Only what was configured later gives way: a put takes nothing
-from config.toml.
 """
 
 from __future__ import annotations
@@ -21,54 +13,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Literal
 
-from gateway.catalog.definitions import prefix_of
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Permissions, Settings
 from gateway.model import OWN_TOOL_NAMES, Build, Level, Override, Problem, Skipped, Status, Tool
 from gateway.naming import Nameable, local_name, matching, override_for
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
-Ranks = Mapping[str, int]  # connections, with the order in which they come
-
-
-@dataclass(frozen=True, slots=True)
-class NameSpaces:
-    """The names and prefixes that connections have by their settings."""
-
-    names: Mapping[str, Ranks]
-    prefixes: Mapping[str, Ranks]
-    lengths: tuple[int, ...]  # of the prefixes, longest first: no search through all of them
-
-    def owner(self, name: str, connection: str, rank: int) -> str | None:
-        """The other connection that a tool's name belongs to, if there is one."""
-        holders = self._holders(name)
-        if connection in holders:
-            return None
-        return next((other for other, first in holders.items() if first <= rank), None)
-
-    def _holders(self, name: str) -> Ranks:
-        if name in self.names:
-            return self.names[name]
-        found = (self.prefixes.get(name[:length]) for length in self.lengths)
-        return next((holders for holders in found if holders), {})
-
-
-def name_spaces(
-    connections: Iterable[tuple[str, Connection, int]], capabilities: Mapping[str, str]
-) -> NameSpaces:
-    """What belongs to whom; each connection comes with its rank, a capability is its provider's."""
-    names: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    prefixes: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for name, settings, rank in connections:
-        own = [prefix_of(name, settings), *(f"{k}_" for k, v in capabilities.items() if v == name)]
-        for prefix in filter(None, own):
-            prefixes[prefix][name] = rank
-        for rule in settings.wrap if isinstance(settings, McpConnection) else ():
-            if rule.as_:
-                names[rule.as_][name] = rank
-    return NameSpaces(names, prefixes, tuple(sorted({len(p) for p in prefixes}, reverse=True)))
-
-
 Origin = Literal["config", "stored", "demo", "azure"]
 NAMING = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
 # First come, first served where two connections want one name: a put can't take a configured name.
@@ -128,6 +78,11 @@ class Snapshot:
         return self.stored_permissions or self.settings.permissions
 
 
+def prefix_of(name: str, settings: Connection) -> str:
+    """The prefix of a connection's tool names: its own name unless another was chosen."""
+    return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"
+
+
 def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState:
     """The connection with these tools, in stable order and hashed once."""
     allowed = as_configured(state.settings, tools)
@@ -184,7 +139,7 @@ def assemble(
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
     ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
-    spaces = _spaces(ordered, settings)
+    spaces = NameSpaces(ordered, settings.capabilities)
     taken: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
     for state in ordered:
@@ -206,7 +161,8 @@ def assemble(
 def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:
     """Tells who else would have the names of a connection that is put."""
     state = ConnectionState(name, settings, "stored")
-    spaces = _spaces([*snapshot.connections.values(), state], snapshot.settings)
+    states = [*snapshot.connections.values(), state]
+    spaces = NameSpaces(states, snapshot.settings.capabilities)
     others = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}
     return _owner(state, spaces, others)
 
@@ -228,20 +184,53 @@ def _with_portable(
     return with_tools(state, (*state.tools, *extra)) if extra else state
 
 
-def _spaces(states: Iterable[ConnectionState], settings: Settings) -> NameSpaces:
-    """Which names belong to which of these connections, whatever they list."""
-    ranked = ((state.name, state.settings, ORIGIN_ORDER[state.origin]) for state in states)
-    return name_spaces(ranked, settings.capabilities)
+class NameSpaces:
+    """Whom a tool's name belongs to, by settings alone.
+
+    What an upstream lists must never take a name that leads elsewhere: not today, and not on the
+    day when the other connection is slow to start or drops a tool. So a name that is given (`as`),
+    or that starts with a connection's prefix, is that connection's whether it has such a tool now
+    or not; of two prefixes the longer one counts. Only what was configured later gives way: a put
+    takes nothing from config.toml.
+    """
+
+    def __init__(self, states: Iterable[ConnectionState], capabilities: Mapping[str, str]) -> None:
+        self._names: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self._prefixes: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for state in states:
+            rank = ORIGIN_ORDER[state.origin]
+            portable = (f"{key}_" for key, name in capabilities.items() if name == state.name)
+            for prefix in filter(None, (state.prefix, *portable)):
+                self._prefixes[prefix][state.name] = rank
+            settings = state.settings
+            for rule in settings.wrap if isinstance(settings, McpConnection) else ():
+                if rule.as_:
+                    self._names[rule.as_][state.name] = rank
+        # Longest first: no search through all of them.
+        self._lengths = sorted({len(prefix) for prefix in self._prefixes}, reverse=True)
+
+    def owner(self, name: str, state: ConnectionState) -> str | None:
+        """The other connection that a tool's name belongs to, if there is one."""
+        holders = self._holders(name)
+        if state.name in holders:
+            return None
+        rank = ORIGIN_ORDER[state.origin]
+        return next((other for other, first in holders.items() if first <= rank), None)
+
+    def _holders(self, name: str) -> Mapping[str, int]:
+        if name in self._names:
+            return self._names[name]
+        found = (self._prefixes.get(name[:length]) for length in self._lengths)
+        return next((holders for holders in found if holders), {})
 
 
 def _owner(state: ConnectionState, spaces: NameSpaces, taken: Mapping[str, Tool]) -> Owner:
     """Tells for a name who else has it: the gateway, a tool that was first, a connection."""
-    rank = ORIGIN_ORDER[state.origin]
 
     def owner(name: str) -> str | None:
         if name in OWN_TOOL_NAMES:
             return "the gateway itself"
-        holder = taken[name].connection if name in taken else spaces.owner(name, state.name, rank)
+        holder = taken[name].connection if name in taken else spaces.owner(name, state)
         return holder and f"connection {holder!r}"
 
     return owner
