@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.azure.connector import named
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
-from gateway.catalog.definitions import Definition
+from gateway.catalog.definitions import RawDefinition
 from gateway.catalog.snapshot import ConnectionState, Origin, Snapshot
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
@@ -25,7 +25,7 @@ Wanted = tuple[Connection, Origin, int]  # where it comes from, and the revision
 
 def to_be_served(
     put: Sequence[ConnectionState],
-    listing: Definition | None,
+    listing: RawDefinition | None,
     settings: Settings,
     demo: Mapping[str, Connection],
 ) -> dict[str, Wanted]:
@@ -41,7 +41,7 @@ def to_be_served(
 
 
 def found_in_azure(
-    listing: Definition | None, settings: Settings, others: Mapping[str, Wanted]
+    listing: RawDefinition | None, settings: Settings, others: Mapping[str, Wanted]
 ) -> dict[str, ArmConnection]:
     """The group's connections by the name each has here; `others` come first."""
     azure = settings.azure

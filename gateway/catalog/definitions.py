@@ -60,7 +60,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class RawDefinition:
     """A definition, packed, and what is needed to ask whether it is still current."""
 
     location: str
@@ -76,7 +76,7 @@ class Definition:
         return unpack(self.packed)
 
     @classmethod
-    def of(cls, location: str, raw: bytes) -> Definition:
+    def of(cls, location: str, raw: bytes) -> RawDefinition:
         """The definition that these bytes are; large ones take a while."""
         return cls(location, pack(raw), digest(raw))
 
@@ -85,7 +85,7 @@ class Definition:
 class Found:
     """A definition and the tools that were made of it."""
 
-    definition: Definition
+    definition: RawDefinition
     build: Build
     build_key: str
     at: float = 0.0  # when it was stored: tells a newer one that another process found
@@ -121,7 +121,7 @@ class Fetcher:
     def remember(self, cache: Cache) -> None:
         """Remembers definitions as the settings say, from now on."""
         self._max_entries = cache.max_entries
-        self._memory: TTLCache[str, Definition] = TTLCache(
+        self._memory: TTLCache[str, RawDefinition] = TTLCache(
             DEFINITION_CACHE_BYTES,
             cache.schema_ttl_seconds,
             getsizeof=lambda definition: len(definition.packed),
@@ -130,13 +130,13 @@ class Fetcher:
     async def fetch(
         self,
         location: str,
-        known: Definition | None,
+        known: RawDefinition | None,
         *,
         max_bytes: int,
         seconds: float = DEFINITION_SECONDS,
         asker: Asker | None = None,
         tls: TlsFiles = NO_TLS_FILES,
-    ) -> Definition:
+    ) -> RawDefinition:
         """The definition as it is now; the very object `known` where nothing changed."""
         if is_inline(location):
             return await _definition(location, location.encode(), max_bytes, known)
@@ -148,7 +148,7 @@ class Fetcher:
         self._remember(definition)
         return definition
 
-    def _remember(self, definition: Definition) -> None:
+    def _remember(self, definition: RawDefinition) -> None:
         if not 0 < len(definition.packed) <= DEFINITION_CACHE_BYTES:
             return
         self._memory[definition.location] = definition
@@ -156,8 +156,8 @@ class Fetcher:
             self._memory.popitem()
 
     async def _read_file(
-        self, location: str, max_bytes: int, known: Definition | None
-    ) -> Definition:
+        self, location: str, max_bytes: int, known: RawDefinition | None
+    ) -> RawDefinition:
         path = self._folder / location
         try:
             raw = await asyncio.to_thread(_read, path, max_bytes)
@@ -171,11 +171,11 @@ class Fetcher:
 
 async def _download(
     location: str,
-    known: Definition | None,
+    known: RawDefinition | None,
     asker: Asker | None,
     send: Callable[..., Awaitable[Answer]],
     max_bytes: int,
-) -> Definition:
+) -> RawDefinition:
     try:
         answer, proof = await _ask(location, known, asker, send)
     except GatewayError as error:
@@ -198,7 +198,7 @@ async def _download(
 
 async def _ask(
     location: str,
-    known: Definition | None,
+    known: RawDefinition | None,
     asker: Asker | None,
     send: Callable[..., Awaitable[Answer]],
 ) -> tuple[Answer, object]:
@@ -212,7 +212,7 @@ async def _ask(
     return await send(request, same_host_redirects=DEFINITION_REDIRECTS), None
 
 
-def _request(location: str, known: Definition | None, proof: object) -> Request:
+def _request(location: str, known: RawDefinition | None, proof: object) -> Request:
     """The question for a definition, with the validators of a copy that has the same proof."""
     headers = [("Accept", ACCEPT)]
     if known is not None and known.asked_with == proof:
@@ -252,7 +252,7 @@ def is_url(location: str) -> bool:
     return _URL.match(location) is not None
 
 
-def same_bytes(one: Definition, other: Definition) -> bool:
+def same_bytes(one: RawDefinition, other: RawDefinition) -> bool:
     """Whether two definitions are the same text from the same place; bytes may not be at hand."""
     return one.sha256 == other.sha256 and one.location == other.location
 
@@ -265,15 +265,15 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 async def _definition(
-    location: str, raw: bytes, max_bytes: int, known: Definition | None
-) -> Definition:
+    location: str, raw: bytes, max_bytes: int, known: RawDefinition | None
+) -> RawDefinition:
     """The definition that these bytes are; packing one again would cost more than all the rest."""
     if len(raw) > max_bytes:
         raise _too_large(max_bytes)
     place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
     if known is not None and (known.location, known.sha256) == (place, sha256):
         return known
-    return Definition(place, await asyncio.to_thread(pack, raw), sha256)
+    return RawDefinition(place, await asyncio.to_thread(pack, raw), sha256)
 
 
 def _too_large(max_bytes: int) -> DefinitionUnreadable:

@@ -25,10 +25,10 @@ import orjson
 from gateway.azure.directory import AzureDirectory
 from gateway.catalog.definitions import (
     Asker,
-    Definition,
     Exchange,
     Fetcher,
     Found,
+    RawDefinition,
     build_key,
     is_built_in,
     is_url,
@@ -115,7 +115,7 @@ class Discoverer:
             raw = await self.azure.definition(
                 name, settings, max_bytes=limits.max_spec_bytes, planned=planned, since=since
             )
-            definition = _held_or(held, Definition.of(settings.resource_id or "", raw))
+            definition = _held_or(held, RawDefinition.of(settings.resource_id or "", raw))
         return await self.rebuild(name, settings, limits, definition, known)
 
     async def _discover_openapi(
@@ -158,7 +158,7 @@ class Discoverer:
         self, name: str, settings: McpConnection, limits: Limits, known: Found | None
     ) -> Found:
         said, session = await self.read_upstream(name, settings)
-        said_now = Definition.of(location_of(settings), orjson.dumps(said))
+        said_now = RawDefinition.of(location_of(settings), orjson.dumps(said))
         definition = _held_or(known.definition if known else None, said_now)
         found = await self.rebuild(name, settings, limits, definition, known)
         return found if found.session == session else replace(found, session=session)
@@ -168,7 +168,7 @@ class Discoverer:
         name: str,
         settings: Connection,
         limits: Limits,
-        definition: Definition,
+        definition: RawDefinition,
         known: Found | None,
     ) -> Found:
         """The tools of a definition that is at hand: no network."""
@@ -184,7 +184,7 @@ class Discoverer:
         return Found(definition, build, key)
 
     def key_of(
-        self, name: str, settings: Connection, limits: Limits, definition: Definition
+        self, name: str, settings: Connection, limits: Limits, definition: RawDefinition
     ) -> str:
         """The key a build of this definition would have; its bytes are not needed."""
         return _key(definition, _source(name, settings, limits, definition), settings)
@@ -204,11 +204,11 @@ class Discoverer:
                     raise Fixable("connection_invalid", error.message, error.hint) from error
 
     async def _read_manifest(
-        self, settings: ManifestConnection, limits: Limits, held: Definition | None
-    ) -> Definition:
+        self, settings: ManifestConnection, limits: Limits, held: RawDefinition | None
+    ) -> RawDefinition:
         location = settings.manifest
         if is_built_in(location):
-            return Definition.of(location, load_builtin(location))
+            return RawDefinition.of(location, load_builtin(location))
         return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
 
 
@@ -267,7 +267,7 @@ def problem_dict(problem: Problem) -> dict[str, str]:
     return {"severity": problem.severity, "where": problem.where, "message": problem.message}
 
 
-def _key(definition: Definition, source: Source, settings: Connection) -> str:
+def _key(definition: RawDefinition, source: Source, settings: Connection) -> str:
     key = build_key(definition.sha256, source)
     if not isinstance(settings, McpConnection):
         return key
@@ -282,7 +282,7 @@ def _key(definition: Definition, source: Source, settings: Connection) -> str:
     return digest(key.encode() + orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
 
 
-def _source(name: str, settings: Connection, limits: Limits, definition: Definition) -> Source:
+def _source(name: str, settings: Connection, limits: Limits, definition: RawDefinition) -> Source:
     return source_of(
         name,
         settings,
@@ -291,7 +291,7 @@ def _source(name: str, settings: Connection, limits: Limits, definition: Definit
     )
 
 
-def _held_or(held: Definition | None, new: Definition) -> Definition:
+def _held_or(held: RawDefinition | None, new: RawDefinition) -> RawDefinition:
     return held if held is not None and same_bytes(held, new) else new
 
 

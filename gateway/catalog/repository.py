@@ -19,7 +19,7 @@ from sqlalchemy import Connection as Transaction
 
 from gateway.azure.directory import LISTING
 from gateway.catalog.changes import Adoption, Difference, by_operation
-from gateway.catalog.definitions import Definition, Found, light, same_bytes
+from gateway.catalog.definitions import Found, RawDefinition, light, same_bytes
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
@@ -45,7 +45,7 @@ class Stored:
     found: Mapping[str, Found]
     choices: Mapping[tuple[str, str], Level]
     permissions: Permissions | None
-    azure: Definition | None = None  # what the resource group held when it was last listed
+    azure: RawDefinition | None = None  # what the resource group held when it was last listed
 
 
 class StoredCatalog:
@@ -77,7 +77,7 @@ class StoredCatalog:
         settings = parse_connection(row.name, values)
         return ConnectionState(row.name, settings, "stored", row.revision)
 
-    async def _listing(self, found: Found | None) -> Definition | None:
+    async def _listing(self, found: Found | None) -> RawDefinition | None:
         if found is None:
             return None
         definition = found.definition
@@ -151,7 +151,7 @@ class StoredCatalog:
         self._read[name] = light(new.found)
         return revision
 
-    async def keep_listing(self, listing: Definition, now: float) -> None:
+    async def keep_listing(self, listing: RawDefinition, now: float) -> None:
         """Keeps what Azure's resource group holds, if that is news."""
         known = self._read.get(LISTING)
         if known is not None and same_bytes(known.definition, listing):
@@ -269,7 +269,7 @@ def _row(name: str, new: Adoption) -> StoredDefinition:
 
 
 def _found(row: StoredDefinition) -> Found:
-    definition = Definition(row.location, b"", row.sha256, row.etag, row.last_modified)
+    definition = RawDefinition(row.location, b"", row.sha256, row.etag, row.last_modified)
     return Found(definition, decode_build(row.build), row.build_key, row.fetched_at)
 
 

@@ -24,7 +24,7 @@ import structlog
 from gateway.azure.directory import LISTING, AzureDirectory, listing_location
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.changes import Report
-from gateway.catalog.definitions import Definition, file_of, is_active, kind_of
+from gateway.catalog.definitions import RawDefinition, file_of, is_active, kind_of
 from gateway.catalog.discover import Looks, Pauses
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState
@@ -203,7 +203,7 @@ class AzureWatch:
         self._listed_at = time.time()
         try:
             raw = await self.directory.listing()
-            listing = Definition.of(listing_location(azure), raw)
+            listing = RawDefinition.of(listing_location(azure), raw)
             await self._persistence.keep_listing(listing, time.time())
             # Also where nothing is new: a connection that was put over Azure's may be gone.
             await catalog.apply(catalog.current.settings)

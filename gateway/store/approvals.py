@@ -108,7 +108,7 @@ async def decide_approval(
     expires = {"expires_at": usable_until} if status == "approved" else {}
 
     def unit(tx: Connection) -> Approval | None:
-        which = (_approvals.c.id == id) & _pending(now)
+        which = (_approvals.c.id == id) & _still("pending", now)
         decided = _move(tx, which, status, decided_by=by, decided_at=now, **expires)
         if not decided:
             return None
@@ -128,9 +128,13 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
     now and these arguments.
     """
 
+    same = ("id", "principal", "tool", "fingerprint", "args_digest")
+    bound = and_(*(_approvals.c[name] == getattr(approval, name) for name in same))
+    usable = bound & _still("approved", now)
+
     def unit(tx: Connection) -> Begun:
         begun = begin_in(tx, execution)
-        if begun.outcome == "new" and not _use(tx, approval, now):
+        if begun.outcome == "new" and not _move(tx, usable, "used"):
             raise Refused(
                 "approval_expired",
                 "The approval for this call was used, has expired or was withdrawn.",
@@ -155,7 +159,7 @@ async def get_approvals(db: Database, ids: Sequence[str]) -> dict[str, Approval]
 
 async def list_open(db: Database, now: float) -> list[Approval]:
     """Approvals that wait for a decision, oldest first."""
-    waiting = select(_approvals).where(_pending(now))
+    waiting = select(_approvals).where(_still("pending", now))
     statement = waiting.order_by(_approvals.c.id).limit(STORE_ROWS)
     return await db.read(lambda tx: many(tx, statement, Approval))
 
@@ -168,7 +172,7 @@ async def count_waiting(db: Database, now: float) -> int:
 async def count_pending(db: Database, principal: str, now: float) -> tuple[int, int]:
     """How many calls wait for a decision: the principal's, and everyone's."""
     mine = func.count().filter(_approvals.c.principal == principal)
-    statement = select(mine, func.count()).where(_pending(now))
+    statement = select(mine, func.count()).where(_still("pending", now))
     of_principal, of_all = await db.read(lambda tx: tx.execute(statement).one())
     return of_principal, of_all
 
@@ -237,18 +241,8 @@ async def revoke_grant(db: Database, id: str) -> bool:
 _open = _approvals.c.status.in_(["pending", "approved"])
 
 
-def _pending(now: float) -> ColumnElement[bool]:
-    return (_approvals.c.status == "pending") & (_approvals.c.expires_at > now)
-
-
-def _approved(now: float) -> ColumnElement[bool]:
-    return (_approvals.c.status == "approved") & (_approvals.c.expires_at > now)
-
-
-def _use(tx: Connection, approval: Approval, now: float) -> bool:
-    same = ("id", "principal", "tool", "fingerprint", "args_digest")
-    bound = and_(*(_approvals.c[name] == getattr(approval, name) for name in same))
-    return bool(_move(tx, bound & _approved(now), "used"))
+def _still(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
+    return (_approvals.c.status == status) & (_approvals.c.expires_at > now)
 
 
 def _move(
@@ -297,7 +291,7 @@ async def open_approvals(
 
 async def approved_of_era(db: Database, era: str, now: float, limit: int) -> list[Approval]:
     """Approved calls of one kind of caller that were not carried out yet."""
-    found = await _open_approvals(db, _approved(now) & (_executions.c.era == era), limit)
+    found = await _open_approvals(db, _still("approved", now) & (_executions.c.era == era), limit)
     return [each.approval for each in found]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Executable, Table, insert, text
@@ -29,9 +29,6 @@ from gateway import limits
 from gateway.errors import GatewayError, Overloaded
 from gateway.store import tables
 from gateway.store.engines import engine_for, translated, unavailable
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]
@@ -207,7 +204,7 @@ class Database:
         except _UnitFailed:
             single = [_rows_unit(each.writer, [each.row]) for each in soon]
             outcomes = await self.engine.transact(lambda tx: _run_each(tx, [*single, *units]))
-        refused = sum(isinstance(outcome, _Failure) for outcome in outcomes[: len(soon)])
+        refused = sum(isinstance(outcome, _FailedUnit) for outcome in outcomes[: len(soon)])
         if refused:
             self.dropped += refused
             log.warning("store_rows_refused", rows=refused)
@@ -218,13 +215,13 @@ class Database:
             log.error("store_write_failed", error=type(error).__name__, units=len(batch))
             self._down = True
         for work in batch:
-            _answer(work, _Failure(error))
+            _answer(work, _FailedUnit(error))
         self._soon = [*soon, *self._soon]
         self._soon_bytes += sum(each.size for each in soon)
 
     def _give_up(self) -> None:
         for work in self._waiting:
-            _answer(work, _Failure(unavailable("The store is closed.")))
+            _answer(work, _FailedUnit(unavailable("The store is closed.")))
         self.dropped += len(self._soon)
         if self._soon:
             log.error("store_rows_lost", rows=len(self._soon))
@@ -239,14 +236,14 @@ class _UnitFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _FailedUnit:
     error: Exception
 
 
 def _answer(work: Work, outcome: Any) -> None:
     if work.answer.done():
         return
-    if isinstance(outcome, _Failure):
+    if isinstance(outcome, _FailedUnit):
         work.answer.set_exception(outcome.error)
     else:
         work.answer.set_result(outcome)
@@ -290,7 +287,7 @@ def _run_alone(tx: Connection, unit: Unit) -> Any:
         if tx.invalidated:  # the connection is gone, and the whole batch with it
             raise
         del signals[before:]
-        return _Failure(error)
+        return _FailedUnit(error)
 
 
 def signal(tx: Connection, kind: str, payload: str = "") -> None:
@@ -349,7 +346,7 @@ def _upsert(postgres: bool, table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=keys, set_=rest)
 
 
-def values(row: DataclassInstance) -> dict[str, Any]:
+def values(row: Any) -> dict[str, Any]:
     """A frozen row as column values: the fields are named as the columns."""
     return {field.name: getattr(row, field.name) for field in fields(row)}
 

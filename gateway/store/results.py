@@ -53,8 +53,7 @@ def _make_room(tx: Connection, principal: str) -> None:
     rows = tx.execute(newest_first).all()
     totals = accumulate(row.bytes for row in rows)
     over = [row.id for row, total in zip(rows, totals, strict=True) if total > RESULTS_BYTES]
-    if over:
-        tx.execute(delete(_table).where(_table.c.id.in_(over)))
+    tx.execute(delete(_table).where(_table.c.id.in_(over)))
 
 
 async def read_result(db: Database, id: str, principal: str, now: float) -> LargeResult | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.catalog.definitions import Definition, Fetcher
+from gateway.catalog.definitions import Fetcher, RawDefinition
 from gateway.config.settings import Cache
 from gateway.outbound.client import Egress
 from tests.peers import Provider, provider
@@ -30,5 +30,7 @@ async def test_no_more_definitions_are_remembered_than_configured() -> None:
     assert (one.definition_status, other.definition_status) == ([200, 200, 304], [200])
 
 
-async def fetch(fetcher: Fetcher, peer: Provider, known: Definition | None = None) -> Definition:
+async def fetch(
+    fetcher: Fetcher, peer: Provider, known: RawDefinition | None = None
+) -> RawDefinition:
     return await fetcher.fetch(peer.spec, known, max_bytes=1_000_000)
