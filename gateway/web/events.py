@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 import structlog
+from starlette.requests import Request
 
 from gateway.calls.record import Signals
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
@@ -29,7 +30,7 @@ from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_executions
 from gateway.store.tables import json_bytes
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import EventStream, Fields, Say, Step, event_frame
+from gateway.web.guard import EventStream, Fields, Say, Step, event_frame, fold
 from gateway.web.identity import Identity
 from gateway.web.shown import decided_row, execution_event
 
@@ -99,9 +100,11 @@ class Feed:
 
 
 async def event_stream(
-    inquiry: Inquiry, feed: Feed, identity: Identity, fields: Fields, last: str | None
+    inquiry: Inquiry, feed: Feed, identity: Identity, request: Request
 ) -> EventStream:
-    """The stream of one reader, from the event after `last` on; without one, of what is new."""
+    """The stream of one reader, from the event after its last on; without one, of what is new."""
+    last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+    fields = fold(request.scope["headers"])
     newest = await last_event_id(inquiry.gateway.db)
     known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
     position = min(int(last or 0), newest) if known else newest

@@ -40,7 +40,7 @@ OWN_TOOLS: list[ServedTool] = []
 STATUSES = get_args(ExecutionStatus)
 
 
-def _text(words: str) -> dict[str, Any]:
+def _text(words: str) -> Shown:
     return {"type": "string", "description": words}
 
 
@@ -143,11 +143,9 @@ async def list_dynamic_tools(
     names = [name for name in tools if not connection or tools[name].connection == connection]
     if search:
         names = await inquiry.gateway.search(inquiry.snapshot, search, set(names), len(names))
-    permissions = inquiry.snapshot.permissions
+    page, permissions = names[offset : offset + limit], inquiry.snapshot.permissions
     return {
-        "tools": [
-            shown.tool_row(tools[name], permissions) for name in names[offset : offset + limit]
-        ],
+        "tools": [shown.tool_row(tools[name], permissions) for name in page],
         "total": len(names),
         "tokens": sum(tools[name].tokens for name in names),
         "revision": inquiry.snapshot.revision,
@@ -164,13 +162,11 @@ async def list_connections(inquiry: Inquiry) -> Shown:
 
 def connection_rows(inquiry: Inquiry) -> list[Shown]:
     """Every connection that exists for the caller, with where to sign in as far as is known."""
-    gateway = inquiry.gateway
+    gateway, rows = inquiry.gateway, []
     refreshed, directory = gateway.catalog.refreshed_at, gateway.azure.directory
-    rows = []
     for state in inquiry.connections():
-        row = shown.connection_row(
-            inquiry.snapshot, inquiry.principal, state, refreshed.get(state.name)
-        )
+        at = refreshed.get(state.name)
+        row = shown.connection_row(inquiry.snapshot, inquiry.principal, state, at)
         id_ = shown.azure_resource(state) if state.status == "unauthenticated" else None
         rows.append(row | {"consent_link": directory.known_consent_link(id_) if id_ else None})
     return rows
@@ -206,10 +202,8 @@ async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
     reports = await gateway.catalog.refresh(names, by=principal.name, asked=True, since=since)
     if not connection and (problem := gateway.azure.problem):
         reports.append(Report(LISTING, "failing", error=problem))
-    return {
-        "revision": gateway.snapshot.revision,
-        "connections": [report.as_dict() for report in reports],
-    }
+    listed = [report.as_dict() for report in reports]
+    return {"revision": gateway.snapshot.revision, "connections": listed}
 
 
 @own_tool(
@@ -384,11 +378,9 @@ async def list_managed_apis(
     inquiry: Inquiry, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
 ) -> Shown:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
-    rows = [
-        shown.managed_api_row(entry)
-        for entry in await inquiry.gateway.azure.directory.managed_apis()
-    ]
-    found = shown.matching_rows(sorted(rows, key=lambda row: str(row["name"])), search)
+    listed = await inquiry.gateway.azure.directory.managed_apis()
+    rows = sorted(map(shown.managed_api_row, listed), key=lambda row: str(row["name"]))
+    found = shown.matching_rows(rows, search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
 

@@ -12,6 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -83,6 +84,7 @@ class ApiCall:
 
 
 Handler = Callable[[ApiCall], Awaitable[Any]]
+Headers = Mapping[str, str] | None
 
 
 def at_address(run: Run) -> Handler:
@@ -102,14 +104,12 @@ def at_address(run: Run) -> Handler:
 def _value(parameter: inspect.Parameter, text: str) -> Any:
     """What a text in an address stands for, where a function wants a number."""
     kind = str(parameter.annotation).partition(" ")[0]
-    try:
-        if kind not in ("int", "float"):
-            return text
+    if kind not in ("int", "float"):
+        return text
+    with suppress(ValueError):
         value = float(text)
         if math.isfinite(value) and value >= 0 and (kind == "float" or value.is_integer()):
             return value if kind == "float" else int(value)
-    except ValueError:
-        pass
     words = "a whole number" if kind == "int" else "a time in seconds since 1970"
     raise Fixable("invalid_arguments", f"{parameter.name} must be {words}")
 
@@ -128,9 +128,7 @@ def http_app(
         return answer
 
     async def events(call: ApiCall) -> Response:
-        last = call.request.headers.get("last-event-id") or call.query("last_event_id")
-        fields = fold(call.request.scope["headers"])
-        return await event_stream(call.inquiry, feed, identity, fields, last)
+        return await event_stream(call.inquiry, feed, identity, call.request)
 
     async def challenge(request: Request, error: Exception) -> Response:
         hint = "Send a valid token as `Authorization: Bearer …`."
@@ -164,9 +162,7 @@ async def _api_call(gateway: Gateway, identity: Identity, request: Request) -> A
 # --- answers --------------------------------------------------------------------------------------
 
 
-def json_response(
-    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
+def json_response(value: Any, status: int = 200, headers: Headers = None) -> Response:
     """A value as the body of an answer."""
     return Response(write_json(value), status, headers, "application/json")
 
@@ -185,12 +181,10 @@ def refusal_response(refusal: Refusal) -> Response:
     return response
 
 
-def _retry_header(error: Mapping[str, Any]) -> dict[str, str] | None:
+def _retry_header(error: Mapping[str, Any]) -> Headers:
     """What tells a client when to come again, where the error knows it."""
     seconds = error.get("retry_after")
-    if not isinstance(seconds, int | float):
-        return None
-    return {"retry-after": str(max(1, math.ceil(seconds)))}
+    return None if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -200,8 +194,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case Refusal():
             return refusal_response(error)
         case NotJson():
-            words = f"the body can't be read: {error}"
-            return error_response(Fixable("invalid_arguments", words))
+            return error_response(Fixable("invalid_arguments", f"the body can't be read: {error}"))
         case UnknownTool():
             hint = "GET /api/v1/tools lists yours."
             return error_response(NotFound("invalid_arguments", str(error), hint))
@@ -265,9 +258,8 @@ async def put_connection(call: ApiCall) -> Response:
 
 
 async def delete_connection(call: ApiCall) -> dict[str, Any]:
-    return await own_tools.delete_connection(
-        call.inquiry, call.id, expected=_expected(call.request)
-    )
+    expected = _expected(call.request)
+    return await own_tools.delete_connection(call.inquiry, call.id, expected=expected)
 
 
 async def refresh_connection(call: ApiCall) -> dict[str, Any]:
@@ -277,10 +269,8 @@ async def refresh_connection(call: ApiCall) -> dict[str, Any]:
 
 
 async def preview_connection(call: ApiCall) -> dict[str, Any]:
-    values = dict(call.object())
-    return await own_tools.put(
-        call.inquiry, values.pop("name", "preview"), {**values, "dry_run": True}
-    )
+    values = {**call.object(), "dry_run": True}
+    return await own_tools.put(call.inquiry, values.pop("name", "preview"), values)
 
 
 def _expected(request: Request) -> int | None:
@@ -342,14 +332,8 @@ async def proxy(call: ApiCall) -> Response:
         raise
     except Refused as error:
         about = {"method": raw.method, "path": raw.path}
-        refused = refusal_of(
-            inquiry.snapshot,
-            inquiry.caller,
-            PROXY,
-            error,
-            connection=raw.connection,
-            arguments=about,
-        )
+        on, by, at = inquiry.snapshot, inquiry.caller, raw.connection
+        refused = refusal_of(on, by, PROXY, error, connection=at, arguments=about)
         inquiry.gateway.invoker.record(refused)
         raise
     door = proxy_door(inquiry.gateway, raw, found.judged)
