@@ -49,7 +49,7 @@ from gateway.catalog.schedule import AzureWatch, Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection, OpenApiConnection
 from gateway.config.settings import Settings
-from gateway.console.app import Console, console_of
+from gateway.console.app import Console
 from gateway.demo.bookshop import bookshop, definition
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import FIRST_LOOK_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
@@ -328,8 +328,8 @@ class Assembly:
         gateway.invoker.on_finished(health.metrics.finished)
         others = [*health.routes, consent_route(gateway, self.seal)]
         rest = http_app(gateway, identity, self.feed, others)
-        console = console_of(gateway, identity, self.seal, health, self.feed, self.public_url)
-        mcp.on_heard(console.parts.contacts.note)
+        console = Console(gateway, identity, self.seal, health, self.feed, self.public_url)
+        mcp.on_heard(console.backend.contacts.note)
         return App(gateway, mcp, health, identity, rules, bookshop(), rest, self.feed, console)
 
     async def _fetch_keys(self, url: str) -> bytes:

@@ -208,6 +208,17 @@ SUMMARY_CHARS = 200  # of a text in a list that is read to choose from
 
 # --- console --------------------------------------------------------------------------------------
 
+SIGNED_IN_SECONDS = 12 * 3600.0  # a working day
+LINK_SECONDS = 15 * 60.0  # the link that is printed at start signs in once, for so long
+FORM_BYTES = 12 * 1024 * 1024  # a pasted definition of 4 MB, encoded for a form
+TABLE_ROWS = 5000  # of one table that is not read in pages, or one file
+FORM_FIELDS = 80  # to fill in for one tool; what is beyond is written as JSON
+NAME_CHARS = 128  # of a name, a client, a value on one line
+TEXT_CHARS = 2000  # of a description
+CODE_CHARS = 20_000  # of JSON: arguments, answers, schemas
+HOUR_SECONDS = 1.0  # the figures of the last hour are counted again after so long
+LIVE_SECONDS = 0.25  # between two looks at an open page: a burst is one step
+
 # --- server ---------------------------------------------------------------------------------------
 
 # What was never read before is waited for this long at start, so that a first client finds tools.

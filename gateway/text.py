@@ -20,9 +20,9 @@ _HIDDEN = re.compile(
 _LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
 
 
-def visible(text: str) -> str:
-    """The text without characters that a person would not see; line ends as `\\n`."""
-    return _HIDDEN.sub("", _LINE_ENDS.sub("\n", text))
+def visible(text: str, instead: str = "") -> str:
+    """The text with `instead` of each character that a person would not see; line ends as `\\n`."""
+    return _HIDDEN.sub(instead, _LINE_ENDS.sub("\n", text))
 
 
 def cut(text: str, limit: int) -> str:

@@ -1,6 +1,7 @@
 """The web console under /console: server-made pages, a little script, live over one stream.
 
-`app` is the door: who signs in, what a form must carry, which headers go out. Each `pages_*` module
-is one page and its actions, a few functions of `Visit`. Templates escape everything; what comes
-from definitions and upstreams is cut to a length before it gets there.
+`app` is the door: signing in, what a form must carry, routes, the stream of an open page. `pages`
+has what every page is made of. `overview`, `connections`, `tools` and `calls` are the pages and
+their actions, functions of a `Visit`. Templates escape everything; words of definitions and
+upstreams are cut to a length before they get there.
 """

@@ -1,36 +1,45 @@
-"""The door of the console: who comes in, what a form must carry, what every answer says.
+"""The door of the console: signing in, what a form must carry, routes, what every answer says.
 
 Only the cookie counts here; a bearer token does not. Every post carries the session's token, in a
 header or a field, and comes from our own origin. Nothing on a page may come from elsewhere or run
 inline: the policy in the headers says so, and templates escape whatever they are given.
 
-Signing in and out: by the link that was printed, or by a token in a form.
+An open page has a stream at its address under /console/events. Nothing is queued there: a stream
+is woken, renders the moving parts of its page and sends those that differ, so that a slow reader
+simply sees fewer steps. Lists with a filter are told by a named event that there is something new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import structlog
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.record import Caller
-from gateway.console import connections as pages_connections
-from gateway.console import executions as pages_approvals
-from gateway.console import executions as pages_executions
-from gateway.console import overview as pages_overview
-from gateway.console import tools as pages_access
-from gateway.console import tools as pages_tools
-from gateway.console.overview import Live, page_stream
-from gateway.console.rendering import KEPT, PREFIX, render, served
-from gateway.console.sessions import COOKIE, SESSION_SECONDS, Session, Sessions
-from gateway.console.visit import Contacts, Form, Parts, Visit
+from gateway.console import calls, connections, overview, tools
+from gateway.console.pages import (
+    Backend,
+    Form,
+    Navigation,
+    Visit,
+    is_partial,
+    navigation,
+    navigation_parts,
+    render,
+    static_routes,
+)
+from gateway.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
 from gateway.errors import (
     STATUS_OF_CODE,
     Broken,
@@ -39,105 +48,24 @@ from gateway.errors import (
     Refused,
     Unauthenticated,
 )
-from gateway.limits import MAX_BODY_BYTES
+from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, SIGNED_IN_SECONDS
+from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway
-from gateway.web.guard import Fields, Refusal, Throttle, fold, read_body
+from gateway.web.guard import (
+    Refusal,
+    Say,
+    Throttle,
+    event_frame,
+    fold,
+    read_body,
+)
 from gateway.web.health import Health
 from gateway.web.identity import Identity
 
-
-class SignIn:
-    """Answers /console/sign-in and /console/sign-out."""
-
-    def __init__(self, sessions: Sessions, identity: Identity, public_url: str) -> None:
-        self._sessions = sessions
-        self._identity = identity
-        self._secure = public_url.startswith("https://")
-        self._throttle = Throttle()
-
-    async def __call__(self, request: Request, form: Form) -> Response:
-        if request.method not in ("GET", "HEAD", "POST"):
-            return Response("Method Not Allowed", 405, {"allow": "GET, POST"})
-        link = request.query_params.get("link") if _is_opened(request) else None
-        if request.method != "POST" and not link:
-            return self._page()
-        address = request.client.host if request.client else ""
-        if (wait := self._throttle.wait(address)) > 0:
-            return self._later(wait)
-        cookie = await (self._by_link(link) if link else self._by_token(form))
-        if cookie is None:
-            self._throttle.failed(address)
-            return self._page(_wrong(by_link=bool(link)), 401)
-        return self._signed_in(cookie, by_link=bool(link))
-
-    async def out(self, session: Session) -> Response:
-        """Ends the session on every process, and its cookie."""
-        await self._sessions.end(session)
-        response = RedirectResponse("/console/sign-in", 303)
-        response.delete_cookie(
-            COOKIE, "/console", secure=self._secure, httponly=True, samesite="strict"
-        )
-        return response
-
-    async def _by_link(self, link: str) -> str | None:
-        return await self._sessions.open_by_link(link)
-
-    async def _by_token(self, form: Form) -> str | None:
-        try:
-            return await self._sessions.open_by_token(form.get("token", ""))
-        except Unauthenticated:
-            return None
-
-    def _signed_in(self, cookie: str, *, by_link: bool) -> Response:
-        # After a link the next step starts from our own page: a browser that came from elsewhere
-        # would not send a strict cookie along with a redirect.
-        if by_link:
-            response = Response(render("signed_in.html"), media_type="text/html")
-        else:
-            response = RedirectResponse("/console", 303)
-        response.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=int(SESSION_SECONDS),
-            path="/console",
-            secure=self._secure,
-            httponly=True,
-            samesite="strict",
-        )
-        return response
-
-    def _later(self, wait: float) -> Response:
-        seconds = max(1, round(wait))
-        page = self._page(f"Too many attempts. Try again in {seconds} s.", 429)
-        page.headers["retry-after"] = str(seconds)
-        return page
-
-    def _page(self, problem: str = "", status: int = 200) -> Response:
-        mode = self._identity.settings.mode
-        return Response(
-            render("sign_in.html", problem=problem, mode=mode), status, media_type="text/html"
-        )
-
-
-def _is_opened(request: Request) -> bool:
-    """Whether a person opens the address; a look ahead must not use their link up."""
-    return request.method == "GET" and "prefetch" not in request.headers.get("sec-purpose", "")
-
-
-def _wrong(*, by_link: bool) -> str:
-    if by_link:
-        return "That link was used already or is too old. Start the gateway again for a new one."
-    return "That token is not known here."
-
-
 log = structlog.get_logger("gateway.console")
 
-MAX_FORM_BYTES = 3 * MAX_BODY_BYTES  # a pasted definition, encoded for a form
-MAX_SIGN_IN_BYTES = 64 * 1024
-MAX_FORM_FIELDS = 500
-SLOW_BYTES = 256 * 1024  # parsed in a thread from here on
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
@@ -155,159 +83,196 @@ HEADERS = {
 }
 
 Handler = Callable[[Visit], Awaitable[Response]]
+Live = Callable[[Visit, Navigation], Awaitable[dict[str, str]]]  # a page's moving parts, by id
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-PAGES: tuple[tuple[str, Handler, Live | None], ...] = (
-    ("/console", pages_overview.overview, pages_overview.live),
-    ("/console/connections", pages_connections.connections, None),
-    ("/console/connections/new", pages_connections.new, None),
-    ("/console/connections/{name}", pages_connections.connection, pages_connections.live_one),
-    ("/console/tools", pages_tools.tools, None),
-    ("/console/tool", pages_tools.tool, None),
-    ("/console/approvals", pages_approvals.approvals, pages_approvals.live),
-    ("/console/executions", pages_executions.executions, None),
-    ("/console/executions/{id}", pages_executions.execution, pages_executions.live_one),
-    ("/console/access", pages_access.access, None),
-)
-ACTIONS: tuple[tuple[str, Handler], ...] = (
-    ("/console/connections", pages_connections.put),
-    ("/console/connections/preview", pages_connections.preview),
-    ("/console/connections/{name}/refresh", pages_connections.refresh),
-    ("/console/connections/{name}/delete", pages_connections.delete),
-    ("/console/changes/{id}", pages_connections.decide_change),
-    ("/console/tool", pages_tools.call),
-    ("/console/approvals/{id}", pages_approvals.decide),
-    ("/console/standing-grants/{id}/revoke", pages_approvals.revoke),
-    ("/console/executions/{id}/cancel", pages_executions.cancel),
-    ("/console/access/{name}", pages_access.choose),
-    ("/console/permissions", pages_access.permissions),
-)
+
+async def _nothing_moves(visit: Visit, nav: Navigation) -> dict[str, str]:
+    return {}
+
+
+async def _sign_out(visit: Visit) -> Response:
+    """Ends the session on every process, and its cookie."""
+    await visit.backend.sessions.end(visit.session)
+    response = RedirectResponse("/console/sign-in", 303)
+    secure = visit.backend.public_url.startswith("https://")
+    response.delete_cookie(COOKIE, "/console", secure=secure, httponly=True, samesite="strict")
+    return response
+
+
+PAGES: Mapping[str, tuple[Handler, Live]] = {
+    "": (overview.overview, overview.live_parts),
+    "/connections": (connections.connections, _nothing_moves),
+    "/connections/new": (connections.new, _nothing_moves),
+    "/connections/{name}": (connections.connection, connections.live_parts),
+    "/tools": (tools.tools, _nothing_moves),
+    "/tool": (tools.tool, _nothing_moves),
+    "/approvals": (calls.approvals, calls.live_approvals),
+    "/executions": (calls.executions, _nothing_moves),
+    "/executions/{id}": (calls.execution, calls.live_execution),
+    "/access": (tools.access, _nothing_moves),
+}
+ACTIONS: Mapping[str, Handler] = {
+    "/connections": connections.put,
+    "/connections/preview": connections.preview,
+    "/connections/{name}/refresh": connections.refresh,
+    "/connections/{name}/delete": connections.delete,
+    "/changes/{id}": connections.decide_change,
+    "/tool": tools.call,
+    "/approvals/{id}": calls.decide,
+    "/standing-grants/{id}/revoke": calls.revoke,
+    "/executions/{id}/cancel": calls.cancel,
+    "/access/{name}": tools.choose,
+    "/permissions": tools.permissions,
+    "/sign-out": _sign_out,
+}
 
 
 class Console:
     """The ASGI application under /console."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self._sign_in = SignIn(parts.sessions, parts.identity, parts.public_url)
-        self._pages = [(_route(path, "GET"), page, live) for path, page, live in PAGES]
-        self._actions = [(_route(path, "POST"), action) for path, action in ACTIONS]
+    def __init__(
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        seal: Seal,
+        health: Health,
+        feed: Feed,
+        public_url: str,
+    ) -> None:
+        sessions = ConsoleSessions(identity, seal, gateway.db)
+        self.backend = Backend(gateway, identity, sessions, health, feed, public_url)
+        self._throttle = Throttle()
+        router = Router(self._routes(), default=self._answer_nowhere)
+        errors = (GatewayError, Unauthenticated, Refusal, ConnectionError, Exception)
+        self._app = ExceptionMiddleware(router, dict.fromkeys(errors, _answer_error))
 
     def link(self, url: str) -> str:
         """The address to print at start: it signs in once, where there is an admin to be."""
         address = f"{url}/console/sign-in"
-        link = self.parts.sessions.link()
+        link = self.backend.sessions.link()
         return f"{address}?link={link}" if link else address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            fields = fold(scope["headers"])
-            response = await self._respond(scope, receive, fields)
-        except Refusal as refusal:
-            response = Response(refusal.message, refusal.status, media_type="text/plain")
-        except ConnectionError:
-            return
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        await response(scope, receive, send)
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
 
-    async def _respond(self, scope: Scope, receive: Receive, fields: Fields) -> Response:
-        path, method = scope["path"], scope["method"]
-        if path.startswith(PREFIX):
-            return _static(path, method)
-        request = Request(scope, receive)
-        if method == "POST":
-            check_origin(fields)
-        if path == "/console/sign-in":
-            form = await _form(fields, receive, MAX_SIGN_IN_BYTES) if method == "POST" else {}
-            return await self._sign_in(request, form)
-        session = await self.parts.sessions.current(request.cookies.get(COOKIE))
-        if session is None:
-            return _to_sign_in(request)
-        if path == "/console/":
-            return RedirectResponse("/console", 303)
-        if path == "/console/events":
-            return self._events(request, session)
-        return await self._page_or_action(request, session, fields, receive)
+        await self._app(scope, receive, send_guarded)
 
-    async def _page_or_action(
-        self, request: Request, session: Session, fields: Fields, receive: Receive
-    ) -> Response:
-        form: Form = {}
-        if request.method == "POST":
-            form = await _form(fields, receive)
-            presented = request.headers.get("x-csrf-token") or form.get("csrf", "")
-            if not session.owns(presented):
+    def _routes(self) -> list[BaseRoute]:
+        found = [
+            *static_routes(),
+            Route("/console/sign-in", self._sign_in, methods=["GET", "POST"]),
+        ]
+        for path, (page, live) in PAGES.items():
+            found.append(Route(f"/console{path}", self._page_endpoint(page)))
+            found.append(Route(f"/console/events{path}", self._stream_endpoint(live)))
+        for path, action in ACTIONS.items():
+            found.append(Route(f"/console{path}", self._form_endpoint(action), methods=["POST"]))
+        # A page that failed is open too, and wants to know when its gateway is back.
+        elsewhere = Route("/console/events{path:path}", self._stream_endpoint(_nothing_moves))
+        return [*found, elsewhere]
+
+    def _page_endpoint(self, answer: Handler) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return await answer(await self._visit(request))
+
+        return endpoint
+
+    def _form_endpoint(self, answer: Handler) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            check_origin(request)
+            session = await self._session(request)
+            form = await read_form(request, FORM_BYTES)
+            if not session.owns(request.headers.get("x-csrf-token") or form.get("csrf", "")):
                 raise Refusal(403, "This form is not from a page of your session: load it again.")
-            if request.url.path == "/console/sign-out":
-                return await self._sign_in.out(session)
-        visit = self._visit(request, session, form)
-        try:
-            handler, params = self._handler(request)
-            request.scope["path_params"] = params
-            return await handler(visit)
-        except GatewayError as error:
-            return _failed(visit, error)
-        except Exception:  # the boundary: a stack must never reach a browser
-            log.exception("page failed", path=request.url.path)
-            return _failed(visit, Broken("internal", "The console failed on this request."))
+            return await answer(await self._visit(request, form))
 
-    def _handler(self, request: Request) -> tuple[Handler, dict[str, Any]]:
-        for route, page, _ in self._pages:
-            if (params := _matched(route, request.scope)) is not None:
-                return page, params
-        for route, action in self._actions:
-            if (params := _matched(route, request.scope)) is not None:
-                return action, params
+        return endpoint
+
+    def _stream_endpoint(self, live: Live) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            gateway, feed = self.backend.gateway, self.backend.feed
+            name = (await self._session(request)).principal.name
+            step = _OpenPage(feed, lambda: self._visit(request), live).step
+            return feed.stream(gateway, name, step, rest=LIVE_SECONDS)
+
+        return endpoint
+
+    async def _answer_nowhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._session(Request(scope))  # a stranger is asked to sign in first
         raise NotFound("invalid_arguments", "There is nothing at this address.")
 
-    def _events(self, request: Request, session: Session) -> Response:
-        """The stream of the page at `at`: rendered again and again as that page would be."""
-        at = urlsplit(request.query_params.get("at", "/console")[:4096])
-        scope = {
-            **request.scope,
-            "method": "GET",
-            "path": at.path,
-            "raw_path": at.path.encode(),
-            "query_string": at.query.encode(),
-        }
-        live, params = self._live(scope)
-        cookie = request.cookies.get(COOKIE)
+    async def _session(self, request: Request) -> ConsoleSession:
+        return await self.backend.sessions.current(request.cookies.get(COOKIE))
 
-        async def again() -> Visit | None:
-            now = await self.parts.sessions.current(cookie)
-            if now is None:
-                return None
-            return self._visit(Request({**scope, "path_params": params}), now, {})
+    async def _visit(self, request: Request, form: Form | None = None) -> Visit:
+        session = await self._session(request)
+        inquiry = self.backend.gateway.inquiry(Caller(session.principal, client="console"))
+        return Visit(self.backend, session, inquiry, request, form or {})
 
+    # --- signing in: by the link that was printed, or by a token in a form ------------------------
+
+    async def _sign_in(self, request: Request) -> Response:
+        link = request.query_params.get("link") if _is_opened(request) else None
+        if request.method != "POST" and not link:
+            return self._sign_in_page()
+        address, sessions = request.client.host if request.client else "", self.backend.sessions
+        if (wait := self._throttle.wait(address)) > 0:
+            seconds = math.ceil(wait)
+            page = self._sign_in_page(f"Too many attempts. Try again in {seconds} s.", 429)
+            page.headers["retry-after"] = str(seconds)
+            return page
         try:
-            parts = self.parts
-            return page_stream(parts.gateway, parts.feed, again, live, session.principal.name)
-        except GatewayError as error:
-            return Response(error.message, 503, {"retry-after": "5"}, "text/plain")
+            if link:
+                return self._signed_in(await sessions.open_by_link(link), by_link=True)
+            check_origin(request)
+            form = await read_form(request, MAX_BODY_BYTES)
+            return self._signed_in(await sessions.open_by_token(form.get("token", "")))
+        except Unauthenticated:
+            self._throttle.failed(address)
+            old = "That link was used already or is too old. Start the gateway again for a new one."
+            return self._sign_in_page(old if link else "That token is not known here.", 401)
 
-    def _live(self, scope: Mapping[str, Any]) -> tuple[Live | None, dict[str, Any]]:
-        for route, _, live in self._pages:
-            if (params := _matched(route, scope)) is not None:
-                return live, params
-        return None, {}
+    def _sign_in_page(self, problem: str = "", status: int = 200) -> Response:
+        mode = self.backend.identity.settings.mode
+        text = render("sign_in.html", problem=problem, mode=mode)
+        return Response(text, status, media_type="text/html")
 
-    def _visit(self, request: Request, session: Session, form: Form) -> Visit:
-        inquiry = self.parts.gateway.inquiry(Caller(session.principal, client="console"))
-        return Visit(self.parts, session, inquiry, request, form)
+    def _signed_in(self, cookie: str, *, by_link: bool = False) -> Response:
+        # After a link the next step starts from our own page: a browser that came from elsewhere
+        # would not send a strict cookie along with a redirect.
+        if by_link:
+            response = Response(render("signed_in.html"), media_type="text/html")
+        else:
+            response = RedirectResponse("/console", 303)
+        response.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=int(SIGNED_IN_SECONDS),
+            path="/console",
+            secure=self.backend.public_url.startswith("https://"),
+            httponly=True,
+            samesite="strict",
+        )
+        return response
 
 
-def console_of(
-    gateway: Gateway, identity: Identity, seal: Seal, health: Health, feed: Feed, public_url: str
-) -> Console:
-    """The console on these parts of the gateway."""
-    contacts = Contacts()
-    contacts.on_first = feed.wake
-    sessions = Sessions(identity, seal, gateway.db)
-    return Console(Parts(gateway, identity, sessions, health, feed, contacts, public_url))
+def _is_opened(request: Request) -> bool:
+    """Whether a person opens the address; a look ahead must not use their link up."""
+    return request.method == "GET" and "prefetch" not in request.headers.get("sec-purpose", "")
 
 
-def check_origin(fields: Fields) -> None:
+# --- forms ----------------------------------------------------------------------------------------
+
+
+def check_origin(request: Request) -> None:
     """Refuses a post that another site's page makes; `allowed_origins` are for MCP, not for us."""
+    fields = fold(request.scope["headers"])
     origin, host = fields.get(b"origin"), fields.get(b"host", b"")
     if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
         raise Refusal(403, "This form comes from another site.")
@@ -315,56 +280,119 @@ def check_origin(fields: Fields) -> None:
         raise Refusal(403, "This form comes from another site.")
 
 
-def _route(path: str, method: str) -> Route:
-    return Route(path, lambda request: Response(), methods=[method])
-
-
-def _matched(route: Route, scope: Mapping[str, Any]) -> dict[str, Any] | None:
-    match, child = route.matches(dict(scope))
-    return child["path_params"] if match is Match.FULL else None
-
-
-def _static(path: str, method: str) -> Response:
-    found = served().get(path)
-    if found is None or method not in ("GET", "HEAD"):
-        return Response("Not Found", 404, media_type="text/plain")
-    return Response(found.body, 200, {"cache-control": KEPT}, found.media_type)
-
-
-async def _form(fields: Fields, receive: Receive, limit: int = MAX_FORM_BYTES) -> Form:
+async def read_form(request: Request, limit: int) -> Form:
+    """The fields of a posted form."""
+    fields = fold(request.scope["headers"])
+    body = await read_body(fields, request.receive, limit)
     kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
-    body = await read_body(fields, receive, limit)
-    if not body:
-        return {}
-    if kind != b"application/x-www-form-urlencoded":
+    if body and kind != b"application/x-www-form-urlencoded":
         raise Refusal(415, "A form is expected here.")
-    return await asyncio.to_thread(_parsed, body) if len(body) > SLOW_BYTES else _parsed(body)
-
-
-def _parsed(body: bytes) -> Form:
     try:
-        text = body.decode("ascii")
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS))
+        # In a thread: a pasted definition is megabytes.
+        pairs = await asyncio.to_thread(parse_qsl, body.decode("ascii"), True, max_num_fields=500)
     except ValueError:
         raise Refusal(400, "The form can't be read.") from None
+    return dict(pairs)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    match error:
+        case Unauthenticated():
+            return _to_sign_in(request)
+        case Refusal():
+            return Response(error.message, error.status, media_type="text/plain")
+        case ConnectionError():
+            return Response(status_code=400)  # the client has gone: nobody reads it
+        case GatewayError():
+            return _failed(request, error)
+    # The boundary: a stack must never reach a browser.
+    log.error("page failed", path=request.url.path, exc_info=error)
+    return _failed(request, Broken("internal", "The console failed on this request."))
 
 
 def _to_sign_in(request: Request) -> Response:
-    if request.headers.get("hx-request") == "true":
+    if is_partial(request):
         return Response(status_code=401, headers={"hx-redirect": "/console/sign-in"})
-    if request.method in ("GET", "HEAD") and request.url.path != "/console/events":
+    is_stream = request.url.path.startswith("/console/events")
+    if request.method in ("GET", "HEAD") and not is_stream:
         return RedirectResponse("/console/sign-in", 303)
     return Response("Sign in first.", 401, media_type="text/plain")
 
 
-def _failed(visit: Visit, error: GatewayError) -> Response:
-    status = 404 if isinstance(error, NotFound) else STATUS_OF_CODE.get(error.code, 500)
-    if isinstance(error, Refused):
-        status = 403
-    values = {"me": visit.principal, "csrf": visit.session.csrf, "error": error}
-    if visit.partial:
-        to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
-        words = f"{error.message} {error.hint}".strip()
-        text = render("_toast.html", message=words, good=False)
-        return Response(text, status, to_corner, "text/html")
-    return Response(render("failed.html", **values), status, media_type="text/html")
+def _failed(request: Request, error: GatewayError) -> Response:
+    status = STATUS_OF_CODE.get(error.code, 500)
+    if isinstance(error, NotFound | Refused):
+        status = 404 if isinstance(error, NotFound) else 403
+    headers = {}
+    if seconds := error.details.get("retry_after"):
+        headers["retry-after"] = str(math.ceil(seconds))
+    if not is_partial(request):
+        return Response(render("failed.html", error=error), status, headers, "text/html")
+    to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
+    words = f"{error.message} {error.hint}".strip()
+    text = render("_toast.html", message=words, good=False)
+    return Response(text, status, headers | to_corner, "text/html")
+
+
+# --- the stream of an open page -------------------------------------------------------------------
+
+# The words of a time change by themselves; that alone is no news.
+_TIME_WORDS = re.compile(r"(<time[^>]*>)[^<]*(?=</time>)|data-left=\"\d+\"")
+
+
+class _OpenPage:
+    """What of one open page was last sent."""
+
+    def __init__(self, feed: Feed, visit: Callable[[], Awaitable[Visit]], live: Live) -> None:
+        self._feed = feed
+        self._visit = visit
+        self._live = live
+        self._sent: dict[str, bytes] = {}
+        self._known: dict[str, int] = {}  # the newest of the ledger and of the catalog
+
+    async def step(self, say: Say) -> bool:
+        """Sends what is new; False: the session is over."""
+        if self._feed.closing:
+            return False
+        try:
+            visit = await self._visit()
+            await self._feed.say_watched()
+            nav = await navigation(visit)
+            shown = navigation_parts(visit, nav) | await self._live(visit, nav)
+            await say(partials(self._changed(shown)) + await self._news(visit))
+        except Unauthenticated:
+            await say(event_frame(b"", "signed-out"))
+            return False
+        except GatewayError:
+            pass  # the store is away, or what the page shows is gone; a later look may find it
+        return True
+
+    async def _news(self, visit: Visit) -> bytes:
+        """The events that lists wait for: there is more in the ledger, or another catalog."""
+        ledger = await last_event_id(visit.gateway.db)
+        known, self._known = self._known, {"ledger": ledger, "catalog": visit.snapshot.revision}
+        news = [name for name, last in known.items() if self._known[name] != last]
+        return b"".join(event_frame(b"", name) for name in news)
+
+    def _changed(self, shown: dict[str, str]) -> dict[str, str]:
+        sums = {
+            id: hashlib.sha256(_TIME_WORDS.sub(r"\1", html).encode()).digest()
+            for id, html in shown.items()
+        }
+        changed = {id: html for id, html in shown.items() if self._sent.get(id) != sums[id]}
+        self._sent = sums
+        return changed
+
+
+def partials(shown: Mapping[str, str]) -> bytes:
+    """The changed parts as one message, each for its own place."""
+    if not shown:
+        return b""
+    html = "".join(
+        f'<hx-partial hx-target="#{id}" hx-swap="innerMorph">{part}</hx-partial>'
+        for id, part in shown.items()
+    )
+    return event_frame(html.encode())

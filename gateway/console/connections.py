@@ -1,189 +1,195 @@
-"""Connections: how they are, adding one with a preview first, and what refreshes changed."""
+"""Connections: how they are, adding one with a preview first, and what refreshes changed.
+
+A change of one operation is shown as people read it: what it was, what it is, and the lines of its
+input schema that differ.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import re
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
+import orjson
 from starlette.responses import Response
 
 from gateway.config.connection import NAME_RULE
-from gateway.console.forms import containing, diff_of, download, file_links, matching
-from gateway.console.rendering import clip, plural, render
-from gateway.console.visit import Around, Visit, around, fragment, go, page, toast
-from gateway.errors import Fixable, GatewayError
+from gateway.console.pages import (
+    Form,
+    Navigation,
+    Visit,
+    choose_rows,
+    clip,
+    clip_text,
+    download,
+    file_links,
+    fragment,
+    go,
+    list_page,
+    navigation,
+    page,
+    plural,
+    toast,
+)
+from gateway.errors import Fixable, GatewayError, NotFound
+from gateway.limits import PAGE_ENTRIES
+from gateway.model import Tool
 from gateway.policy.access import visible_tools
-from gateway.store.catalog import Change, list_changes
-from gateway.web.shown import change_row, connection_detail, tool_row
+from gateway.store.catalog import get_change, list_changes
+from gateway.web import own_tools
+from gateway.web.shown import change_row, tool_row
 
-MAX_PREVIEWED = 300
-MAX_SKIPPED = 300
-MAX_CHANGES = 60
-MAX_LISTED_TOOLS = 200
 KINDS = {
-    "openapi": "OpenAPI definition",
-    "mcp": "MCP server",
-    "manifest": "Built-in provider",
+    "openapi": ("OpenAPI definition", "spec"),
+    "mcp": ("MCP server", "url"),
+    "manifest": ("Built-in provider", "manifest"),
 }
-AUTHS = ("none", "bearer", "basic", "api-key")
-MAX_TITLE_AT = 4000
-_TITLE = re.compile(r"""["']?title["']?\s*:\s*["']?(\w[^"'\n,}]*)""")
-_NOT_NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 async def connections(visit: Visit) -> Response:
-    beside = await around(visit)
-    filter = {key: visit.query(key) for key in ("q", "status", "kind")}
-    rows = matching(beside.connections, status=filter["status"], kind=filter["kind"])
-    rows = containing(rows, filter["q"], "name", "display_name", "kind")
-    if (file := download(visit, "connections", rows)) is not None:
-        return file
-    return await page(
-        visit,
-        "connections.html",
-        "Connections",
-        "connections",
-        around=beside,
-        rows=rows,
-        filter=filter,
-        files=file_links("/connections", **filter),
-    )
+    nav = await navigation(visit)
+    filter = visit.filter("q", "status", "kind")
+    rows = choose_rows(nav.connections, filter, "name", "display_name", "kind")
+    return await list_page(visit, "connections.html", "Connections", rows, filter, nav=nav)
 
 
 async def connection(visit: Visit) -> Response:
     shown = await _shown(visit)
-    if (file := download(visit, "changes", shown["change_rows"])) is not None:
+    without_diff = [{k: v for k, v in row.items() if k != "diff"} for row in shown["changes"]]
+    if (file := download(visit, "changes", without_diff)) is not None:
         return file
+    files = file_links(visit, shown["filter"])
     title = clip(shown["one"]["display_name"], 60)
-    return await page(visit, "connection.html", title, "connections", **shown)
+    return await page(visit, "connection.html", title, files=files, **shown)
 
 
-async def live_one(visit: Visit, beside: Around) -> dict[str, str]:
+async def live_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
     """The parts of a connection's page that move."""
-    shown = await _shown(visit) | {"me": visit.principal, "csrf": visit.session.csrf}
-    names = {"state": "_connection_state.html", "changes": "_changes.html"}
-    return {name: render(template, **shown) for name, template in names.items()} | {
-        "connection-tools": render("_connection_tools.html", **shown)
+    shown = await _shown(visit)
+    return {
+        "state": visit.render("_connection_state.html", **shown),
+        "changes": visit.render("_changes.html", **shown),
+        "connection-tools": visit.render("_connection_tools.html", **shown),
     }
 
 
+async def _shown(visit: Visit) -> dict[str, Any]:
+    snapshot, state = visit.snapshot, visit.inquiry.connection(visit.id)
+    tools = visible_tools(snapshot, visit.principal, state)
+    filter = visit.filter("change_status", "change_class")
+    wanted = {"status": filter["change_status"], "class": filter["change_class"]}
+    found = await list_changes(visit.gateway.db, connection=state.name, limit=PAGE_ENTRIES)
+    changes = [change_row(each) | {"diff": compare(each.before, each.after)} for each in found]
+    return {
+        "one": await own_tools.get_connection(visit.inquiry, state.name),
+        "skipped": state.skipped[:PAGE_ENTRIES],
+        "tools": [tool_row(tool, snapshot.permissions) for tool in tools[:PAGE_ENTRIES]],
+        "all_tools": len(tools),
+        "changes": sorted(choose_rows(changes, wanted), key=lambda row: row["status"] != "held"),
+        "filter": filter,
+    }
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+async def refresh(visit: Visit) -> Response:
+    found = await own_tools.refresh_tools(visit.inquiry, visit.id)
+    [report] = found["connections"]
+    if report.get("error"):
+        words = f"{visit.id} could not be refreshed: {clip(report['error'], 200)}"
+        return toast(visit, words, good=False)
+    counts = [
+        f"{plural(len(report[word]), 'tool')} {word}"
+        for word in ("added", "removed", "changed", "held")
+        if report[word]
+    ]
+    return toast(visit, f"{visit.id} refreshed: {', '.join(counts) or 'nothing has changed'}")
+
+
+async def delete(visit: Visit) -> Response:
+    await own_tools.delete_connection(visit.inquiry, visit.id)
+    return go(visit, "/console/connections")
+
+
+async def decide_change(visit: Visit) -> Response:
+    """Accepts or rejects one held change."""
+    visit.inquiry.require_admin()
+    found = await get_change(visit.gateway.db, visit.id)
+    if found is None or not visit.inquiry.oversees(found.connection):
+        raise NotFound("invalid_arguments", "there is no such change")
+    accept, by = visit.form.get("decision") == "accept", visit.principal.name
+    decided: Literal["accepted", "rejected"] = "accepted" if accept else "rejected"
+    await visit.gateway.catalog.decide_change(visit.id, decided, by=by)
+    return toast(visit, "Accepted: it is served now" if accept else "Rejected: it stays as it was")
+
+
+# --- adding one -----------------------------------------------------------------------------------
+
+_TITLE = re.compile(r"""["']?title["']?\s*:\s*["']?(\w[^"'\n,}]*)""")
+_NOT_NAME = re.compile(r"[^a-z0-9_-]+")
+
+
 async def new(visit: Visit) -> Response:
-    visit.need_admin()
+    visit.inquiry.require_admin()
     return await page(
         visit,
         "connection_new.html",
         "Add a connection",
-        "connections",
-        kinds=KINDS,
-        auths=AUTHS,
+        kinds={kind: words for kind, (words, _) in KINDS.items()},
+        auths=("none", "bearer", "basic", "api-key"),
         name_rule=NAME_RULE,
     )
 
 
 async def preview(visit: Visit) -> Response:
     """What a put would give, with nothing stored."""
-    visit.need_admin()
-    if not visit.form.get("source", "").strip():
-        return fragment("_preview.html", visit, found=None, error=None)
-    try:
-        name, values = connection_values(visit)
-        found = await visit.asked.gateway.catalog.preview(name, values)
-    except GatewayError as error:
-        return fragment("_preview.html", visit, found=None, error=error)
-    return fragment(
-        "_preview.html",
-        visit,
-        found=found | {"tools": found["tools"][:MAX_PREVIEWED]},
-        total=len(found["tools"]),
-        skipped=found["skipped"][:MAX_SKIPPED],
-        error=None,
-    )
+    visit.inquiry.require_admin()
+    found = error = None
+    if visit.form.get("source", "").strip():
+        try:
+            found = await visit.gateway.catalog.preview(*connection_values(visit.form))
+        except GatewayError as problem:
+            error = problem
+    return fragment(visit, "_preview.html", found=found, error=error, shown=PAGE_ENTRIES)
 
 
 async def put(visit: Visit) -> Response:
     """Adds the connection; its tools are served at once."""
-    visit.need_admin()
-    name, values = connection_values(visit)
-    if name in visit.asked.snapshot.connections:
+    visit.inquiry.require_admin()
+    name, values = connection_values(visit.form)
+    if name in visit.snapshot.connections:
         raise Fixable("connection_invalid", f"There is a connection {name} already.")
     # A browser that goes away does not leave half a connection behind.
-    await asyncio.shield(
-        visit.asked.gateway.catalog.put(
-            name,
-            values,
-            by=visit.principal.name,
-            within=visit.principal.organization,
-            expected=0,
-        )
-    )
+    await asyncio.shield(own_tools.put(visit.inquiry, name, values, expected=0))
     return go(visit, f"/console/connections/{name}")
 
 
-async def refresh(visit: Visit) -> Response:
-    visit.need_admin()
-    name = visit.asked.connection(visit.request.path_params["name"]).name
-    by = visit.principal.name
-    [report] = await visit.asked.gateway.catalog.refresh([name], by=by, asked=True)
-    if report.error:
-        return toast(visit, f"{name} could not be refreshed: {clip(report.error, 200)}", good=False)
-    counts = [
-        plural(len(names), "tool") + f" {word}"
-        for word, names in (
-            ("added", report.added),
-            ("removed", report.removed),
-            ("changed", report.changed),
-            ("held", report.held),
-        )
-        if names
-    ]
-    return toast(visit, f"{name} refreshed: {', '.join(counts) or 'nothing has changed'}")
-
-
-async def delete(visit: Visit) -> Response:
-    visit.need_admin()
-    name = visit.asked.connection(visit.request.path_params["name"]).name
-    await visit.asked.gateway.catalog.delete(name, by=visit.principal.name)
-    return go(visit, "/console/connections")
-
-
-async def decide_change(visit: Visit) -> Response:
-    """Accepts or rejects one held change."""
-    visit.need_admin()
-    accept = visit.form.get("decision") == "accept"
-    await visit.asked.gateway.catalog.decide_change(
-        visit.request.path_params["id"],
-        "accepted" if accept else "rejected",
-        by=visit.principal.name,
-    )
-    return toast(visit, "Accepted: it is served now" if accept else "Rejected: it stays as it was")
-
-
-def connection_values(visit: Visit) -> tuple[str, dict[str, Any]]:
+def connection_values(form: Form) -> tuple[str, dict[str, Any]]:
     """A posted form as name and settings, the keys of config.toml."""
-    form = visit.form
-    kind = form.get("kind", "openapi")
-    source = form.get("source", "").strip()
-    name = form.get("name", "").strip() or suggested_name(source, kind)
-    key = {"openapi": "spec", "mcp": "url", "manifest": "manifest"}.get(kind)
-    if key is None:
+    kind, source = form.get("kind", "openapi"), form.get("source", "").strip()
+    name = form.get("name", "").strip() or suggest_name(source, kind)
+    if kind not in KINDS:
         raise Fixable("connection_invalid", f"kind must be one of {', '.join(KINDS)}")
-    values: dict[str, Any] = {"kind": kind, key: source}
-    for field in ("display_name", "access", "trust", "on_change"):
+    values: dict[str, Any] = {"kind": kind, KINDS[kind][1]: source}
+    optional = ["display_name", "access", "trust", "on_change"]
+    for field in [*optional, "base_url"] if kind == "openapi" else optional:
         if text := form.get(field, "").strip():
             values[field] = text
-    if kind == "openapi" and (base := form.get("base_url", "").strip()):
-        values["base_url"] = base
     if (auth := _auth(form)) is not None:
         values["auth"] = auth
     return name, values
 
 
-def suggested_name(source: str, kind: str) -> str:
+def suggest_name(source: str, kind: str) -> str:
     """A name for a connection nobody named: of its host, its title, or what it is."""
     host = urlsplit(source).hostname if "://" in source[:12] else None
-    titled = _TITLE.search(source[:MAX_TITLE_AT])
+    titled = _TITLE.search(source[:4000])
     if kind == "manifest":
         text = source
     elif titled:
@@ -196,50 +202,78 @@ def suggested_name(source: str, kind: str) -> str:
     return (_NOT_NAME.sub("-", text.lower()).strip("-_0123456789") or "api")[:32]
 
 
-def _auth(form: Any) -> dict[str, Any] | None:
-    kind = form.get("auth", "none")
-    secret = form.get("secret", "")
+def _auth(form: Form) -> dict[str, Any] | None:
+    kind, secret = form.get("auth", "none"), form.get("secret", "")
     match kind:
         case "bearer":
             return {"type": kind, "token": secret}
         case "basic":
             return {"type": kind, "username": form.get("username", ""), "password": secret}
         case "api-key":
-            named = {"name": form["key_name"]} if form.get("key_name") else {}
-            place = {"in": form["key_in"]} if form.get("key_in") else {}
-            return {"type": kind, "value": secret, **named, **place}
+            places = {"name": form.get("key_name"), "in": form.get("key_in")}
+            given = {key: value for key, value in places.items() if value}
+            return {"type": kind, "value": secret, **given}
     return None
 
 
-async def _shown(visit: Visit) -> dict[str, Any]:
-    asked = visit.asked
-    state = asked.connection(visit.request.path_params["name"])
-    found = await _changes(visit, state.name)
-    refreshed = asked.gateway.catalog.refreshed_at.get(state.name)
-    tools = visible_tools(asked.snapshot, visit.principal, state)
-    filter = {key: visit.query(key) for key in ("change_status", "change_class")}
-    return {
-        "one": connection_detail(asked.snapshot, visit.principal, state, refreshed),
-        "skipped": state.skipped[:MAX_SKIPPED],
-        "tools": [tool_row(t, asked.snapshot.permissions) for t in tools[:MAX_LISTED_TOOLS]],
-        "all_tools": len(tools),
-        "changes": [_change(change) for change in found],
-        "change_rows": [change_row(change) for change in found],
-        "filter": filter,
-        "files": file_links(f"/connections/{state.name}", **filter),
+# --- a change, as people read it ------------------------------------------------------------------
+
+MAX_LINES = 160
+
+_decode = msgspec.msgpack.Decoder(Tool).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """All that differs in one operation."""
+
+    rows: tuple[tuple[str, str, str], ...]  # what it is, before, after
+    lines: tuple[tuple[str, str], ...]  # sign and text of the input schema
+    cut: bool
+
+
+def compare(before: bytes | None, after: bytes | None) -> Diff:
+    """The difference between two tools as the store keeps them."""
+    old, new = _unpack(before), _unpack(after)
+    was, now = _facts(old), _facts(new)
+    rows = [(name, was.get(name, ""), now.get(name, "")) for name in was or now]
+    lines = list(_changed_lines(_schema_lines(old), _schema_lines(new)))
+    differing = tuple(row for row in rows if row[1] != row[2])
+    return Diff(differing, tuple(lines[:MAX_LINES]), len(lines) > MAX_LINES)
+
+
+def _unpack(data: bytes | None) -> Tool | None:
+    try:
+        return None if data is None else _decode(data)
+    except msgspec.MsgspecError:  # written by another version
+        return None
+
+
+def _facts(tool: Tool | None) -> dict[str, str]:
+    if tool is None:
+        return {}
+    facts = {
+        "Name": tool.name,
+        "Request": f"{tool.method} {tool.path}".strip(),
+        "Host": tool.http.base_url if tool.http else "",
+        "Access": tool.access,
+        "Risk": tool.risk,
+        "Credentials": tool.security,
+        "Title": tool.title,
+        "Description": tool.description,
     }
+    return {name: clip_text(value, 600) for name, value in facts.items()}
 
 
-async def _changes(visit: Visit, name: str) -> list[Change]:
-    found = await list_changes(visit.asked.gateway.db, connection=name, limit=MAX_CHANGES)
-    status, wanted = visit.query("change_status"), visit.query("change_class")
-    kept = [
-        change
-        for change in found
-        if (not status or change.status == status) and (not wanted or change.change_class == wanted)
-    ]
-    return sorted(kept, key=lambda change: change.status != "held")
+def _schema_lines(tool: Tool | None) -> list[str]:
+    if tool is None:
+        return []
+    value: Any = orjson.loads(tool.input_schema)
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
+    return text.splitlines()
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return change_row(change) | {"diff": diff_of(change.before, change.after)}
+def _changed_lines(old: list[str], new: list[str]) -> Iterator[tuple[str, str]]:
+    for line in difflib.unified_diff(old, new, lineterm="", n=2):
+        if not line.startswith(("---", "+++")):
+            yield line[0], clip_text(line if line[0] == "@" else line[1:], 200)

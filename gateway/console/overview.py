@@ -1,77 +1,153 @@
-"""The first page: the picture, the hour, what is wrong and what to do about it.
+"""The first page: the last hour, the picture of how calls flow, what is wrong and what to do.
 
-The drawn picture: clients → access → connections → tools, as places and lines of an SVG.
-
-Pure: counts come in, coordinates go out; the template only draws them. A line is as thick as the
-calls that went along it.
-
-The console's stream: what of an open page is not as it was last sent.
-
-Nothing is queued. A stream is woken, renders the moving parts of its page and sends those that
-differ; a slow reader simply sees fewer steps. Lists that have a filter are told by a named event
-that there is something new, and ask again with the filter they have by then.
+The picture is drawn as an SVG: clients → access → connections → tools. `draw` is pure: counts come
+in, coordinates go out, and the template only draws them. A line is as thick as the calls that went
+along it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
 
 from gateway.catalog.snapshot import ConnectionState
-from gateway.console.rendering import clip, clip_text, number, plural, render
-from gateway.console.visit import (
-    SPARK_HEIGHT,
-    SPARK_WIDTH,
-    Around,
-    Figures,
-    Hour,
-    Visit,
-    around,
-    page,
-    spark,
-    surroundings,
-)
-from gateway.errors import GatewayError
-from gateway.model import Problem, Tool
-from gateway.policy.access import may_know
+from gateway.console.calls import newest_calls
+from gateway.console.pages import Navigation, Visit, clip, clip_text, navigation, page, plural
+from gateway.limits import PAGE_ENTRIES
+from gateway.model import Tool
 from gateway.store.catalog import list_changes
-from gateway.store.cluster import last_event_id
-from gateway.store.ledger import Filter, list_executions
-from gateway.web.events import Feed
-from gateway.web.gateway import Gateway
-from gateway.web.guard import EventStream, Say, event_frame
-from gateway.web.shown import execution_event
+from gateway.store.ledger import Count, count_calls, recent_seconds
 
-WIDTH = 1040
-ROW, GAP = 46, 12
-TOP = 34
-MAX_CLIENTS, MAX_CONNECTIONS = 5, 7
-COLUMNS = (0, 290, 560, 860)
-WIDTHS = (190, 170, 210, 180)
-LABEL_CHARS = 22
+LEVEL_WORDS = {
+    "read_only": "Reads only",
+    "execute_with_confirm": "Asks for writes",
+    "full_access": "Allows all",
+}
+
+
+async def overview(visit: Visit) -> Response:
+    nav = await navigation(visit)
+    return await page(visit, "overview.html", "Overview", nav, **await _shown(visit, nav))
+
+
+async def live_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
+    """The parts of the page that move."""
+    shown = await _shown(visit, nav)
+    parts = ("stats", "picture", "worries", "feed", "health")
+    return {name: visit.render(f"_{name}.html", **shown) for name in parts}
+
+
+async def _shown(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    hour, tools = await _read_hour(visit), visit.inquiry.view.tools
+    words = LEVEL_WORDS[visit.snapshot.permissions.level]
+    admin = visit.principal.admin
+    return {
+        "hour": hour,
+        "line": spark(hour.by_minute),
+        "tools": len(tools),
+        "tokens": sum(tool.tokens for tool in tools.values()),
+        "picture": draw(hour, words, len(nav.waiting), visit.inquiry.connections(), tools),
+        "worries": (await _worries(visit, nav))[:12],
+        "feed": await newest_calls(visit),
+        "health": await visit.backend.health.report(visit.principal) if admin else None,
+    }
+
+
+# --- the last hour --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """What happened in the last sixty minutes."""
+
+    by_minute: tuple[int, ...]
+    errors: int
+    refused: int
+    p95_ms: float | None
+    by_connection: Counter[str]
+    by_client: Counter[str]
+    reached: Counter[tuple[str, str]]  # connection, and what was done there
+
+    @property
+    def calls(self) -> int:
+        return sum(self.by_minute)
+
+    @property
+    def rate(self) -> int:
+        """Calls in the minute that is ending."""
+        return self.by_minute[-1]
+
+
+async def _read_hour(visit: Visit) -> Hour:
+    db, whose, known = visit.gateway.db, visit.whose, visit.backend.hours
+    found: Hour | None = known.get(whose)
+    if found is None:
+        since = time.time() - 3600
+        counts = await count_calls(db, since, whose)
+        found = known[whose] = sum_hour(counts, await recent_seconds(db, since, whose))
+    return found
+
+
+def sum_hour(counts: Sequence[Count], seconds: Sequence[float]) -> Hour:
+    """The hour, of what was counted."""
+    minutes = [0] * 60
+    by_connection, by_client = Counter[str](), Counter[str]()
+    reached, statuses = Counter[tuple[str, str]](), Counter[str]()
+    for count in counts:
+        minutes[min(max(count.minute, 0), 59)] += count.calls
+        by_connection[count.connection] += count.calls
+        by_client[client_name(count.client)] += count.calls
+        reached[count.connection, count.access] += count.calls
+        statuses[count.status] += count.calls
+    slowest = sorted(seconds)[math.ceil(len(seconds) * 0.95) - 1] * 1000 if seconds else None
+    errors = statuses["failed"] + statuses["unknown"]
+    refused = statuses["denied"] + statuses["expired"]
+    return Hour(tuple(minutes), errors, refused, slowest, by_connection, by_client, reached)
+
+
+def client_name(text: str) -> str:
+    """What a client calls itself, without its version."""
+    return text.rpartition("/")[0][:40] or text[:40] or "unnamed client"
+
+
+def spark(values: Sequence[int]) -> str:
+    """The calls of each minute as the points of a line, in a box of 240 by 44."""
+    step, top = 240 / (len(values) - 1), max((*values, 1))
+    return " ".join(f"{i * step:.1f},{42 - value / top * 40:.1f}" for i, value in enumerate(values))
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+COLUMNS = (
+    (0, 190, "Clients"),
+    (290, 170, "Access"),
+    (560, 210, "Connections"),
+    (860, 180, "Tools"),
+)
 TOOL_KINDS = {"read": "eye", "write": "pencil", "delete": "trash-2"}
+TONES = {"failing": "bad", "unauthenticated": "bad", "pending": "warn", "disabled": "quiet"}
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """One place in the picture."""
 
-    x: int
-    y: int
-    width: int
-    height: int
     label: str
     note: str
     icon: str
     tone: str = ""
     href: str = ""
     title: str = ""
+    x: int = 0
+    y: int = 0
+    width: int = 0
+    height: int = 46
 
     @property
     def middle(self) -> float:
@@ -79,7 +155,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """One way between two places."""
 
     path: str
@@ -94,146 +170,83 @@ class Picture:
     height: int
     heads: tuple[tuple[int, str], ...]
     boxes: tuple[Box, ...]
-    lines: tuple[Line, ...]
+    curves: tuple[Curve, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What stands between clients and connections."""
-
-    words: str
-    waiting: int
-
-
-def drawn(
+def draw(
     hour: Hour,
-    gate: Gate,
+    level: str,
+    waiting: int,
     states: Sequence[ConnectionState],
     tools: Mapping[str, Tool],
 ) -> Picture:
-    """The picture of this hour."""
-    clients = hour.by_client.most_common(MAX_CLIENTS)
-    chosen = _chosen(states, hour)
-    rows = max(len(clients), len(chosen), len(TOOL_KINDS), 2)
-    height = TOP + rows * (ROW + GAP)
-    first = _column(0, [_client(name, calls) for name, calls in clients] or [_nobody()], height)
-    access = _access(hour, gate, height)
-    third = _column(2, [_connection(state, hour) for state in chosen] or [_none()], height)
-    last = _column(3, _kinds(tools), height)
-    heads = tuple(zip(COLUMNS, ("Clients", "Access", "Connections", "Tools"), strict=True))
-    return Picture(
-        height,
-        heads,
-        (*first, access, *third, *last),
-        tuple(_lines(hour, clients, chosen, first, access, third, last)),
-    )
-
-
-def _chosen(states: Sequence[ConnectionState], hour: Hour) -> list[ConnectionState]:
+    """The picture of this hour: the busiest clients and connections."""
+    clients = hour.by_client.most_common(5)
     busiest = sorted(states, key=lambda s: (-hour.by_connection[s.name], -len(s.tools), s.name))
-    return sorted(busiest[:MAX_CONNECTIONS], key=lambda state: state.name)
-
-
-def _lines(
-    hour: Hour,
-    clients: Sequence[tuple[str, int]],
-    chosen: Sequence[ConnectionState],
-    first: Sequence[Box],
-    access: Box,
-    third: Sequence[Box],
-    last: Sequence[Box],
-) -> list[Line]:
+    chosen = sorted(busiest[:7], key=lambda state: state.name)
+    rows = max(len(clients), len(chosen), len(TOOL_KINDS))
+    first = _place(0, [_client_box(*each) for each in clients] or [_NO_CLIENT], rows)
+    [gate] = _place(1, [_gate_box(level, waiting, hour.refused)], rows)
+    third = _place(2, [_connection_box(each, hour) for each in chosen] or [_NO_CONNECTION], rows)
+    last = _place(3, [_kind_box(kind, tools) for kind in TOOL_KINDS], rows)
     calls = [count for _, count in clients] or [0]
-    lines = [_line(box, access, count) for box, count in zip(first, calls, strict=True)]
-    if not chosen:
-        return lines
-    for state, box in zip(chosen, third, strict=True):
-        lines.append(_line(access, box, hour.by_connection[state.name], _tone(state)))
+    curves = [_curve(box, gate, count) for box, count in zip(first, calls, strict=True)]
+    for state, box in zip(chosen, third, strict=False):
+        tone, count = TONES.get(state.status, ""), hour.by_connection[state.name]
+        curves.append(_curve(gate, box, count, tone))
         has = {tool.access for tool in state.tools}
         for kind, target in zip(TOOL_KINDS, last, strict=True):
             if kind in has:
-                lines.append(_line(box, target, hour.reached[state.name, kind]))
-    return lines
+                curves.append(_curve(box, target, hour.reached[state.name, kind]))
+    heads = tuple((x, word) for x, _, word in COLUMNS)
+    return Picture(34 + rows * 58, heads, (*first, gate, *third, *last), tuple(curves))
 
 
-def _line(start: Box, end: Box, calls: int, tone: str = "") -> Line:
+def _place(column: int, boxes: Sequence[Box], rows: int) -> list[Box]:
+    """The boxes under each other, in the middle of a column with so many rows of 46 and a gap."""
+    x, width, _ = COLUMNS[column]
+    tall = boxes[0].height
+    y = 34 + (rows * 58 - len(boxes) * (tall + 12)) // 2
+    return [replace(box, x=x, y=y + i * (tall + 12), width=width) for i, box in enumerate(boxes)]
+
+
+def _curve(start: Box, end: Box, calls: int, tone: str = "") -> Curve:
     x1, y1, x2, y2 = start.x + start.width, start.middle, end.x, end.middle
-    bend = (x2 - x1) * 0.5
-    path = f"M{x1} {y1:.1f} C{x1 + bend:.1f} {y1:.1f} {x2 - bend:.1f} {y2:.1f} {x2} {y2:.1f}"
+    bend = (x1 + x2) / 2
+    path = f"M{x1} {y1:.1f} C{bend:.1f} {y1:.1f} {bend:.1f} {y2:.1f} {x2} {y2:.1f}"
     width = 1.25 if not calls else min(1.5 + math.log10(calls + 1) * 2.2, 9)
-    return Line(path, round(width, 2), tone or ("busy" if calls else ""))
+    return Curve(path, round(width, 2), tone or ("busy" if calls else ""))
 
 
-def _column(index: int, parts: Sequence[tuple[str, ...]], height: int) -> list[Box]:
-    used = len(parts) * (ROW + GAP) - GAP
-    y = TOP + (height - TOP - GAP - used) // 2
-    return [
-        Box(COLUMNS[index], y + i * (ROW + GAP), WIDTHS[index], ROW, *part)
-        for i, part in enumerate(parts)
-    ]
+_NO_CLIENT = Box("No client yet", "connect one above", "cable", "quiet")
+_NO_CONNECTION = Box("No connection yet", "add one", "plus", "quiet", "/console/connections/new")
 
 
-def _access(hour: Hour, gate: Gate, height: int) -> Box:
-    tall = 92
-    y = TOP + (height - TOP - GAP - tall) // 2
-    tone = "warn" if gate.waiting else ""
-    href = "/console/approvals" if gate.waiting else "/console/access"
-    note = f"{number(gate.waiting)} wait · {number(hour.refused)} refused"
-    return Box(COLUMNS[1], y, WIDTHS[1], tall, gate.words, note, "shield-check", tone, href)
+def _client_box(name: str, calls: int) -> Box:
+    return Box(clip(name, 22), plural(calls, "call"), "terminal", title=clip(name, 80))
 
 
-def _client(name: str, calls: int) -> tuple[str, ...]:
-    shown = clip(name, LABEL_CHARS)
-    return (shown, plural(calls, "call"), "terminal", "", "", clip(name, 80))
+def _gate_box(level: str, waiting: int, refused: int) -> Box:
+    tone, href = ("warn", "/console/approvals") if waiting else ("", "/console/access")
+    note = f"{waiting:,} wait · {refused:,} refused"
+    return Box(level, note, "shield-check", tone, href, height=92)
 
 
-def _nobody() -> tuple[str, ...]:
-    return ("No client yet", "connect one above", "cable", "quiet")
-
-
-def _none() -> tuple[str, ...]:
-    return ("No connection yet", "add one", "plus", "quiet", "/console/connections/new")
-
-
-def _connection(state: ConnectionState, hour: Hour) -> tuple[str, ...]:
-    calls = hour.by_connection[state.name]
-    note = f"{plural(len(state.tools), 'tool')} · {plural(calls, 'call')}"
-    href = f"/console/connections/{state.name}"
+def _connection_box(state: ConnectionState, hour: Hour) -> Box:
+    note = f"{plural(len(state.tools), 'tool')} · {plural(hour.by_connection[state.name], 'call')}"
+    tone, href = TONES.get(state.status, ""), f"/console/connections/{state.name}"
     title = f"{clip(state.display_name, 80)}: {state.status}"
-    return (clip(state.display_name, LABEL_CHARS), note, "plug", _tone(state), href, title)
+    return Box(clip(state.display_name, 22), note, "plug", tone, href, title)
 
 
-def _tone(state: ConnectionState) -> str:
-    match state.status:
-        case "failing" | "unauthenticated":
-            return "bad"
-        case "pending":
-            return "warn"
-        case "disabled":
-            return "quiet"
-    return ""
+def _kind_box(kind: str, tools: Mapping[str, Tool]) -> Box:
+    tokens = [tool.tokens for tool in tools.values() if tool.access == kind]
+    note = f"≈ {sum(tokens):,} tokens" if tokens else "none"
+    href = f"/console/tools?access={kind}"
+    return Box(f"{len(tokens):,} {kind}", note, TOOL_KINDS[kind], f"a-{kind}", href)
 
 
-def _kinds(tools: Mapping[str, Tool]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
-    for kind, icon in TOOL_KINDS.items():
-        ours = [tool for tool in tools.values() if tool.access == kind]
-        tokens = sum(tool.tokens for tool in ours)
-        note = f"≈ {number(tokens)} tokens" if ours else "none"
-        href = f"/console/tools?access={kind}"
-        found.append((f"{number(len(ours))} {kind}", note, icon, f"a-{kind}", href))
-    return found
-
-
-FEED = 14
-MAX_WORRIES = 12
-MAX_CONFIGURED = 6
-LEVEL_WORDS = {
-    "read_only": "Reads only",
-    "execute_with_confirm": "Asks for writes",
-    "full_access": "Allows all",
-}
-_figures = Figures()
+# --- what to do -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,237 +256,74 @@ class Worry:
     tone: str
     what: str
     detail: str
-    step: str
-    href: str
+    step: str = ""
+    href: str = ""
 
 
-async def overview(visit: Visit) -> Response:
-    beside = await around(visit)
-    return await page(
-        visit, "overview.html", "Overview", "overview", around=beside, **await _shown(visit, beside)
-    )
-
-
-async def live(visit: Visit, beside: Around) -> dict[str, str]:
-    """The parts of the page that move."""
-    shown = await _shown(visit, beside)
-    parts = ("stats", "picture", "worries", "feed", "health")
-    return {name: render(f"_{name}.html", **shown) for name in parts}
-
-
-async def _shown(visit: Visit, beside: Around) -> dict[str, Any]:
-    hour = await hour_of(visit)
-    line, area = spark(hour.by_minute)
-    return {
-        "hour": hour,
-        "line": line,
-        "area": area,
-        "spark_box": f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}",
-        "tools": len(visit.asked.view.tools),
-        "tokens": sum(tool.tokens for tool in visit.asked.view.tools.values()),
-        "picture": _picture(visit, hour, beside),
-        "worries": await _worries(visit, beside),
-        "feed": await feed(visit),
-        "health": await _health(visit),
-    }
-
-
-async def _health(visit: Visit) -> dict[str, Any] | None:
-    admin = visit.principal.admin
-    return await visit.parts.health.report(visit.principal) if admin else None
-
-
-async def hour_of(visit: Visit) -> Hour:
-    """The last hour as this visitor may see it."""
-    whose = visit.whose
-    return await _figures.hour(visit.asked.gateway.db, whose)
-
-
-async def feed(visit: Visit) -> list[dict[str, Any]]:
-    """The newest calls this visitor may see."""
-    whose = visit.whose
-    found = await list_executions(visit.asked.gateway.db, Filter(principal=whose), limit=FEED)
-    return [execution_event(each) | {"client": each.client} for each in found.executions]
-
-
-def _picture(visit: Visit, hour: Hour, beside: Around) -> Picture:
-    snapshot = visit.asked.snapshot
-    states = [s for s in snapshot.connections.values() if may_know(visit.principal, s)]
-    words = LEVEL_WORDS[snapshot.permissions.level]
-    return drawn(hour, Gate(words, len(beside.waiting)), states, visit.asked.view.tools)
-
-
-async def _worries(visit: Visit, beside: Around) -> list[Worry]:
-    admin = visit.principal.admin
-    worries = []
-    if beside.waiting and admin:
-        worries.append(
-            Worry(
-                "warn",
-                f"{plural(len(beside.waiting), 'call')} waiting for a decision",
-                "Without one they end by themselves, denied.",
-                "Decide",
-                "/console/approvals",
-            )
-        )
-    if admin and (problem := visit.parts.health.config_problem):
-        worries.append(
-            Worry(
-                "bad",
-                "config.toml was edited and can't be used",
-                f"{clip_text(problem, 300)} The last good one stays in force.",
-                "",
-                "",
-            )
-        )
-    if admin:
-        worries += [
-            Worry("bad", f"{problem.where} can't be read", problem.message, "", "")
-            for problem in visit.asked.snapshot.problems
-        ]
-        worries += _configured(visit.parts.health.problems)
-    for row in beside.connections:
-        worries += _of_connection(row)
-        if admin:
-            worries += _settings_of(visit.asked.snapshot.connections[row["name"]])
-    if admin:
-        worries += await _held(visit)
-    return worries[:MAX_WORRIES]
-
-
-def _configured(problems: Sequence[Problem]) -> list[Worry]:
-    """What config.toml or the permissions say and what does not hold."""
+async def _worries(visit: Visit, nav: Navigation) -> list[Worry]:
+    of_connections = [worry for row in nav.connections for worry in _connection_worries(row)]
+    if not visit.principal.admin:
+        return of_connections
+    settings = [each for s in visit.inquiry.connections() for each in _setting_worries(s)]
     return [
-        Worry(
-            "bad" if problem.severity == "error" else "warn",
-            f"{clip(problem.where, 100)} does not hold",
-            clip_text(problem.message, 300),
-            "Look at it",
-            "/console/access",
-        )
-        for problem in problems[:MAX_CONFIGURED]
+        *_gateway_worries(visit, nav),
+        *of_connections,
+        *settings,
+        *await _held_changes(visit, nav),
     ]
 
 
-def _settings_of(state: ConnectionState) -> list[Worry]:
+def _gateway_worries(visit: Visit, nav: Navigation) -> Iterator[Worry]:
+    if nav.waiting:
+        what = f"{plural(len(nav.waiting), 'call')} waiting for a decision"
+        detail = "Without one they end by themselves, denied."
+        yield Worry("warn", what, detail, "Decide", "/console/approvals")
+    health = visit.backend.health
+    if problem := health.config_problem:
+        detail = f"{clip_text(problem, 300)} The last good one stays in force."
+        yield Worry("bad", "config.toml was edited and can't be used", detail)
+    for each in visit.snapshot.problems:
+        yield Worry("bad", f"{each.where} can't be read", each.message)
+    for each in health.problems[:6]:
+        tone, what = "bad" if each.severity == "error" else "warn", f"{each.where} does not hold"
+        yield Worry(tone, what, each.message, "Look at it", "/console/access")
+
+
+def _connection_worries(row: Mapping[str, Any]) -> Iterator[Worry]:
+    href, name = f"/console/connections/{row['name']}", clip(row["display_name"], 60)
+    errors = [each["message"] for each in row["problems"] if each["severity"] == "error"]
+    if row["status"] == "failing":
+        why = clip_text(errors[-1], 240) if errors else ""
+        kept = f" Its last {plural(row['tools'], 'good tool')} are still served."
+        yield Worry("bad", f"{name} can't be read", why + kept, "Look at it", href)
+    elif row["status"] == "unauthenticated":
+        words = "Calls will fail until someone signs in there."
+        yield Worry("bad", f"{name} is not signed in", words, "Sign it in", href)
+    elif errors:
+        what = f"{name} has {plural(len(errors), 'problem')}"
+        yield Worry("warn", what, clip_text(errors[0], 240), "Read", href)
+
+
+def _setting_worries(state: ConnectionState) -> Iterator[Worry]:
     """Settings of a connection that do nothing, such as a rule for an operation it has not."""
     found = [each for each in state.problems if each.configured and each.severity == "warning"]
-    if not found:
-        return []
-    what = f"{plural(len(found), 'setting')} of {clip(state.display_name, 60)} to look at"
-    detail = clip_text(f"{found[0].where}: {found[0].message}", 240)
-    return [Worry("warn", what, detail, "Read", f"/console/connections/{state.name}")]
+    if found:
+        what = f"{plural(len(found), 'setting')} of {clip(state.display_name, 60)} to look at"
+        detail = clip_text(f"{found[0].where}: {found[0].message}", 240)
+        yield Worry("warn", what, detail, "Read", f"/console/connections/{state.name}")
 
 
-def _of_connection(row: dict[str, Any]) -> list[Worry]:
-    href = f"/console/connections/{row['name']}"
-    name = clip(row["display_name"], 60)
-    errors = [each for each in row["problems"] if each["severity"] == "error"]
-    if row["status"] == "failing":
-        why = clip_text(errors[-1]["message"], 240) if errors else ""
-        kept = f" Its last {plural(row['tools'], 'good tool')} are still served."
-        return [Worry("bad", f"{name} can't be read", why + kept, "Look at it", href)]
-    if row["status"] == "unauthenticated":
-        words = "Calls will fail until someone signs in there."
-        return [Worry("bad", f"{name} is not signed in", words, "Sign it in", href)]
-    if errors:
-        more = clip_text(errors[0]["message"], 240)
-        return [Worry("warn", f"{name} has {plural(len(errors), 'problem')}", more, "Read", href)]
-    return []
-
-
-async def _held(visit: Visit) -> list[Worry]:
-    held = await list_changes(visit.asked.gateway.db, status="held", limit=200)
-    names = sorted({change.connection for change in held})
+async def _held_changes(visit: Visit, nav: Navigation) -> list[Worry]:
+    held = await list_changes(visit.gateway.db, status="held", limit=PAGE_ENTRIES)
+    counts = Counter(change.connection for change in held)
     return [
         Worry(
             "warn",
-            f"{plural(sum(c.connection == name for c in held), 'change')} of {clip(name, 60)} held",
+            f"{plural(count, 'change')} of {clip(name, 60)} held",
             "The last good version is served until you accept.",
             "Compare",
             f"/console/connections/{name}#changes",
         )
-        for name in names
-        if name in visit.asked.snapshot.connections
+        for name, count in sorted(counts.items())
+        if any(row["name"] == name for row in nav.connections)
     ]
-
-
-MIN_SECONDS = 0.25  # between two looks: a burst is one step
-SIGNED_OUT = event_frame(b"", "signed-out")
-# The words of a time change by themselves; that alone is no news.
-_TIME_WORDS = re.compile(r"(<time[^>]*>)[^<]*(?=</time>)|data-left=\"\d+\"")
-
-Live = Callable[[Visit, Around], Awaitable[dict[str, str]]]
-Again = Callable[[], Awaitable[Visit | None]]
-
-
-def page_stream(
-    gateway: Gateway, feed: Feed, again: Again, live: Live | None, name: str
-) -> EventStream:
-    """The stream of one open page."""
-    return feed.stream(gateway, name, _Page(feed, again, live).step, rest=MIN_SECONDS)
-
-
-class _Page:
-    """What of one open page was last sent."""
-
-    def __init__(self, feed: Feed, again: Again, live: Live | None) -> None:
-        self._feed = feed
-        self._again = again
-        self._live = live
-        self._sent: dict[str, bytes] = {}
-        self._ledger = -1
-        self._revision = -1
-
-    async def step(self, say: Say) -> bool:
-        """Sends what is new; False: the session is over."""
-        if self._feed.closing:
-            return False
-        try:
-            visit = await self._again()
-            if visit is None:
-                await say(SIGNED_OUT)
-                return False
-            await self._feed.say_watched()
-            await say(await self._news(visit))
-        except GatewayError:
-            pass  # the store is away, or what the page shows is gone; a later look may find it
-        return True
-
-    async def _news(self, visit: Visit) -> bytes:
-        beside = await around(visit)
-        shown = await surroundings(visit, beside)
-        if self._live is not None:
-            shown |= await self._live(visit, beside)
-        return partials(self._changed(shown)) + await self._named(visit)
-
-    async def _named(self, visit: Visit) -> bytes:
-        ledger = await last_event_id(visit.asked.gateway.db)
-        revision = visit.asked.snapshot.revision
-        frames = b""
-        if self._ledger not in (-1, ledger):
-            frames += event_frame(b"", "ledger")
-        if self._revision not in (-1, revision):
-            frames += event_frame(b"", "catalog")
-        self._ledger, self._revision = ledger, revision
-        return frames
-
-    def _changed(self, shown: dict[str, str]) -> dict[str, str]:
-        changed = {}
-        for id, html in shown.items():
-            known = hashlib.blake2b(_TIME_WORDS.sub(r"\1", html).encode(), digest_size=16).digest()
-            if self._sent.get(id) != known:
-                self._sent[id] = known
-                changed[id] = html
-        return changed
-
-
-def partials(shown: dict[str, str]) -> bytes:
-    """The changed parts as one message, each for its own place."""
-    if not shown:
-        return b""
-    html = "".join(
-        f'<hx-partial hx-target="#{id}" hx-swap="innerMorph">{part}</hx-partial>'
-        for id, part in shown.items()
-    )
-    return event_frame(html.encode())

@@ -19,6 +19,8 @@ from typing import Any
 import jwt
 from cryptography.fernet import InvalidToken
 
+from gateway.errors import Unauthenticated
+from gateway.limits import LINK_SECONDS, SIGNED_IN_SECONDS
 from gateway.model import Principal
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.database import Database
@@ -26,14 +28,11 @@ from gateway.store.secrets import Seal
 from gateway.web.identity import AuthSettings, Identity
 
 COOKIE = "gateway_console"
-SESSION_SECONDS = 12 * 3600.0
-LINK_SECONDS = 15 * 60.0
-MAX_COOKIE_BYTES = 4096
 LOCAL = Principal("local", admin=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ConsoleSession:
     """One sign-in."""
 
     id: str
@@ -50,7 +49,7 @@ class Session:
         return hmac.compare_digest(self.csrf.encode(), presented.encode("utf-8", "replace"))
 
 
-class Sessions:
+class ConsoleSessions:
     """Opens, checks and ends sessions."""
 
     def __init__(self, identity: Identity, seal: Seal, db: Database) -> None:
@@ -65,45 +64,44 @@ class Sessions:
         expires = time.time() + LINK_SECONDS
         return self._sealed({"kind": "link", "id": secrets.token_hex(16), "expires": expires})
 
-    async def open_by_link(self, link: str) -> str | None:
-        """The cookie for a link that was not used yet."""
+    async def open_by_link(self, link: str) -> str:
+        """The cookie for a link that was not used yet. Raises Unauthenticated, as all do here."""
         opened = self._opened(link, "link")
         principal = first_admin(self._identity.settings)
-        if opened is None or principal is None:
-            return None
-        if not await first_use(self._db, opened["id"], opened["expires"]):
-            return None
-        return self._cookie(principal, self._proof(principal.name))
+        used_now = await first_use(self._db, opened["id"], opened["expires"])
+        if principal is None or not used_now:
+            raise Unauthenticated("the link was used already")
+        return self._cookie(principal)
 
     async def open_by_token(self, token: str) -> str:
-        """The cookie for a token that MCP and REST would take too. Raises Unauthenticated."""
+        """The cookie for a token that MCP and REST would take too."""
         fields = {b"authorization": b"Bearer " + token.strip().encode("utf-8", "replace")}
         principal = await self._identity.identify(fields)
         until = _expiry(token) if self._identity.settings.mode == "jwt" else math.inf
-        return self._cookie(principal, self._proof(principal.name), until)
+        return self._cookie(principal, until)
 
-    async def current(self, cookie: str | None) -> Session | None:
+    async def current(self, cookie: str | None) -> ConsoleSession:
         """The session of a cookie, if it still holds."""
         opened = self._opened(cookie or "", "session")
-        if opened is None or await is_ended(self._db, opened["id"]):
-            return None
         principal = self._principal_now(opened)
-        return None if principal is None else Session(opened["id"], principal, opened["expires"])
+        if principal is None or await is_ended(self._db, opened["id"]):
+            raise Unauthenticated("the session is over")
+        return ConsoleSession(opened["id"], principal, opened["expires"])
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: ConsoleSession) -> None:
         """Signs out, everywhere."""
         await first_use(self._db, session.id, session.expires)
 
-    def _cookie(self, principal: Principal, proof: str, until: float = math.inf) -> str:
+    def _cookie(self, principal: Principal, until: float = math.inf) -> str:
         now = time.time()
         return self._sealed(
             {
                 "kind": "session",
                 "id": secrets.token_hex(16),
                 "issued": now,
-                "expires": min(now + SESSION_SECONDS, until),
+                "expires": min(now + SIGNED_IN_SECONDS, until),
                 "principal": principal.name,
-                "proof": proof,
+                "proof": self._proof(principal.name),
                 "claimed": {
                     "role": principal.role,
                     "organization": principal.organization,
@@ -131,16 +129,16 @@ class Sessions:
     def _sealed(self, value: dict[str, Any]) -> str:
         return self._seal.encrypt_json(value).decode()
 
-    def _opened(self, text: str, kind: str) -> dict[str, Any] | None:
-        if not text or len(text) > MAX_COOKIE_BYTES:
-            return None
+    def _opened(self, text: str, kind: str) -> dict[str, Any]:
         try:
             value = self._seal.decrypt_json(text.encode("utf-8", "replace"))
         except (InvalidToken, ValueError):
-            return None
+            value = None
         if not isinstance(value, dict) or value.get("kind") != kind:
-            return None
-        return value if value["expires"] > time.time() else None
+            raise Unauthenticated(f"this is no {kind}")
+        if value["expires"] <= time.time():
+            raise Unauthenticated(f"the {kind} is too old")
+        return value
 
 
 def first_admin(settings: AuthSettings) -> Principal | None:

@@ -1,105 +1,137 @@
 """Tools: found by words and filters; one with its schema, its cost, and a form to try it.
 
-Who sees what: one's own access, and for admins everyone's, with the rule that asks or allows.
+A form is read off the input schema: simple values get a field of their own, objects a group of
+them, to a depth; whatever is more involved is written as JSON. The posted fields are read off the
+schema again, so that a post can't bring one the form did not have. Arguments are checked later,
+where every call's are: here a value only becomes what its field's type says, or stays text.
+
+Who sees what: one's own access, and for admins everyone's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, get_args
 
 import orjson
 from starlette.responses import Response
 
-from gateway.calls.record import Caller, output_of
+from gateway.calls.record import output_of
 from gateway.calls.redact import MASK
 from gateway.config.reading import parse_permissions
-from gateway.console.forms import (
-    arguments_of,
-    containing,
+from gateway.console.pages import (
+    Visit,
+    choose_rows,
+    clip,
+    clip_text,
     download,
-    fields_of,
     file_links,
-    matching,
+    fragment,
+    link,
+    list_page,
+    page,
+    toast,
 )
-from gateway.console.visit import Visit, fragment, link, page, toast
 from gateway.errors import Fixable, NotFound
-from gateway.model import Level, Principal, Tool
+from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
+from gateway.model import Level, Tool
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
 from gateway.policy.view import Scope, bundles_of
 from gateway.web.gateway import tool_door
+from gateway.web.guard import write_json
 from gateway.web.shown import tool_row
-
-PAGE = 100
-DOWNLOADED = 5000
-MAX_SCHEMA_BYTES = 256 * 1024  # a larger one is not drawn as a form
-CLIENT = "console"
 
 
 async def tools(visit: Visit) -> Response:
-    filter = {key: visit.query(key) for key in ("q", "connection", "access", "risk", "confirm")}
-    found = await _found(visit, filter)
-    permissions = visit.asked.snapshot.permissions
+    filter = visit.filter("q", "connection", "access", "risk", "confirm")
+    found = await _find_tools(visit, filter)
+    permissions, total = visit.snapshot.permissions, len(found)
     if visit.query("format"):
-        rows = [tool_row(tool, permissions) for tool in found[:DOWNLOADED]]
-        answer = download(visit, "tools", rows, total=len(found))
-        assert answer is not None
-        return answer
-    start = _start(visit, len(found))
-    rows = [tool_row(tool, permissions) for tool in found[start : start + PAGE]]
-    after = start + PAGE
+        rows = [tool_row(tool, permissions) for tool in found[:TABLE_ROWS]]
+        if (file := download(visit, "tools", rows, total=total)) is not None:
+            return file
+    given = visit.query("start", 9)
+    start = int(given) if given.isascii() and given.isdigit() else 0
+    start = min(start, max(0, (total - 1) // PAGE_ENTRIES * PAGE_ENTRIES))
+    after, before = start + PAGE_ENTRIES, max(0, start - PAGE_ENTRIES)
     return await page(
         visit,
         "tools.html",
         "Tools",
-        "tools",
-        rows=rows,
-        total=len(found),
+        rows=[tool_row(tool, permissions) for tool in found[start:after]],
+        total=total,
         start=start,
         tokens=sum(tool.tokens for tool in found),
         filter=filter,
         facets=_facets(visit),
-        next=link("/tools", **filter, start=after) if after < len(found) else None,
-        previous=link("/tools", **filter, start=max(0, start - PAGE)) if start else None,
-        files=file_links("/tools", **filter),
+        next=link("/tools", **filter, start=after) if after < total else None,
+        previous=link("/tools", **filter, start=before) if start else None,
+        files=file_links(visit, filter),
     )
 
 
+async def _find_tools(visit: Visit, filter: Mapping[str, str]) -> list[Tool]:
+    permissions = visit.snapshot.permissions
+
+    def fits(tool: Tool) -> bool:
+        confirm = decide(tool, permissions).outcome
+        facts = {"connection": tool.connection, "access": tool.access, "risk": tool.risk}
+        return all(
+            filter[key] in ("", value) for key, value in (facts | {"confirm": confirm}).items()
+        )
+
+    kept = {name: tool for name, tool in visit.inquiry.view.tools.items() if fits(tool)}
+    if not filter["q"]:
+        return sorted(kept.values(), key=lambda tool: (tool.connection, tool.name))
+    names = await visit.gateway.search(visit.snapshot, filter["q"], set(kept), len(kept))
+    literal = [n for n in kept if filter["q"].lower() in n.lower() and n not in set(names)]
+    return [kept[name] for name in (*names, *sorted(literal))]
+
+
+def _facets(visit: Visit) -> dict[str, list[str]]:
+    found = visit.inquiry.view.tools.values()
+    return {
+        "connection": sorted({tool.connection for tool in found}),
+        "access": sorted({tool.access for tool in found}),
+        "risk": sorted({tool.risk for tool in found}),
+    }
+
+
+# --- one tool, and its form -----------------------------------------------------------------------
+
+
 async def tool(visit: Visit) -> Response:
-    found = _known(visit)
-    like = await _like(visit)
+    found, earlier = _known_tool(visit), visit.query("like")
+    like = await visit.inquiry.execution(earlier) if earlier else None
+    values = dict(like.arguments) if like else {}
+    schema = _schema(found)
     return await page(
         visit,
         "tool.html",
         found.name,
-        "tools",
         tool=found,
-        row=tool_row(found, visit.asked.snapshot.permissions),
-        decision=decide(found, visit.asked.snapshot.permissions),
+        decision=decide(found, visit.snapshot.permissions),
         like=like,
-        masked=MASK.encode() in orjson.dumps(like["arguments"]) if like else False,
-        **_form(found, like["arguments"] if like else None),
+        masked=MASK.encode() in write_json(values),
+        fields=form_fields(schema, values),
+        schema=schema,
+        output=orjson.loads(found.output_schema) if found.output_schema else None,
+        written=orjson.dumps(values, option=orjson.OPT_INDENT_2).decode() if values else "",
     )
 
 
 async def call(visit: Visit) -> Response:
     """Tries the tool, as the visitor, through the door every call comes through."""
-    found = _known(visit)
-    arguments = arguments_of(_schema(found), visit.form)
-    asked = visit.asked
-    result = await asked.gateway.invoker.call(
-        asked.snapshot,
-        found,
-        arguments,
-        Caller(visit.principal, client=CLIENT),
-        asked.view.bundle_ids,
-        tool_door(asked.gateway, found.name, asked.caller.scope, unattended=True),
-    )
+    found, inquiry = _known_tool(visit), visit.inquiry
+    door = tool_door(visit.gateway, found.name, inquiry.caller.scope, unattended=True)
+    result = await inquiry.call(found, form_arguments(_schema(found), visit.form), door)
     meta = result["_meta"]
     return fragment(
-        "_result.html",
         visit,
+        "_result.html",
         id=meta["gateway/execution_id"],
         status_word=meta["gateway/status"],
         ms=meta.get("gateway/duration_ms"),
@@ -109,99 +141,195 @@ async def call(visit: Visit) -> Response:
     )
 
 
-async def _found(visit: Visit, filter: Mapping[str, str]) -> list[Tool]:
-    chosen = visit.asked.view.tools
-    permissions = visit.asked.snapshot.permissions
-    kept = {
-        name: tool
-        for name, tool in chosen.items()
-        if (not filter["connection"] or tool.connection == filter["connection"])
-        and (not filter["access"] or tool.access == filter["access"])
-        and (not filter["risk"] or tool.risk == filter["risk"])
-        and (not filter["confirm"] or decide(tool, permissions).outcome == filter["confirm"])
-    }
-    if not filter["q"]:
-        return sorted(kept.values(), key=lambda tool: (tool.connection, tool.name))
-    gateway, snapshot = visit.asked.gateway, visit.asked.snapshot
-    names = await gateway.search(snapshot, filter["q"], set(kept), len(kept))
-    literal = [n for n in kept if filter["q"].lower() in n.lower() and n not in set(names)]
-    return [kept[name] for name in (*names, *sorted(literal))]
-
-
-def _facets(visit: Visit) -> dict[str, list[tuple[str, int]]]:
-    tools = visit.asked.view.tools.values()
-    return {
-        "connection": sorted(Counter(tool.connection for tool in tools).items()),
-        "access": sorted(Counter(tool.access for tool in tools).items()),
-        "risk": sorted(Counter(tool.risk for tool in tools).items()),
-    }
-
-
-def _start(visit: Visit, total: int) -> int:
-    text = visit.query("start", 9)
-    start = int(text) if text.isascii() and text.isdigit() else 0
-    return min(start, max(0, (total - 1) // PAGE * PAGE))
-
-
-def _known(visit: Visit) -> Tool:
-    found = visit.asked.view.tools.get(visit.request.query_params.get("name", ""))
+def _known_tool(visit: Visit) -> Tool:
+    found = visit.inquiry.view.tools.get(visit.request.query_params.get("name", ""))
     if found is None:
         raise NotFound("invalid_arguments", "There is no such tool.", "It may have been removed.")
     return found
 
 
-async def _like(visit: Visit) -> dict[str, Any] | None:
-    """The earlier call whose arguments fill the form."""
-    if not (id := visit.query("like")):
-        return None
-    earlier = await visit.asked.execution(id)
-    return {"id": earlier.id, "at": earlier.created_at, "arguments": dict(earlier.arguments)}
-
-
-def _form(tool: Tool, values: Mapping[str, Any] | None) -> dict[str, Any]:
-    schema = _schema(tool)
-    output = orjson.loads(tool.output_schema) if tool.output_schema else None
-    return {
-        "fields": fields_of(schema, values),
-        "schema": schema or None,
-        "output": output,
-        "written": orjson.dumps(values, option=orjson.OPT_INDENT_2).decode() if values else "",
-    }
-
-
 def _schema(tool: Tool) -> dict[str, Any]:
-    if len(tool.input_schema) > MAX_SCHEMA_BYTES:
-        return {}
     schema: dict[str, Any] = orjson.loads(tool.input_schema)
     return schema
 
+
+Control = Literal["text", "area", "number", "choice", "yes_no", "json"]
+INPUT_TYPES = {"date": "date", "email": "email", "uri": "url", "password": "password"}
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """One value to be filled in."""
+
+    path: tuple[str, ...]
+    help: str
+    control: Control
+    required: bool
+    kind: str  # the input's type, or the schema's for a choice
+    hint: str  # what goes there, in a word
+    choices: tuple[tuple[str, str], ...]  # JSON and label
+    value: str
+    step: str
+
+    @property
+    def name(self) -> str:
+        """The way to the value, as a JSON pointer."""
+        return "".join(f"/{part.replace('~', '~0').replace('/', '~1')}" for part in self.path)
+
+    @property
+    def label(self) -> str:
+        return clip(" › ".join(self.path), 80)
+
+
+def form_fields(
+    schema: Mapping[str, Any], values: Mapping[str, Any] | None = None
+) -> list[FormField]:
+    """The fields of a tool's form, filled with these arguments; the required ones first."""
+    return list(islice(_fields(schema, schema, (), values or {}), FORM_FIELDS))
+
+
+def form_arguments(schema: Mapping[str, Any], form: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments a posted form means. What was left empty is not an argument."""
+    written = form.get("json", "").strip()
+    if written:
+        value = _parse(written, "The arguments are not JSON.")
+        if not isinstance(value, dict):
+            raise Fixable("invalid_arguments", "The arguments must be a JSON object: { … }")
+        return value
+    arguments: dict[str, Any] = {}
+    for field in form_fields(schema):
+        if (text := form.get(field.name, "")).strip():
+            place = arguments
+            for part in field.path[:-1]:
+                place = place.setdefault(part, {})
+            place[field.path[-1]] = _value(field, text)
+    return arguments
+
+
+def _fields(
+    schema: Mapping[str, Any], root: Mapping[str, Any], above: tuple[str, ...], values: Any
+) -> Iterator[FormField]:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return
+    required = required if isinstance(required, list) else []
+    for name in sorted(properties, key=lambda key: key not in required):
+        inner, path = _resolve(properties[name], root), (*above, name)
+        value = values.get(name) if isinstance(values, Mapping) else None
+        if not above and _type(inner) == "object" and inner.get("properties"):
+            yield from _fields(inner, root, path, value)
+        else:
+            yield _field(path, inner, name in required, value)
+
+
+def _field(
+    path: tuple[str, ...], schema: Mapping[str, Any], required: bool, value: Any
+) -> FormField:
+    kind = _type(schema)
+    control, input_type, choices = _control(schema, kind)
+    plain = isinstance(value, str) and control in ("text", "area")
+    return FormField(
+        path=path,
+        help=clip_text(schema.get("description", ""), 400),
+        control=control,
+        required=required,
+        kind=input_type,
+        hint=clip(_hint(schema, kind), 80),
+        choices=choices,
+        value="" if value is None else value if plain else _json(value),
+        step="1" if kind == "integer" else "any",
+    )
+
+
+def _control(
+    schema: Mapping[str, Any], kind: str
+) -> tuple[Control, str, tuple[tuple[str, str], ...]]:
+    options, form = schema.get("enum"), str(schema.get("format"))
+    if isinstance(options, list) and 0 < len(options) <= PAGE_ENTRIES:
+        return "choice", kind, tuple((_json(option), clip(option)) for option in options)
+    match kind:
+        case "boolean":
+            return "yes_no", kind, (("true", "true"), ("false", "false"))
+        case "integer" | "number":
+            return "number", "number", ()
+        case "string":
+            longest = schema.get("maxLength")
+            is_long = form == "byte" or isinstance(longest, int) and longest > 300
+            return ("area", "text", ()) if is_long else ("text", INPUT_TYPES.get(form, "text"), ())
+    return "json", "text", ()
+
+
+def _hint(schema: Mapping[str, Any], kind: str) -> str:
+    if "default" in schema:
+        return f"default: {_json(schema['default'])}"
+    examples = schema.get("examples")
+    if "example" in schema or isinstance(examples, list) and examples:
+        return f"e.g. {_json(schema.get('example', examples and examples[0]))}"
+    return {"array": "a JSON list", "object": "a JSON object", "": "any JSON value"}.get(kind, kind)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        named = [each for each in kind if each != "null"]
+        kind = named[0] if len(named) == 1 else ""
+    return kind if isinstance(kind, str) else ""
+
+
+def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a reference means, with the words that stand beside the reference."""
+    ref = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(ref, str):
+        named = root.get("$defs")
+        meant = named.get(ref.removeprefix("#/$defs/")) if isinstance(named, dict) else None
+        schema = {**(meant if isinstance(meant, dict) else {}), **schema}
+    return schema if isinstance(schema, dict) else {}
+
+
+def _value(field: FormField, text: str) -> Any:
+    match field.control:
+        case "text" | "area":
+            return text
+        case "json":
+            words = f"{field.label} is not JSON. Put text into quotes, or write [ ] or {{ }}."
+            return _parse(text, words)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text  # the check of the arguments says what is wrong with it
+
+
+def _parse(text: str, problem: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise Fixable("invalid_arguments", problem) from None
+
+
+def _json(value: Any) -> str:
+    return write_json(value).decode("utf-8", "replace")
+
+
+# --- who sees what --------------------------------------------------------------------------------
 
 LEVELS: dict[str, str] = {
     "read_only": "Nothing but reads is carried out.",
     "execute_with_confirm": "Reads run; everything else waits for a person.",
     "full_access": "Everything runs at once. Nobody is asked.",
 }
-MAX_PRINCIPALS = 200
-MAX_CONNECTIONS = 100
 
 
 async def access(visit: Visit) -> Response:
-    rows = _rows(visit)
-    filter = {key: visit.query(key) for key in ("q", "connection", "effective_access")}
-    kept = matching(
-        rows, connection=filter["connection"], effective_access=filter["effective_access"]
-    )
-    kept = containing(kept, filter["q"], "principal", "role", "organization", "connection")
-    if (file := download(visit, "access", kept)) is not None:
-        return file
-    snapshot = visit.asked.snapshot
-    return await page(
+    rows = list(islice(_access_rows(visit), TABLE_ROWS))
+    filter = visit.filter("q", "connection", "effective_access")
+    kept = choose_rows(rows, filter, "principal", "role", "organization", "connection")
+    snapshot = visit.snapshot
+    return await list_page(
         visit,
         "access.html",
         "Access",
-        "access",
-        rows=kept,
-        filter=filter,
+        kept,
+        filter,
         own=[row for row in rows if row["principal"] == visit.principal.name],
         levels=get_args(Level),
         permissions=snapshot.permissions,
@@ -209,49 +337,20 @@ async def access(visit: Visit) -> Response:
         level_words=LEVELS,
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),
-        files=file_links("/access", **filter),
     )
 
 
-async def choose(visit: Visit) -> Response:
-    """The visitor's own choice for one connection."""
-    state = visit.asked.connection(visit.request.path_params["name"])
-    wanted = visit.form.get("access", "")
-    for known in get_args(Level):
-        if wanted == known:
-            await visit.asked.gateway.catalog.choose(visit.principal.name, state.name, known)
-            return toast(visit, f"Your access to {state.name} is now {wanted}")
-    raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
-
-
-async def permissions(visit: Visit) -> Response:
-    """The level for everyone; config.toml's again where `reset` says so."""
-    visit.need_admin()
-    catalog, snapshot = visit.asked.gateway.catalog, visit.asked.snapshot
-    if visit.form.get("reset"):
-        await catalog.put_permissions(None, by=visit.principal.name)
-        return toast(visit, "The permissions of config.toml are in force again")
-    wanted = visit.form.get("level", "")
-    if wanted not in LEVELS:
-        raise Fixable("invalid_arguments", f"level must be one of {', '.join(LEVELS)}")
-    values = snapshot.permissions.model_dump(mode="json") | {"level": wanted}
-    put = parse_permissions(snapshot.settings.permissions, values)
-    await catalog.put_permissions(put, by=visit.principal.name)
-    return toast(visit, f"Permissions are now {wanted}")
-
-
-def _rows(visit: Visit) -> list[dict[str, Any]]:
-    snapshot = visit.asked.snapshot
-    rows = []
-    for principal in _principals(visit):
+def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:
+    """The visitor's own access first, then for an admin that of everyone who is configured."""
+    snapshot, own = visit.snapshot, visit.principal
+    known = visit.backend.identity.settings.principals if own.admin else {}
+    for principal in (own, *(each for name, each in known.items() if name != own.name)):
         bundles = bundles_of(snapshot, principal, Scope("own"))
-        seen = visit.asked.gateway.view_of(snapshot, principal, Scope("own")).tools
+        seen = visit.gateway.view_of(snapshot, principal, Scope("own")).tools
         counts = Counter(tool.connection for tool in seen.values())
-        for state in list(snapshot.connections.values())[:MAX_CONNECTIONS]:
-            if not (may_know(principal, state) and may_know(visit.principal, state)):
-                continue
-            rows.append(
-                {
+        for state in visit.inquiry.connections():
+            if may_know(principal, state):
+                yield {
                     "principal": principal.name,
                     "admin": principal.admin,
                     "role": principal.role or "",
@@ -263,12 +362,29 @@ def _rows(visit: Visit) -> list[dict[str, Any]]:
                     "effective_access": level(snapshot, principal, state) or "disabled",
                     "tools": counts[state.name],
                 }
-            )
-    return rows
 
 
-def _principals(visit: Visit) -> list[Principal]:
-    """The visitor first, then for an admin everyone who is configured."""
-    known = visit.parts.identity.settings.principals
-    others = [each for name, each in known.items() if name != visit.principal.name]
-    return [visit.principal, *(others[:MAX_PRINCIPALS] if visit.principal.admin else ())]
+async def choose(visit: Visit) -> Response:
+    """The visitor's own choice for one connection."""
+    state, levels = visit.inquiry.connection(visit.id), get_args(Level)
+    wanted = next((each for each in levels if each == visit.form.get("access")), None)
+    if wanted is None:
+        raise Fixable("invalid_arguments", f"access must be one of {', '.join(levels)}")
+    await visit.gateway.catalog.choose(visit.principal.name, state.name, wanted)
+    return toast(visit, f"Your access to {state.name} is now {wanted}")
+
+
+async def permissions(visit: Visit) -> Response:
+    """The level for everyone; config.toml's again where `reset` says so."""
+    visit.inquiry.require_admin()
+    catalog, snapshot, by = visit.gateway.catalog, visit.snapshot, visit.principal.name
+    if visit.form.get("reset"):
+        await catalog.put_permissions(None, by=by)
+        return toast(visit, "The permissions of config.toml are in force again")
+    wanted = visit.form.get("level", "")
+    if wanted not in LEVELS:
+        raise Fixable("invalid_arguments", f"level must be one of {', '.join(LEVELS)}")
+    values = snapshot.permissions.model_dump(mode="json") | {"level": wanted}
+    put = parse_permissions(snapshot.settings.permissions, values)
+    await catalog.put_permissions(put, by=by)
+    return toast(visit, f"Permissions are now {wanted}")

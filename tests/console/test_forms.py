@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.console.forms import MAX_FIELDS, arguments_of, fields_of
+from gateway.console.tools import form_arguments, form_fields
 from gateway.errors import Fixable
+from gateway.limits import FORM_FIELDS
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -38,7 +39,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def test_each_value_gets_the_control_that_fits() -> None:
-    shown = [(f.name, f.control, f.kind, f.required, f.hint) for f in fields_of(SCHEMA)]
+    shown = [(f.name, f.control, f.kind, f.required, f.hint) for f in form_fields(SCHEMA)]
     assert shown == [
         ("/id", "number", "number", True, "integer"),
         ("/note", "area", "text", False, "string"),
@@ -62,33 +63,33 @@ def test_a_filled_form_means_the_arguments_it_was_made_for() -> None:
         "owner": {"name": "Ann", "boss": {"name": "Bob"}},
         "maybe": 1.5,
     }
-    form = {field.name: field.value for field in fields_of(SCHEMA, arguments)}
-    assert arguments_of(SCHEMA, form) == arguments
+    form = {field.name: field.value for field in form_fields(SCHEMA, arguments)}
+    assert form_arguments(SCHEMA, form) == arguments
 
 
 def test_what_is_left_empty_is_no_argument() -> None:
     form = {"/id": "1", "/note": " ", "/owner/name": "", "/unknown": "x"}
-    assert arguments_of(SCHEMA, form) == {"id": 1}
+    assert form_arguments(SCHEMA, form) == {"id": 1}
 
 
 def test_written_json_goes_before_the_fields() -> None:
-    assert arguments_of(SCHEMA, {"/id": "1", "json": '{"id": 2}'}) == {"id": 2}
+    assert form_arguments(SCHEMA, {"/id": "1", "json": '{"id": 2}'}) == {"id": 2}
 
 
 @pytest.mark.parametrize("form", [{"json": "{"}, {"json": "[1]"}, {"/id": "1", "/tags": "x"}])
 def test_what_is_not_json_is_told_where_it_is(form: dict[str, str]) -> None:
     with pytest.raises(Fixable) as caught:
-        arguments_of(SCHEMA, form)
+        form_arguments(SCHEMA, form)
     assert caught.value.code == "invalid_arguments"
 
 
 def test_a_number_that_is_none_is_left_to_the_check_of_the_call() -> None:
-    assert arguments_of(SCHEMA, {"/id": "seven"}) == {"id": "seven"}
+    assert form_arguments(SCHEMA, {"/id": "seven"}) == {"id": "seven"}
 
 
 def test_a_form_has_a_bounded_number_of_fields() -> None:
     wide = {"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}
-    assert len(fields_of(wide)) == MAX_FIELDS
+    assert len(form_fields(wide)) == FORM_FIELDS
 
 
 KEYWORDS = ("properties", "$ref", "enum", "required", "maxLength", "format", "examples", "a")
@@ -108,5 +109,5 @@ values = st.recursive(
 @given(st.dictionaries(st.text(max_size=8), values, max_size=5), values)
 def test_no_schema_breaks_the_form(properties: dict[str, Any], definitions: Any) -> None:
     schema = {"type": "object", "properties": properties, "$defs": definitions}
-    for field in fields_of(schema, {"a": {}}):
+    for field in form_fields(schema, {"a": {}}):
         assert field.name.startswith("/")

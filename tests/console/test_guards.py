@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.console.app import HEADERS
-from gateway.console.rendering import KEPT, assets
+from gateway.console.pages import KEPT, STATIC, asset
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, visitor
 
@@ -112,12 +112,13 @@ async def test_a_form_that_is_none_is_refused(shop: Running, signed_in: SignedIn
 
 async def test_files_are_kept_by_the_address_of_their_content(shop: Running) -> None:
     async with visitor(shop) as someone:
-        for name, asset in assets().items():
-            answer = await someone.get(asset.address)
-            assert (name, answer.status_code, answer.content) == (name, 200, asset.body)
+        for path in STATIC.rglob("*.*"):
+            answer = await someone.get(asset(str(path.relative_to(STATIC))))
+            assert (path, answer.status_code, answer.content) == (path, 200, path.read_bytes())
             assert answer.headers["cache-control"] == KEPT
             assert answer.headers["x-content-type-options"] == "nosniff"
-        stale = assets()["app.js"].address.replace("/static/", "/static/0")
+        assert '<symbol id="eye"' in (await someone.get(asset("icons.svg"))).text
+        stale = asset("app.js").replace("/static/", "/static/0")
         assert (await someone.get(stale)).status_code == 404
         assert (await someone.get("/console/static/../../../etc/passwd")).status_code in (303, 404)
 

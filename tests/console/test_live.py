@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.console.overview import partials
+from gateway.console.app import partials
 from gateway.limits import STREAMS_A_PRINCIPAL
 from gateway.web.guard import Say
 from tests.conftest import Running
@@ -20,8 +20,7 @@ from tests.peers import provider
 @asynccontextmanager
 async def stream(someone: Visitor, at: str) -> AsyncIterator[Any]:
     """The stream's messages as they come, each as one text."""
-    url = "/console/events"
-    async with someone.http.stream("GET", url, params={"at": at}, timeout=20) as answer:
+    async with someone.http.stream("GET", f"/console/events{at}", timeout=20) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-content-type-options"] == "nosniff"
         lines = answer.aiter_lines()
@@ -42,7 +41,7 @@ async def stream(someone: Visitor, at: str) -> AsyncIterator[Any]:
 
 async def test_only_the_parts_that_changed_are_sent(shop: Running, signed_in: SignedIn) -> None:
     someone = await signed_in(shop)
-    async with provider() as peer, stream(someone, "/console/approvals") as following:
+    async with provider() as peer, stream(someone, "/approvals") as following:
         first = await following()
         assert all(f'hx-target="#{id}"' in first for id in ("nav", "side", "cards", "feed"))
         values = {"kind": "openapi", "spec": peer.spec}
@@ -55,7 +54,7 @@ async def test_only_the_parts_that_changed_are_sent(shop: Running, signed_in: Si
 
 async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: SignedIn) -> None:
     someone = await signed_in(shop)
-    async with stream(someone, "/console") as following:
+    async with stream(someone, "") as following:
         await following()
         await someone.post("/console/sign-out")
         shop.app.feed.wake()
@@ -65,7 +64,7 @@ async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: Si
 
 async def test_draining_ends_the_streams(shop: Running, signed_in: SignedIn) -> None:
     someone = await signed_in(shop)
-    async with stream(someone, "/console/tools") as following:
+    async with stream(someone, "/tools") as following:
         await following()
         shop.app.feed.close()
         assert await following() == ""
@@ -85,7 +84,7 @@ async def test_one_visitor_has_a_bounded_number_of_streams(
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
-@pytest.mark.parametrize("at", ["/console/nowhere", "/etc/passwd", "//evil.example/", "?x", ""])
+@pytest.mark.parametrize("at", ["/nowhere", "//evil.example/", "?x", "/tools"])
 async def test_a_page_that_is_none_has_only_what_all_pages_have(
     shop: Running, signed_in: SignedIn, at: str
 ) -> None:

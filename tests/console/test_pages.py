@@ -9,7 +9,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.console.connections import suggested_name
+from gateway.console.connections import suggest_name
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.journeys.confirming import client
@@ -273,7 +273,7 @@ async def test_connect_a_client_turns_green_with_the_first_request(
     ],
 )
 def test_a_connection_nobody_named_gets_a_fitting_name(source: str, kind: str, name: str) -> None:
-    assert suggested_name(source, kind) == name
+    assert suggest_name(source, kind) == name
 
 
 async def test_forms_work_without_scripts_too(shop: Running, signed_in: SignedIn) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.console.sessions import COOKIE, LINK_SECONDS
-from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE
+from gateway.console.sessions import COOKIE
+from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, LINK_SECONDS
 from gateway.model import Principal
 from gateway.web.guard import Throttle
 from tests.conftest import GatewayMaker, Running
@@ -95,7 +95,7 @@ async def test_the_printed_link_works_once(guarded: Running) -> None:
 
 
 async def test_a_link_that_is_too_old_opens_nothing(guarded: Running) -> None:
-    sessions = guarded.app.console.parts.sessions
+    sessions = guarded.app.console.backend.sessions
     old = sessions._sealed({"kind": "link", "id": "a" * 32, "expires": time.time() - 1})
     async with visitor(guarded) as someone:
         assert (await someone.get("/console/sign-in", params={"link": old})).status_code == 401
@@ -103,7 +103,7 @@ async def test_a_link_that_is_too_old_opens_nothing(guarded: Running) -> None:
 
 
 async def test_a_link_is_no_cookie_and_a_cookie_no_link(guarded: Running) -> None:
-    link = guarded.app.console.parts.sessions.link()
+    link = guarded.app.console.backend.sessions.link()
     assert link is not None
     async with visitor(guarded) as someone:
         someone.http.cookies.set(COOKIE, link, path="/console")
@@ -239,8 +239,7 @@ async def test_a_jwt_opens_a_session_no_longer_than_itself(
         answer = await someone.sign_in(signed(exp=expires, role="clerk", boss=True))
         assert answer.status_code == 303
         cookie = SimpleCookie(answer.headers["set-cookie"])[COOKIE].value
-        session = await gateway.app.console.parts.sessions.current(cookie)
-        assert session is not None
+        session = await gateway.app.console.backend.sessions.current(cookie)
         assert session.principal == Principal("ann", admin=True, role="clerk")
         assert session.expires == pytest.approx(expires)
         refused = await someone.http.post("/console/sign-in", data={"token": signed(key=OTHER_KEY)})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from gateway.console.rendering import VENDOR
+from gateway.console.pages import STATIC
 
+VENDOR = STATIC / "vendor"
 LIST = VENDOR / "SHA256SUMS"
 
 

@@ -1,0 +1,464 @@
+"""What every page is made of: the visit it answers, what stands around it, its words and files.
+
+A page's function takes a `Visit` and answers with `page`, `list_page`, `fragment`, `toast` or `go`.
+Templates escape always, and a name that is missing is an error, not a blank. Lists are also given
+as JSON and as CSV: the same rows behind the same filter. Static files lie under an address that
+changes with their content, so that browsers keep them.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import orjson
+from cachetools import LRUCache, TTLCache
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gateway import __version__
+from gateway.catalog.snapshot import Snapshot
+from gateway.console.sessions import ConsoleSession, ConsoleSessions
+from gateway.errors import Fixable
+from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, TEXT_CHARS
+from gateway.model import Principal
+from gateway.store.approvals import Approval, list_open
+from gateway.text import cut, visible
+from gateway.web.events import Feed
+from gateway.web.gateway import Gateway, Inquiry
+from gateway.web.guard import write_json
+from gateway.web.health import Health
+from gateway.web.identity import Identity
+from gateway.web.own_tools import connection_rows
+
+Form = Mapping[str, str]
+Row = Mapping[str, Any]
+
+
+class Contacts:
+    """When each principal's clients last spoke MCP, for "Connect a client" to turn green."""
+
+    def __init__(self) -> None:
+        self._last: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
+
+    def note(self, principal: str, agent: bytes) -> None:
+        """A client of this principal has spoken."""
+        self._last[principal] = time.time(), agent[:NAME_CHARS]
+
+    def of(self, principal: str) -> Row | None:
+        """The last contact in this process, if there was one."""
+        if (found := self._last.get(principal)) is None:
+            return None
+        return {"at": found[0], "agent": found[1].decode("utf-8", "replace")}
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The parts of the gateway that pages ask."""
+
+    gateway: Gateway
+    identity: Identity
+    sessions: ConsoleSessions
+    health: Health
+    feed: Feed
+    public_url: str
+    contacts: Contacts = field(default_factory=Contacts)
+    # What happened in the last hour, by whose calls: many open pages show the same.
+    hours: TTLCache[str | None, Any] = field(
+        default_factory=lambda: TTLCache(MAX_REMEMBERED, HOUR_SECONDS)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of someone who is signed in, on one snapshot."""
+
+    backend: Backend
+    session: ConsoleSession
+    inquiry: Inquiry
+    request: Request
+    form: Form = field(default_factory=dict)
+
+    @property
+    def principal(self) -> Principal:
+        return self.session.principal
+
+    @property
+    def gateway(self) -> Gateway:
+        return self.backend.gateway
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.inquiry.snapshot
+
+    @property
+    def id(self) -> str:
+        """What the address names: a connection, or the id of something else."""
+        named: str = next(iter(self.request.path_params.values()))
+        return named
+
+    @property
+    def whose(self) -> str | None:
+        """Whose calls are shown: everyone's to an admin of no organization, else one's own."""
+        everyone = self.principal.admin and self.principal.organization is None
+        return None if everyone else self.principal.name
+
+    @property
+    def partial(self) -> bool:
+        """Whether a part of a page is asked for, in a page that is there already."""
+        return is_partial(self.request)
+
+    @property
+    def path(self) -> str:
+        """The page's path below /console, for its stream too."""
+        path: str = self.request.scope["path"]
+        return path.removeprefix("/console").removeprefix("/events")
+
+    def query(self, name: str, length: int = 200) -> str:
+        """A value of the address, bounded."""
+        return self.request.query_params.get(name, "")[:length].strip()
+
+    def filter(self, *names: str) -> dict[str, str]:
+        """The values of the address that narrow a list down."""
+        return {name: self.query(name) for name in names}
+
+    def render(self, template: str, **values: Any) -> str:
+        """A template with these values, and with who sees it."""
+        return render(template, me=self.principal, csrf=self.session.csrf, **values)
+
+
+def is_partial(request: Request) -> bool:
+    """Whether the script of a page asks, for a part of it."""
+    return request.headers.get("hx-request") == "true"
+
+
+# --- what stands around a page --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Navigation:
+    """What the navigation counts and lists, as of one moment."""
+
+    connections: list[dict[str, Any]]
+    tools: int
+    waiting: list[Approval]
+
+    @property
+    def side(self) -> list[dict[str, Any]]:
+        """The connections, those first that someone should look at."""
+        order = {"failing": 0, "unauthenticated": 1, "pending": 2, "connected": 3, "disabled": 4}
+        return sorted(self.connections, key=lambda row: (order[row["status"]], row["name"]))
+
+
+async def navigation(visit: Visit) -> Navigation:
+    """The navigation as this visitor sees it."""
+    inquiry = visit.inquiry
+    waiting = await list_open(visit.gateway.db, time.time())
+    waiting = [each for each in waiting if inquiry.concerns(each.principal, each.connection)]
+    return Navigation(connection_rows(inquiry), len(inquiry.view.tools), waiting)
+
+
+def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
+    """The live parts that every page has, by the id of their place."""
+    contact = visit.backend.contacts.of(visit.principal.name)
+    return {
+        "nav": visit.render("_nav.html", here=_section(visit), nav=nav),
+        "side": visit.render("_side.html", nav=nav),
+        "contact": visit.render("_contact.html", contact=contact),
+    }
+
+
+def _section(visit: Visit) -> str:
+    """The entry of the navigation that a page belongs to."""
+    first = visit.path.strip("/").partition("/")[0]
+    return {"": "overview", "tool": "tools"}.get(first, first)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+async def page(
+    visit: Visit, template: str, title: str, nav: Navigation | None = None, **values: Any
+) -> Response:
+    """A whole page."""
+    query = visit.request.url.query
+    text = visit.render(
+        template,
+        title=title,
+        here=_section(visit),
+        stream=f"/console/events{quote(visit.path)}" + (f"?{query}" if query else ""),
+        nav=nav or await navigation(visit),
+        mcp_url=_mcp_url(visit),
+        with_token=visit.snapshot.settings.auth.mode != "none",
+        contact=visit.backend.contacts.of(visit.principal.name),
+        **values,
+    )
+    return Response(text, media_type="text/html")
+
+
+def _mcp_url(visit: Visit) -> str:
+    """Where clients reach MCP: at the name this page was reached by, which was checked."""
+    public, host = visit.backend.public_url, visit.request.headers.get("host", "")
+    return f"{public if urlsplit(public).netloc == host else f'http://{host}'}/mcp"
+
+
+async def list_page(
+    visit: Visit,
+    template: str,
+    title: str,
+    rows: Sequence[Row],
+    filter: Mapping[str, str],
+    **values: Any,
+) -> Response:
+    """A page of rows behind their filter, or the rows as a file where the address asks for one."""
+    if (file := download(visit, title.lower(), rows)) is not None:
+        return file
+    shown = {"rows": rows, "filter": filter, "files": file_links(visit, filter)}
+    return await page(visit, template, title, **(shown | values))
+
+
+def fragment(visit: Visit, template: str, **values: Any) -> Response:
+    """A part of a page."""
+    return Response(visit.render(template, **values), media_type="text/html")
+
+
+def toast(visit: Visit, message: str, *, good: bool = True) -> Response:
+    """A short word in the corner of the page; without scripts, back to the page it came from."""
+    if not visit.partial:
+        came = urlsplit(visit.request.headers.get("referer", ""))
+        ours = came.netloc == visit.request.headers.get("host") and came.path.startswith("/console")
+        return RedirectResponse(came.path if ours else "/console", 303)
+    return fragment(visit, "_toast.html", message=message, good=good)
+
+
+def go(visit: Visit, path: str) -> Response:
+    """On to another page, from a form or from a part of a page."""
+    if visit.partial:
+        return Response(status_code=204, headers={"hx-redirect": path})
+    return RedirectResponse(path, 303)
+
+
+def link(path: str, **query: str | int | None) -> str:
+    """An address of the console with a query; what is empty is left out."""
+    kept = {key: value for key, value in query.items() if value not in (None, "")}
+    return f"/console{path}" + (f"?{urlencode(kept)}" if kept else "")
+
+
+# --- lists and files ------------------------------------------------------------------------------
+
+FORMATS = ("json", "csv")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+
+
+def choose_rows(
+    rows: Iterable[dict[str, Any]], filter: Mapping[str, str], *searched: str
+) -> list[dict[str, Any]]:
+    """The rows that have the filter's values, and each word of its `q` in one of these columns."""
+    words = filter.get("q", "").lower().split()
+    wanted = {key: value for key, value in filter.items() if value and key != "q"}
+    return [
+        row
+        for row in rows
+        if all(str(row.get(key)) == value for key, value in wanted.items())
+        and all(any(word in str(row.get(key, "")).lower() for key in searched) for word in words)
+    ]
+
+
+def file_links(visit: Visit, filter: Mapping[str, str]) -> dict[str, str]:
+    """Where a page's rows are in each format, behind the page's filter."""
+    return {name: link(visit.path, **filter, format=name) for name in FORMATS}
+
+
+def download(visit: Visit, name: str, rows: Sequence[Row], **beside: Any) -> Response | None:
+    """The rows in the format the address asks for; None: as a page."""
+    wanted = visit.query("format")
+    if not wanted:
+        return None
+    if wanted not in FORMATS:
+        raise Fixable("invalid_arguments", f"format must be one of {', '.join(FORMATS)}")
+    if wanted == "csv":
+        file = {"content-disposition": f'attachment; filename="{name}.csv"'}
+        return Response(as_csv(rows), 200, file, "text/csv; charset=utf-8")
+    body = orjson.dumps({name: list(rows), **beside}, option=orjson.OPT_INDENT_2)
+    return Response(body, 200, {"content-disposition": "inline"}, "application/json")
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Rows as CSV; the first row names the columns."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    names = list(rows[0]) if rows else []
+    writer.writerow(csv_cell(name) for name in names)
+    for row in rows:
+        writer.writerow(csv_cell(row.get(name)) for name in names)
+    return out.getvalue()
+
+
+def csv_cell(value: Any) -> str:
+    """A value as text that no spreadsheet runs as a formula."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return str(value)
+    text = value if isinstance(value, str) else write_json(value).decode("utf-8", "replace")
+    text = text.replace("\0", "\ufffd")
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
+
+
+# --- templates and their words --------------------------------------------------------------------
+
+
+def render(template: str, **values: Any) -> str:
+    """A template with these values."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    words = (clip, clip_text, pretty, compact, ago, full_time, iso_time, clock, duration, plural)
+    made.filters.update({word.__name__: word for word in words}, number="{:,.0f}".format)
+    made.globals.update(asset=asset, version=__version__, now=time.time)
+    return made
+
+
+def clip(value: object, length: int = NAME_CHARS) -> str:
+    """Text on one line, with characters that hide or turn their neighbours shown, cut."""
+    return cut(" ".join(_shown(value, length).split()), length)
+
+
+def clip_text(value: object, length: int = TEXT_CHARS) -> str:
+    """The same for running text, which keeps its lines."""
+    return cut(_shown(value, length), length)
+
+
+def _shown(value: object, length: int) -> str:
+    return visible(str(value)[: length * 4], instead="\ufffd")
+
+
+def pretty(value: Any, length: int = CODE_CHARS) -> str:
+    """A JSON value as people read it."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        text = write_json(value)
+    return clip_text(text.decode("utf-8", "replace"), length)
+
+
+def compact(value: Any, length: int = NAME_CHARS) -> str:
+    """A JSON value on one line."""
+    return clip(write_json(value).decode("utf-8", "replace"), length)
+
+
+def ago(at: float | None, now: float | None = None) -> str:
+    """How long ago, or in how long."""
+    if at is None:
+        return "never"
+    seconds = (time.time() if now is None else now) - at
+    if abs(seconds) < 5:
+        return "just now"
+    return f"{_span(seconds)} ago" if seconds >= 0 else f"in {_span(-seconds)}"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def full_time(at: float) -> str:
+    """The whole time, for those who point at it."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso_time(at: float) -> str:
+    """The time as machines read it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def clock(at: float) -> str:
+    """The time of day."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def duration(milliseconds: float | None) -> str:
+    """How long something took."""
+    if milliseconds is None:
+        return "–"
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "<1 ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else _span(milliseconds / 1000)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+# --- static files ---------------------------------------------------------------------------------
+
+STATIC = Path(__file__).parent / "static"
+KEPT = "public, max-age=31536000, immutable"
+_SYMBOL = re.compile(r"<svg[^>]*>(.*)</svg>", re.DOTALL)
+_DRAWN = 'fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round"'
+
+
+def asset(name: str) -> str:
+    """The address of a static file."""
+    return f"{_static_address()}/{name}"
+
+
+@cache
+def _static_address() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(STATIC.rglob("*.*")):
+        digest.update(path.read_bytes())
+    return f"/console/static/{digest.hexdigest()[:12]}"
+
+
+def static_routes() -> list[BaseRoute]:
+    """Every file under `static`, and the icons as one sheet."""
+    icons = Response(icon_sheet(), headers={"cache-control": KEPT}, media_type="image/svg+xml")
+    return [
+        Route(asset("icons.svg"), icons),
+        Mount(_static_address(), _KeptFiles(directory=STATIC)),
+        Route("/console/static/{stale:path}", PlainTextResponse("Not Found", 404)),
+    ]
+
+
+def icon_sheet() -> str:
+    """The vendored icons, each as one symbol."""
+    symbols = []
+    for path in sorted(STATIC.glob("vendor/lucide/*.svg")):
+        inner = _SYMBOL.sub(r"\1", path.read_text("utf-8"))
+        drawn = f'{_DRAWN} stroke-linejoin="round"'
+        symbols.append(f'<symbol id="{path.stem}" viewBox="0 0 24 24" {drawn}>{inner}</symbol>')
+    return f'<svg xmlns="http://www.w3.org/2000/svg">{"".join(symbols)}</svg>'
+
+
+class _KeptFiles(StaticFiles):
+    def file_response(self, *args: Any, **more: Any) -> Response:
+        response = super().file_response(*args, **more)
+        response.headers["cache-control"] = KEPT
+        return response
