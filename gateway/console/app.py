@@ -388,11 +388,11 @@ class _OpenPage:
 
 
 def partials(shown: Mapping[str, str]) -> bytes:
-    """The changed parts as one message, each for its own place."""
+    """The changed parts as one message, each for its own place; htmx puts in what has no name."""
     if not shown:
         return b""
     html = "".join(
         f'<hx-partial hx-target="#{id}" hx-swap="innerMorph">{part}</hx-partial>'
         for id, part in shown.items()
     )
-    return event_frame(html.encode())
+    return event_frame(html.encode(), kind="")

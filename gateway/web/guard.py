@@ -315,10 +315,10 @@ Step = Callable[[Say], Awaitable[bool]]  # says what is new; False: there will b
 
 
 def event_frame(data: bytes, kind: str = "message", id: str | int | None = None) -> bytes:
-    """One server-sent event."""
-    head = "" if id is None else f"id: {id}\n"
+    """One server-sent event; without a kind one that has no name."""
+    head = ("" if id is None else f"id: {id}\n") + (f"event: {kind}\n" if kind else "")
     lines = b"".join(b"data: %b\n" % line for line in data.splitlines() or (b"",))
-    return b"%bevent: %b\n%b\n" % (head.encode(), kind.encode(), lines)
+    return b"%b%b\n" % (head.encode(), lines)
 
 
 class EventStream(Response):
