@@ -119,6 +119,7 @@ async def ignored(done: float, total: float | None, message: str | None) -> None
 
 async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_child() -> None:
     async with upstreams(stdio("up")) as ups:
+        await pid_of(ups)  # it is up, however busy the machine is
         with pytest.raises(UpstreamFailed) as caught:
             await ups.call("up", "slow", {}, deadline=0.3)
         assert (caught.value.code, caught.value.sent) == ("upstream_timeout", True)
