@@ -12,19 +12,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from gateway.blocklist import may_reroute
 from gateway.limits import MAX_LEVELS, MAX_WIDTH, MAX_WIRE_NAME
 from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Source, Style
 from gateway.openapi.document import (
+    JSON,
+    MULTIPART,
+    OCTETS,
     Document,
     Unusable,
     found_at,
     is_internal,
     mapping,
+    media_kind,
     resolved,
+    sendable,
     sequence,
     text_of,
 )
@@ -42,19 +47,8 @@ from gateway.openapi.inputs import (
 from gateway.openapi.keywords import types_of
 from gateway.openapi.schema import Fragment, Schema, Schemas, default_of
 
-JSON = "application/json"
-FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data"
-OCTETS = "application/octet-stream"
-_FORM_STYLES: Mapping[str, Style] = {
-    "form": "form",
-    "spaceDelimited": "spaceDelimited",
-    "pipeDelimited": "pipeDelimited",
-    "tabDelimited": "tabDelimited",
-    "deepObject": "deepObject",
-}
+_FORM_STYLES = ("form", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject")
 _MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
-_TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
 _ANYTHING: Mapping[str, Any] = {}
 _DYNAMIC = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
 _READING = ("GET", "HEAD", "DELETE")
@@ -103,12 +97,10 @@ def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) ->
     """How the body is put together, and the arguments the caller gives for it."""
     content = chosen_content(around.document, body)
     kind = media_kind(content.media_type)
-    if is_internal(body.raw) and isinstance(
-        hidden := default_of(around.document, content.schema), Mapping
-    ):
+    hidden = default_of(around.document, content.schema) if is_internal(body.raw) else None
+    if isinstance(hidden, dict):
         media_type = sendable(content.media_type)
-        constants = constant(dict(hidden))
-        return Taken(Body(media_type, required=bool(hidden), constants=constants))
+        return Taken(Body(media_type, required=bool(hidden), constants=constant(hidden)))
     if kind in ("text", "octets"):
         return _opaque(around, content, body, names, kind)
     if kind == "multipart" and _is_file(around.document, content.schema):
@@ -130,27 +122,6 @@ def chosen_content(document: Document, body: RequestBody) -> Content:
     chosen = min(body.contents, key=preference)
     anything = "*" in chosen.media_type and _is_file(document, chosen.schema)
     return replace(chosen, media_type=OCTETS) if anything else chosen
-
-
-@lru_cache(maxsize=256)
-def media_kind(media_type: str) -> str:
-    """json, form, multipart, text or octets."""
-    plain = media_type.partition(";")[0].strip().lower()
-    if plain in (JSON, "text/json", "*/*", "application/*") or plain.endswith("+json"):
-        return "json"
-    if plain == FORM:
-        return "form"
-    if plain.startswith("multipart/"):
-        return "multipart"
-    text = plain.startswith("text/") or plain.endswith(_TEXT_ENDINGS)
-    return "text" if text else "octets"
-
-
-def sendable(media_type: str) -> str:
-    """The media type to announce: ranges are narrowed to one."""
-    if "*" not in media_type:
-        return media_type
-    return JSON if media_kind(media_type) == "json" else OCTETS
 
 
 def _preference(media_type: str) -> tuple[int, bool]:
@@ -334,13 +305,10 @@ def _demands(
         at_least = min(at_least, len(asked))
     if at_least > 0 and not needed and not any_will_do:
         groups.append([_required({name}, asked) for name in asked])
-    keywords: dict[str, Any] = {}
-    if groups := [group for group in groups if group]:
-        keywords = (
-            {"anyOf": groups[0]}
-            if len(groups) == 1
-            else {"allOf": [{"anyOf": group} for group in groups]}
-        )
+    any_of = [{"anyOf": group} for group in groups if group]
+    keywords: dict[str, Any] = {"allOf": any_of} if len(any_of) > 1 else {}
+    if len(any_of) == 1:
+        keywords |= any_of[0]
     if at_least > max(needed, 0 if any_will_do else 1):
         keywords["minProperties"] = at_least + sum(slot.required for slot in around.beside)
     return keywords
@@ -366,13 +334,9 @@ def _others(around: Surroundings, shape: Shape) -> tuple[Schema, tuple[str, ...]
 
 def _arguments(around: Surroundings, fields: Sequence[Field]) -> frozenset[str]:
     """The arguments that have a place of their own."""
-    own = (
-        name
-        for f in fields
-        for name in (f.argument, f.file_name_argument, f.content_type_argument)
-        if name
-    )
-    return frozenset([*own, *around.source.inject, *(slot.argument for slot in around.beside)])
+    own = [(f.argument, f.file_name_argument, f.content_type_argument) for f in fields]
+    beside = [slot.argument for slot in around.beside]
+    return frozenset(filter(None, chain(around.source.inject, beside, *own)))
 
 
 def _field(
@@ -387,7 +351,8 @@ def _field(
     if kind == "json":
         return Field(argument, name)
     encoding = mapping(content.encoding.get(name))
-    style = _FORM_STYLES.get(text_of(encoding.get("style")), "form")
+    named = encoding.get("style")
+    style: Style = named if named in _FORM_STYLES else "form"
     explode = encoding["explode"] if isinstance(encoding.get("explode"), bool) else style == "form"
     part_types = _media_types(encoding.get("contentType"))
     media_type = next((each for each in part_types[:1] if "*" not in each), None)
@@ -445,13 +410,10 @@ def _field_slots(
 
 def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
     """In a form, an empty list is not there at all, nor is an object with a field for each key."""
-    with suppress(Unusable):
-        types = types_of(resolved(document, raw))
-        if types == ["array"] and field.media_type is None:
-            return {"minItems": 1}
-        if types == ["object"] and field.style == "deepObject":
-            return {"minProperties": 1}
-    return {}
+    types = types_of(found_at(document, raw))
+    if types == ["array"] and field.media_type is None:
+        return {"minItems": 1}
+    return {"minProperties": 1} if types == ["object"] and field.style == "deepObject" else {}
 
 
 def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
@@ -460,12 +422,9 @@ def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
 
 def _file_schema(document: Document, raw: Any, part_type: str) -> Mapping[str, Any] | None:
     """What is said of a file, or of each in a list; None where the part is no file."""
-    try:
-        found = resolved(document, raw)
-        if found.get("type") == "array":
-            found = resolved(document, found.get("items"))
-    except Unusable:
-        return None
+    found = found_at(document, raw)
+    if found.get("type") == "array":
+        found = found_at(document, found.get("items"))
     return found if _is_file(document, found, part_type) else None
 
 
@@ -473,7 +432,7 @@ def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
     try:
         found = resolved(document, raw)
     except Unusable:
-        return False
+        return False  # nobody knows
     if found.get("type") == "file" or found.get("format") == "binary":
         return True
     media = text_of(found.get("contentMediaType"))

@@ -9,7 +9,7 @@ listing has its size.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -44,7 +44,7 @@ from gateway.naming import (
     tool_title,
     unmatched,
 )
-from gateway.openapi.bodies import Surroundings, Taken, chosen_content, media_kind, taken_body
+from gateway.openapi.bodies import Surroundings, Taken, chosen_content, taken_body
 from gateway.openapi.bundle import (
     Listed,
     fair_share,
@@ -57,7 +57,9 @@ from gateway.openapi.document import (
     Document,
     Operation,
     Unusable,
+    found_at,
     mapping,
+    media_kind,
     open_document,
     operations,
     read_definition,
@@ -69,11 +71,12 @@ from gateway.openapi.inputs import (
     Content,
     Input,
     Slot,
-    answers,
     dead_look_ups,
     folded,
     inputs,
     look_ups,
+    media_entries,
+    media_types,
     parameter_slots,
     parameters,
     request_body,
@@ -370,7 +373,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     lookups = look_ups(document, slots, body_schema) if microsoft else b""
     if lookups:
         slots = [with_hint(document, slot) for slot in slots]
-    contents = answers(document, operation)
+    contents = _answers(document, operation)
     whole = _whole_input(slots, taken)
     return Plan(
         operation=operation,
@@ -448,6 +451,30 @@ def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
             work.answer_bytes += len(answer or b"")
             return answer
     return None
+
+
+def _answers(document: Document, operation: Operation) -> tuple[Content, ...]:
+    """What a successful answer may be: the contents of the first 2xx response that has any."""
+    responses = mapping(operation.raw.get("responses"))
+    for status in sorted(key for key in responses if key.startswith("2")):
+        response = found_at(document, responses[status])
+        if contents := _contents_of(document, operation, response):
+            return contents
+    return ()
+
+
+def _contents_of(
+    document: Document, operation: Operation, response: Mapping[str, Any]
+) -> tuple[Content, ...]:
+    if not document.swagger:
+        return tuple(
+            Content(media_type, mapping(media).get("schema"))
+            for media_type, media in media_entries(response)
+        )
+    if "schema" not in response:
+        return ()
+    types = media_types(document, operation, "produces") or ("application/json",)
+    return tuple(Content(kind, response["schema"]) for kind in types)
 
 
 def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -212,6 +213,36 @@ def text_of(value: Any) -> str:
 def is_internal(raw: Mapping[str, Any]) -> bool:
     """Microsoft's word for "not for people"; both spellings occur."""
     return text_of(raw.get("x-ms-visibility")).lower() == "internal"
+
+
+# --- media types ----------------------------------------------------------------------------------
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+OCTETS = "application/octet-stream"
+_TEXT_ENDINGS = ("+xml", "/xml", "yaml", "graphql", "ndjson", "jsonl")
+
+
+@lru_cache(maxsize=256)
+def media_kind(media_type: str) -> str:
+    """json, form, multipart, text or octets."""
+    plain = media_type.partition(";")[0].strip().lower()
+    if plain in (JSON, "text/json", "*/*", "application/*") or plain.endswith("+json"):
+        return "json"
+    if plain == FORM:
+        return "form"
+    if plain.startswith("multipart/"):
+        return "multipart"
+    text = plain.startswith("text/") or plain.endswith(_TEXT_ENDINGS)
+    return "text" if text else "octets"
+
+
+def sendable(media_type: str) -> str:
+    """The media type to announce: ranges are narrowed to one."""
+    if "*" not in media_type:
+        return media_type
+    return JSON if media_kind(media_type) == "json" else OCTETS
 
 
 # --- bytes ----------------------------------------------------------------------------------------

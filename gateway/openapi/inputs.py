@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast, get_args
 
 import orjson
 
@@ -49,21 +49,8 @@ _EMPTY: Mapping[str, Any] = {}
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
 # What a request has anyway is spelled in one way, so that a parameter can take its place.
 _SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
-_PLACES: Mapping[str, Place] = {
-    "path": "path",
-    "query": "query",
-    "header": "header",
-    "cookie": "cookie",
-}
-_STYLES: Mapping[str, Style] = {
-    "form": "form",
-    "simple": "simple",
-    "label": "label",
-    "matrix": "matrix",
-    "spaceDelimited": "spaceDelimited",
-    "pipeDelimited": "pipeDelimited",
-    "deepObject": "deepObject",
-}
+_PLACES: tuple[Place, ...] = get_args(Place)
+_STYLES = frozenset(get_args(Style)) - {"tabDelimited"}  # which only 2.0 knows
 _COLLECTION_STYLES: Mapping[str, Style] = {
     "ssv": "spaceDelimited",
     "tsv": "tabDelimited",
@@ -124,7 +111,7 @@ def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, A
 def inputs(document: Document, listed: Sequence[Mapping[str, Any]]) -> tuple[Input, ...]:
     """The parameters that are not part of the body."""
     return tuple(
-        _input(document, raw, _PLACES[raw["in"]])
+        _input(document, raw, raw["in"])
         for raw in listed
         if raw["in"] in _PLACES and not (raw["in"] == "header" and _is_ours(document, raw, listed))
     )
@@ -149,7 +136,8 @@ def _input(document: Document, raw: Mapping[str, Any], place: Place) -> Input:
         style, explode = _collection_style(raw, place)
         return Input(name, place, required, _own_schema(raw), raw, style, explode)
     media_type, schema = _parameter_schema(raw)
-    style = _STYLES.get(str(raw.get("style")), "form" if place in ("query", "cookie") else "simple")
+    named, plain = str(raw.get("style")), "form" if place in ("query", "cookie") else "simple"
+    style = cast(Style, named if named in _STYLES else plain)
     explode = raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form"
     return Input(
         name,
@@ -165,7 +153,7 @@ def _input(document: Document, raw: Mapping[str, Any], place: Place) -> Input:
 
 
 def _parameter_schema(raw: Mapping[str, Any]) -> tuple[str | None, Any]:
-    for media_type, content in _media_entries(raw):
+    for media_type, content in media_entries(raw):
         return media_type, mapping(content).get("schema", {})
     return None, raw.get("schema", {})
 
@@ -194,7 +182,7 @@ def request_body(
     if "requestBody" not in operation.raw:
         return None
     raw = resolved(document, operation.raw["requestBody"])
-    contents = tuple(_content(document, *entry) for entry in _media_entries(raw))
+    contents = tuple(_content(document, *entry) for entry in media_entries(raw))
     return RequestBody(contents, _said(raw.get("required")), raw) if contents else None
 
 
@@ -203,7 +191,8 @@ def _content(document: Document, media_type: str, written: Any) -> Content:
     return Content(media_type, media.get("schema", {}), mapping(media.get("encoding")))
 
 
-def _media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is written for each media type."""
     entries = mapping(raw.get("content")).items()
     return ((kind, media) for kind, media in entries if len(kind) <= MAX_WIRE_NAME)
 
@@ -215,7 +204,7 @@ def _swagger_body(
     fields = [raw for raw in listed if raw["in"] == "formData"]
     if len(bodies) > 1 or (bodies and fields):
         raise Unusable("it has more than one body")
-    consumes = _media_type_header(listed) or _media_types(document, operation, "consumes")
+    consumes = _media_type_header(listed) or media_types(document, operation, "consumes")
     if bodies:
         raw = bodies[0]
         contents = tuple(Content(kind, raw.get("schema", {})) for kind in consumes or ("*/*",))
@@ -242,38 +231,12 @@ def _media_type_header(listed: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(kind for raw in found if (kind := text_of(raw.get("default")).strip()))[:1]
 
 
-def _media_types(document: Document, operation: Operation, key: str) -> tuple[str, ...]:
+def media_types(document: Document, operation: Operation, key: str) -> tuple[str, ...]:
+    """The media types of 2.0, the operation's own over the document's."""
     own = operation.raw.get(key)
     listed = own if isinstance(own, list) else document.root.get(key)
     texts = (kind for kind in sequence(listed) if isinstance(kind, str))
     return tuple(kind for kind in texts if len(kind) <= MAX_WIRE_NAME)
-
-
-# --- answers --------------------------------------------------------------------------------------
-
-
-def answers(document: Document, operation: Operation) -> tuple[Content, ...]:
-    """What a successful answer may be: the contents of the first 2xx response that has any."""
-    responses = mapping(operation.raw.get("responses"))
-    for status in sorted(key for key in responses if key.startswith("2")):
-        response = found_at(document, responses[status])
-        if contents := _answer_contents(document, operation, response):
-            return contents
-    return ()
-
-
-def _answer_contents(
-    document: Document, operation: Operation, response: Mapping[str, Any]
-) -> tuple[Content, ...]:
-    if not document.swagger:
-        return tuple(
-            Content(media_type, mapping(media).get("schema"))
-            for media_type, media in _media_entries(response)
-        )
-    if "schema" not in response:
-        return ()
-    types = _media_types(document, operation, "produces") or ("application/json",)
-    return tuple(Content(kind, response["schema"]) for kind in types)
 
 
 def _said(value: Any) -> bool | None:
@@ -284,7 +247,6 @@ _OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
 _BRACKETED = re.compile(r"<([^<>]*)>")
 _COMPARED = re.compile(r"[<>]=?")
 _COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
-_PLACE_ORDER = ("path", "query", "header", "cookie")
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 _RANKS = {"important": 0, "advanced": 2}
 
@@ -340,7 +302,7 @@ def parameter_slots(
     """How each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
     slots: list[Slot] = []
-    for given in sorted(inputs, key=lambda each: _PLACE_ORDER.index(each.place)):
+    for given in sorted(inputs, key=lambda each: _PLACES.index(each.place)):
         default = _default_of(document, given)
         internal = is_internal(given.raw)
         if internal and default is not None:

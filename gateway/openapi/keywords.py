@@ -152,30 +152,20 @@ def _is_names(value: Any) -> bool:
     )
 
 
+_COUNTS = (
+    "maxLength minLength maxItems minItems maxContains minContains maxProperties minProperties"
+)
 PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "type": _type,
     "enum": _some,
     "const": _datum,
     "default": _datum,
-    "format": _text,
     "multipleOf": _positive,
-    "maximum": _number,
-    "exclusiveMaximum": _number,
-    "minimum": _number,
-    "exclusiveMinimum": _number,
-    "maxLength": _count,
-    "minLength": _count,
-    "maxItems": _count,
-    "minItems": _count,
-    "uniqueItems": _true,
-    "maxContains": _count,
-    "minContains": _count,
-    "maxProperties": _count,
-    "minProperties": _count,
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _number),
+    **dict.fromkeys(_COUNTS.split(), _count),
+    **dict.fromkeys(("uniqueItems", "deprecated"), _true),
     "dependentRequired": _names_by_name,
-    "contentEncoding": _text,
-    "contentMediaType": _text,
-    "deprecated": _true,
+    **dict.fromkeys(("format", "contentEncoding", "contentMediaType"), _text),
 }
 ONE_SCHEMA = frozenset(
     ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
