@@ -160,7 +160,7 @@ def _answer(job: Job) -> Answer:
         return Answer(error=(error.message, error.hint))
     except RecursionError:
         return _refused("The definition is nested too deeply to be read.")
-    except MemoryError:
+    except (MemoryError, SystemError):  # libyaml has no other word for it
         return _refused("The definition needs more memory than a reader may have.", retires=True)
     except ConfigInvalid as error:
         return _refused("; ".join(error.problems))
