@@ -20,6 +20,10 @@ from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, Impleme
 from tests.conftest import gateway_process
 from tests.peers import Provider
 
+FREELY = 'level = "full_access"'
+IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
+ORDER = {"book": "Emma"}
+CALL = "/tools/shop_place_order/call"
 TOKENS = {name: f"{name}-token-0123456789" for name in ("ann", "bob", "root", "eve")}
 Answer = ElicitationFnT
 

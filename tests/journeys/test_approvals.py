@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitRequestPara
 
 from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.journeys.confirming import (
+    ORDER,
     Api,
     answering,
     api,
@@ -23,17 +23,9 @@ from tests.journeys.confirming import (
     sent,
     serving,
 )
-from tests.peers import Provider, provider, until
+from tests.peers import Provider, until
 
 BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-ORDER = {"book": "Emma"}
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
 
 
 @pytest.fixture

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Running, gateway_on
-from tests.journeys.confirming import api, client, config, error_code, orders_api, sent
-from tests.peers import Provider, provider, until
-
-ORDER = {"book": "Emma"}
-CALL = "/tools/shop_place_order/call"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
+from tests.conftest import Running, two_gateways
+from tests.journeys.confirming import CALL, IDEMPOTENT, ORDER, api, client, config, error_code, sent
+from tests.peers import Provider, until
 
 
 @pytest.fixture
 async def replicas(
     tmp_path: Path, store_url: str, peer: Provider
 ) -> AsyncIterator[tuple[Running, Running]]:
-    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
-    text = config(peer, more=store, connection='idempotency_header = "Idempotency-Key"')
-    async with AsyncExitStack() as stack:
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-        one, two = [
-            await stack.enter_async_context(gateway_on(tmp_path / name / "config.toml", text))
-            for name in ("one", "two")
-        ]
-        yield one, two
+    text = config(peer, connection=IDEMPOTENT)
+    async with two_gateways(tmp_path, text, store_url) as replicas:
+        yield replicas
 
 
 async def test_call_waiting_on_one_goes_on_when_decided_on_the_other(

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 import pytest
 
 from tests.conftest import GatewayMaker
-from tests.journeys.confirming import api, client, config, orders_api
-from tests.peers import Provider, provider
+from tests.journeys.confirming import CALL, FREELY, api, client, config, orders_api
+from tests.peers import Provider
 
-FREELY = 'level = "full_access"'
 LENIENT = 'validation = "lenient"'
 WRONG = {"book": 7, "notes": [], "weight": 3}
-CALL = "/tools/shop_place_order/call"
 SAID = [
     {"path": "/book", "message": '7 is not of type "string"'},
     {"path": "/weight", "message": "is not known; it was sent in the body as it is"},
 ]
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
 
 
 async def test_a_strict_connection_refuses_and_names_what_would_let_it_pass(

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import GatewayMaker, Running, gateway_on
-from tests.journeys.confirming import Api, api, client, config, orders_api
+from tests.conftest import GatewayMaker, Running, gateway_on, two_gateways
+from tests.journeys.confirming import FREELY, Api, api, client, config, orders_api
 from tests.journeys.test_live_configuration import edit
 from tests.peers import Provider, provider, until
 
-FREELY = 'level = "full_access"'
 UNTRUSTED = 'trust = "untrusted"'
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
 
 
 async def refreshed(root: Api) -> dict[str, Any]:
@@ -246,15 +237,10 @@ async def test_held_credential_is_not_used_before_it_is_accepted(
 async def test_change_accepted_on_one_gateway_is_served_by_the_other(
     tmp_path: Path, peer: Provider
 ) -> None:
-    store = f'[store]\nurl = "sqlite:///{tmp_path}/g.db"\nsecret_key_file = "{tmp_path}/key"\n'
-    text = config(peer, FREELY, store, UNTRUSTED)
-    paths = [tmp_path / name / "config.toml" for name in ("one", "two")]
-    for path in paths:
-        path.parent.mkdir()
+    text = config(peer, FREELY, connection=UNTRUSTED)
     async with (
         provider() as other,
-        gateway_on(paths[0], text) as one,
-        gateway_on(paths[1], text) as two,
+        two_gateways(tmp_path, text, f"sqlite:///{tmp_path}/g.db") as (one, two),
         api(one.url, "root") as root,
     ):
         peer.document = with_host(peer.document, other.url)

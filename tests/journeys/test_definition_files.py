@@ -13,7 +13,7 @@ import pytest
 from mcp.client.client import Client
 from structlog.testing import capture_logs
 
-from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
+from tests.conftest import OPEN, GatewayMaker, Running, two_gateways
 from tests.connectors.manifests import LIBRARY
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import items_api, until
@@ -148,14 +148,9 @@ async def replicas(
     tmp_path: Path, store_url: str, file: Path
 ) -> AsyncIterator[tuple[Running, Running]]:
     """Two gateways on one store, with the same file of a definition."""
-    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
-    text = SHOP.replace("apis/shop.json", str(file)) + store
-    (tmp_path / "two").mkdir()
-    async with (
-        gateway_on(tmp_path / "config.toml", text) as one,
-        gateway_on(tmp_path / "two" / "config.toml", text) as two,
-    ):
-        yield one, two
+    text = SHOP.replace("apis/shop.json", str(file))
+    async with two_gateways(tmp_path, text, store_url) as made:
+        yield made
 
 
 async def test_a_save_that_several_replicas_see_is_one_change(

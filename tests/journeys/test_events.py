@@ -9,36 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 from aiohttp import ClientTimeout
 
 from tests.conftest import GatewayMaker, Running, gateway_on
-from tests.journeys.confirming import Api, api, config, orders_api
-from tests.peers import Provider, provider
-
-FREELY = 'level = "full_access"'
-IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
-ORDER = {"book": "Emma"}
-CALL = "/tools/shop_place_order/call"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
-
-
-@pytest.fixture
-async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
-    made: Running = await make_gateway(config(peer, FREELY, connection=IDEMPOTENT))
-    return made
-
-
-@pytest.fixture
-async def ann(shop: Running) -> AsyncIterator[Api]:
-    async with api(shop.url, "ann") as made:
-        yield made
+from tests.journeys.confirming import CALL, FREELY, ORDER, Api, api, config, orders_api
+from tests.peers import Provider
 
 
 @asynccontextmanager

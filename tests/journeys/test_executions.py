@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +15,10 @@ from structlog.testing import capture_logs
 from gateway.limits import FAILURES_A_MINUTE, MAX_QUOTE_CHARS
 from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.journeys.confirming import (
+    CALL,
+    FREELY,
+    IDEMPOTENT,
+    ORDER,
     Api,
     Gate,
     api,
@@ -28,30 +31,6 @@ from tests.journeys.confirming import (
     serving,
 )
 from tests.peers import Provider, provider, until
-
-FREELY = 'level = "full_access"'
-IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
-ORDER = {"book": "Emma"}
-CALL = "/tools/shop_place_order/call"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
-
-
-@pytest.fixture
-async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
-    made: Running = await make_gateway(config(peer, FREELY, connection=IDEMPOTENT))
-    return made
-
-
-@pytest.fixture
-async def ann(shop: Running) -> AsyncIterator[Api]:
-    async with api(shop.url, "ann") as made:
-        yield made
 
 
 def token_meta(token: Any) -> RequestParamsMeta:

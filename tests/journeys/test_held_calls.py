@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 from mcp_types import ElicitResult
 
 from tests.asking_peer import PAGE, AskingPeer
-from tests.conftest import Running, gateway_on, gateway_process
+from tests.conftest import Running, gateway_on, gateway_process, two_gateways
 from tests.journeys.confirming import TOKENS, Api, client
 from tests.mcp.speakers import Speaker
 from tests.peers import until
@@ -29,6 +29,8 @@ from tests.peers_mcp import Era, mcp_peer
 ERAS: list[Era] = ["handshake", "modern"]
 ANN = {"action": "accept", "content": {"name": "Ann"}}
 every_server = pytest.mark.parametrize("peer", ERAS, indirect=True)
+TOOLS = [("handshake", "shop_look"), ("modern", "shop_book")]  # a read and a write
+each_tool = pytest.mark.parametrize(("peer", "tool"), TOOLS, indirect=["peer"])
 
 
 @pytest.fixture
@@ -154,8 +156,7 @@ async def test_an_answer_is_only_good_for_the_call_that_asked(
         assert peer.happened() == ["Emma Ann False"]
 
 
-@every_server
-@pytest.mark.parametrize("tool", ["shop_look", "shop_book"])
+@each_tool
 async def test_who_never_answers_has_cancelled(peer: AskingPeer, tmp_path: Path, tool: str) -> None:
     async with gateway_on(tmp_path / "config.toml", config(peer, seconds=1)) as gateway:
         await listed(gateway)
@@ -237,8 +238,11 @@ bundles = ["all"]
     assert peer.happened() == ["Emma Ann False"]
 
 
-@every_server
-@pytest.mark.parametrize(("tool", "status"), [("shop_look", "failed"), ("shop_book", "completed")])
+@pytest.mark.parametrize(
+    ("peer", "tool", "status"),
+    [("modern", "shop_look", "failed"), ("handshake", "shop_book", "completed")],
+    indirect=["peer"],
+)
 async def test_who_has_hung_up_is_not_asked(
     peer: AskingPeer, tmp_path: Path, tool: str, status: str
 ) -> None:
@@ -265,8 +269,7 @@ async def until_ended(ann: Ann) -> list[str]:
             await asyncio.sleep(0.02)
 
 
-@every_server
-@pytest.mark.parametrize("tool", ["shop_look", "shop_book"])
+@each_tool
 async def test_a_gateway_that_stops_cancels_what_it_asked(
     peer: AskingPeer, tmp_path: Path, tool: str
 ) -> None:
@@ -283,10 +286,13 @@ async def test_a_gateway_that_stops_cancels_what_it_asked(
     assert peer.happened() == []
 
 
-@every_server
 @pytest.mark.parametrize(
-    ("tool", "code", "statuses"),
-    [("shop_look", "busy", []), ("shop_book", "outcome_unknown", ["unknown"])],
+    ("peer", "tool", "code", "statuses"),
+    [
+        ("modern", "shop_look", "busy", []),
+        ("handshake", "shop_book", "outcome_unknown", ["unknown"]),
+    ],
+    indirect=["peer"],
 )
 async def test_what_a_killed_gateway_asked_is_not_done_and_not_forgotten(
     peer: AskingPeer, tmp_path: Path, tool: str, code: str, statuses: list[str]
@@ -321,19 +327,12 @@ async def first_asked(ann: Ann, tool: str) -> dict[str, Any]:
 async def replicas(
     tmp_path: Path, store_url: str, peer: AskingPeer
 ) -> AsyncIterator[tuple[Running, Running]]:
-    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
-    async with AsyncExitStack() as stack:
-        made = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            gateway = gateway_on(tmp_path / name / "config.toml", config(peer) + store)
-            made.append(await stack.enter_async_context(gateway))
+    async with two_gateways(tmp_path, config(peer), store_url) as made:
         await listed(*made)
-        yield made[0], made[1]
+        yield made
 
 
-@every_server
-@pytest.mark.parametrize("tool", ["shop_look", "shop_book"])
+@each_tool
 async def test_any_replica_takes_the_answer(
     replicas: tuple[Running, Running], peer: AskingPeer, tool: str
 ) -> None:
@@ -372,9 +371,8 @@ async def test_a_replica_that_ended_is_not_waited_for(
     tmp_path: Path, store_url: str, peer: AskingPeer
 ) -> None:
     store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    async with gateway_on(tmp_path / "two" / "config.toml", config(peer) + store) as two:
+    (tmp_path / "one").mkdir()
+    async with gateway_on(tmp_path / "config.toml", config(peer) + store) as two:
         async with gateway_on(tmp_path / "one" / "config.toml", config(peer) + store) as one:
             await listed(one, two)
             async with ann_at(one.url) as ann:

@@ -10,10 +10,9 @@ from aiohttp import web
 
 from tests.calls.test_body import parts_of
 from tests.conftest import GatewayMaker, Running
-from tests.journeys.confirming import api, client, config, orders_api
+from tests.journeys.confirming import FREELY, api, client, config, orders_api
 from tests.peers import provider
 
-FREELY = 'level = "full_access"'
 SECRET = "a-key-of-the-shop"
 CONNECTION = (
     f'auth = {{ type = "api-key", name = "key", in = "query", value = "{SECRET}" }}\n'

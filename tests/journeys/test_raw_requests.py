@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import GatewayMaker, Running
-from tests.journeys.confirming import api, config, orders_api, sent
+from tests.journeys.confirming import FREELY, api, config, orders_api, sent
 from tests.peers import Provider, provider
 from tests.peers_mcp import mcp_peer
-
-FREELY = 'level = "full_access"'
 
 
 @pytest.fixture

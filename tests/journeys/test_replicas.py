@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +13,7 @@ from mcp.client.client import Client
 
 from gateway.model import Principal
 from gateway.policy.view import Scope
-from tests.conftest import OPEN, Running, gateway_on
+from tests.conftest import OPEN, Running, gateway_on, two_gateways
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import items_api, provider, until
 
@@ -23,16 +22,8 @@ PAGES_OF_FOUR = "\n[limits]\npage_tools = 4\n"
 
 @pytest.fixture
 async def replicas(tmp_path: Path, store_url: str) -> AsyncIterator[tuple[Running, Running]]:
-    """Two gateways on one store and one key, each on a configuration file of its own."""
-    text = f'{OPEN}\n[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
-    async with AsyncExitStack() as stack:
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-        one, two = [
-            await stack.enter_async_context(gateway_on(tmp_path / name / "config.toml", text))
-            for name in ("one", "two")
-        ]
-        yield one, two
+    async with two_gateways(tmp_path, OPEN, store_url) as made:
+        yield made
 
 
 async def test_a_connection_put_on_one_is_served_changed_and_deleted_on_the_other(
@@ -168,7 +159,7 @@ async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(
     ):
         other.document = items_api(other.url, *(f"items{number}" for number in range(40)))
         put = {"kind": "openapi", "spec": other.spec}
-        for number in range(30):
+        for number in range(12):
             await own_call(client, "put_connection", name=f"other{number}", **put)
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
         over = asyncio.Event()
@@ -179,7 +170,7 @@ async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(
 
         async with asyncio.TaskGroup() as group:
             group.create_task(puts())
-            for fruit in ("pears", "plums") * 20:
+            for fruit in ("pears", "plums") * 6:
                 peer.document = items_api(peer.url, fruit)
                 await own_call(client, "refresh_tools", connection="shop")
                 served = {t for t in one.app.gateway.snapshot.tools if t.startswith("shop_")}

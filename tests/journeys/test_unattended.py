@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 from mcp_types import RequestParamsMeta
 
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.confirming import Api, Gate, api, client, config, orders_api, sent
-from tests.peers import Provider, provider, until
+from tests.journeys.confirming import CALL, ORDER, Api, Gate, api, client, config, sent
+from tests.peers import Provider, until
 from tests.peers_mcp import mcp_peer
-
-FREELY = 'level = "full_access"'
-IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
-ORDER = {"book": "Emma"}
-CALL = "/tools/shop_place_order/call"
-
-
-@pytest.fixture
-async def peer() -> AsyncIterator[Provider]:
-    async with provider() as shop:
-        shop.document = orders_api(shop.url)
-        yield shop
-
-
-@pytest.fixture
-async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
-    made: Running = await make_gateway(config(peer, FREELY, connection=IDEMPOTENT))
-    return made
-
-
-@pytest.fixture
-async def ann(shop: Running) -> AsyncIterator[Api]:
-    async with api(shop.url, "ann") as made:
-        yield made
 
 
 async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved(
