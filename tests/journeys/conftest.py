@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from tests.conftest import GatewayMaker, Running
 from tests.databases import migrated_file, own_postgres, postgres, store_url
@@ -34,3 +35,20 @@ async def ann(shop: Running) -> AsyncIterator[Api]:
     """The REST API of that gateway, as ann."""
     async with api(shop.url, "ann") as made:
         yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_peer() -> AsyncIterator[Provider]:
+    """One shop for all tests of a module, on the module's loop."""
+    async with provider() as shop:
+        shop.document = orders_api(shop.url)
+        yield shop
+
+
+@pytest.fixture
+def fresh_peer(module_peer: Provider) -> Provider:
+    """The module's shop, which has heard of nothing yet."""
+    module_peer.document, module_peer.answer = orders_api(module_peer.url), None
+    module_peer.requests.clear()
+    module_peer.headers.clear()
+    return module_peer

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitRequestParams
 
-from tests.conftest import GatewayMaker, Running, gateway_on
+from tests.conftest import Running, gateway_on
 from tests.journeys.confirming import (
     ORDER,
     Api,
@@ -25,13 +27,40 @@ from tests.journeys.confirming import (
 )
 from tests.peers import Provider, until
 
-BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+MODES = ("legacy", "2026-07-28")
+BOTH = pytest.mark.parametrize("mode", MODES)
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_shop(
+    module_peer: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    file = tmp_path_factory.mktemp("approvals") / "config.toml"
+    async with gateway_on(file, config(module_peer)) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-async def shop(peer: Provider, make_gateway: GatewayMaker) -> Running:
-    made: Running = await make_gateway(config(peer))
-    return made
+def peer(fresh_peer: Provider) -> Provider:
+    return fresh_peer
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shop(module_shop: Running, peer: Provider) -> AsyncIterator[Running]:
+    """The one gateway of this module; what a test left undecided or allowed is taken back."""
+    yield module_shop
+    async with api(module_shop.url, "root") as root, api(module_shop.url, "eve") as eve:
+        for waiting in (await root("GET", "/approvals"))[1]["approvals"]:
+            decider = eve if waiting["principal"] == "root" else root
+            assert (await decider.decide("deny", waiting["id"]))[0] == 200
+        for grant in (await root("GET", "/standing-grants"))[1]["standing_grants"]:
+            assert (await root("DELETE", f"/standing-grants/{grant['id']}"))[0] == 200
+        await root("DELETE", "/permissions")
+        peer.document = orders_api(peer.url)
+        assert (await root("POST", "/connections/shop/refresh"))[0] == 200
 
 
 @BOTH
@@ -39,8 +68,10 @@ async def test_client_that_can_be_asked_sees_everything_and_approves(
     shop: Running, peer: Provider, mode: str
 ) -> None:
     asked: list[ElicitRequestParams] = []
-    async with client(shop.url, "ann", mode, answering("approve", asked)) as ann:
-        result = await ann.call_tool("shop_place_order", {"book": "Emma", "notes": ["a", "b"]})
+    # In 2026, eve: she has written nothing before.
+    name = "ann" if mode == "legacy" else "eve"
+    async with client(shop.url, name, mode, answering("approve", asked)) as caller:
+        result = await caller.call_tool("shop_place_order", {"book": "Emma", "notes": ["a", "b"]})
     assert result.structured_content == {"path": "/orders", "method": "POST"}
     assert sent(peer) == 1
     [question] = asked
@@ -69,7 +100,7 @@ async def test_anything_but_a_clear_yes_is_a_no(shop: Running, peer: Provider, m
             result = await ann.call_tool("shop_place_order", ORDER)
             assert error_code(result) == "approval_denied"
     async with api(shop.url, "ann") as rest:
-        _, found = await rest("GET", "/executions")
+        _, found = await rest("GET", f"/executions?limit={len(decisions)}")
     assert sent(peer) == 0
     assert [
         (each["status"], each["error_code"], each["result"]["success"])
@@ -220,19 +251,18 @@ async def test_of_two_deciders_one_wins(shop: Running, peer: Provider) -> None:
     assert sent(peer) == (won[0]["status"] == "approved")
 
 
-@BOTH
-async def test_undecided_call_expires(
-    make_gateway: GatewayMaker, peer: Provider, mode: str
-) -> None:
-    shop: Running = await make_gateway(config(peer).replace("= 20", "= 0.3"))
-    async with client(shop.url, "ann", mode) as ann, api(shop.url, "root") as root:
-        call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
-        [waiting] = await root.pending()
-        assert error_code(await call) == "approval_expired"
-        record = await root.execution(waiting["execution_id"])
-        status, late = await root.decide("approve", waiting["id"])
-    assert (record["status"], record["error_code"]) == ("expired", "approval_expired")
-    assert (status, late["error"]["code"]) == (409, "approval_expired")
+async def test_undecided_call_expires(tmp_path: Path, peer: Provider) -> None:
+    text = config(peer).replace("= 20", "= 0.3")
+    async with gateway_on(tmp_path / "config.toml", text) as shop, api(shop.url, "root") as root:
+        for mode in MODES:
+            async with client(shop.url, "ann", mode) as ann:
+                call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
+                [waiting] = await root.pending()
+                assert error_code(await call) == "approval_expired"
+            record = await root.execution(waiting["execution_id"])
+            assert (record["status"], record["error_code"]) == ("expired", "approval_expired")
+            status, late = await root.decide("approve", waiting["id"])
+            assert (status, late["error"]["code"]) == (409, "approval_expired")
     assert sent(peer) == 0
 
 
@@ -282,6 +312,7 @@ async def test_approval_is_void_once_rights_are_lost(shop: Running, peer: Provid
         await ann("PUT", "/access/shop", {"access": "read-only"})
         await root.decide("approve", waiting["id"])
         assert error_code(await call) == "approval_expired"
+        await ann("PUT", "/access/shop", {"access": "read-write"})
     assert sent(peer) == 0
 
 
@@ -350,9 +381,13 @@ async def test_questions_survive_a_kill_and_what_is_approved_is_done_once(
 
 
 async def test_who_waits_when_the_gateway_ends_is_sent_away_and_the_question_stays(
-    shop: Running, peer: Provider
+    tmp_path: Path, peer: Provider
 ) -> None:
-    async with client(shop.url, "ann") as ann, api(shop.url, "root") as root:
+    async with (
+        gateway_on(tmp_path / "config.toml", config(peer)) as shop,
+        client(shop.url, "ann") as ann,
+        api(shop.url, "root") as root,
+    ):
         call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
         [waiting] = await root.pending()
         shop.app.gateway.approvals.drain()
@@ -388,25 +423,26 @@ async def test_sealed_answer_works_once_and_for_its_own_call_only(
     assert sent(peer) == 1
 
 
-async def test_auto_approved_and_blocked_tools_ask_nobody(
-    make_gateway: GatewayMaker, peer: Provider
-) -> None:
+async def test_auto_approved_and_blocked_tools_ask_nobody(tmp_path: Path, peer: Provider) -> None:
     rules = """auto_approve = { enabled = true, tools = ["shop_place_order"] }
 tools = { shop_cancel_order = "blocked" }"""
-    shop: Running = await make_gateway(config(peer, rules))
-    async with client(shop.url, "ann") as ann:
+    async with (
+        gateway_on(tmp_path / "config.toml", config(peer, rules)) as shop,
+        client(shop.url, "ann") as ann,
+    ):
         assert not (await ann.call_tool("shop_place_order", ORDER)).is_error
         blocked = await ann.call_tool("shop_cancel_order", {"id": "1"})
     assert error_code(blocked) == "access_denied"
     assert (sent(peer), sent(peer, "DELETE")) == (1, 0)
 
 
-async def test_warnings_say_what_should_make_one_look_twice(
-    make_gateway: GatewayMaker, peer: Provider
-) -> None:
+async def test_warnings_say_what_should_make_one_look_twice(tmp_path: Path, peer: Provider) -> None:
     untrusted = 'trust = "untrusted"\non_change = "accept"'
-    shop: Running = await make_gateway(config(peer, connection=untrusted))
-    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+    async with (
+        gateway_on(tmp_path / "config.toml", config(peer, connection=untrusted)) as shop,
+        api(shop.url, "ann") as ann,
+        api(shop.url, "root") as root,
+    ):
         await ann("POST", "/tools/shop_cancel_order/call", {"arguments": {"id": "1"}})
         [first] = await root.pending()
         await root.decide("approve", first["id"])

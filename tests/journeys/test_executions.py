@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
 from structlog.testing import capture_logs
 
 from gateway.limits import FAILURES_A_MINUTE, MAX_QUOTE_CHARS
-from tests.conftest import GatewayMaker, Running, gateway_on
+from tests.conftest import Running, gateway_on
 from tests.journeys.confirming import (
     CALL,
     FREELY,
@@ -31,6 +34,49 @@ from tests.journeys.confirming import (
     serving,
 )
 from tests.peers import Provider, provider, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(
+    module_peer: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    file = tmp_path_factory.mktemp("executions") / "config.toml"
+    text = config(module_peer, FREELY, connection=IDEMPOTENT)
+    async with gateway_on(file, text) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def peer(fresh_peer: Provider) -> Provider:
+    return fresh_peer
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def ann(shop: Running) -> AsyncIterator[Api]:
+    async with api(shop.url, "ann") as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_shop(peer: Provider, tmp_path: Path) -> AsyncIterator[Running]:
+    """A gateway without a history, which no other test sees."""
+    text = config(peer, FREELY, connection=IDEMPOTENT)
+    async with gateway_on(tmp_path / "config.toml", text) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_ann(own_shop: Running) -> AsyncIterator[Api]:
+    async with api(own_shop.url, "ann") as made:
+        yield made
+
+
+@pytest.fixture
+def token() -> str:
+    """A token that no other test uses."""
+    return uuid4().hex
 
 
 def token_meta(token: Any) -> RequestParamsMeta:
@@ -80,10 +126,10 @@ async def test_call_is_recorded_whole(shop: Running, peer: Provider, ann: Api) -
     async with client(shop.url, "ann") as agent:
         found = await agent.call_tool("find_execution", {"token": token})
         got = await agent.call_tool("get_execution", {"id": record["id"]})
-        listed = await agent.call_tool("list_executions", {"tool": "shop_place_order"})
+        listed = await agent.call_tool("list_executions", {"tool": record["tool"], "limit": 1})
     assert found.structured_content == {**record, "executions": [record]}
     assert got.structured_content == record
-    assert listed.structured_content == {"executions": [record], "next": None}
+    assert (listed.structured_content or {})["executions"] == [record]
 
 
 async def test_refused_and_invalid_calls_are_recorded_too(shop: Running, ann: Api) -> None:
@@ -93,12 +139,14 @@ async def test_refused_and_invalid_calls_are_recorded_too(shop: Running, ann: Ap
     assert (record["status"], record["error_code"]) == ("failed", "invalid_arguments")
 
 
-async def test_own_executions_only_and_everyones_for_an_admin(shop: Running, ann: Api) -> None:
-    async with api(shop.url, "bob") as bob, api(shop.url, "root") as root:
-        _, hers = await ann("POST", CALL, {"arguments": ORDER})
+async def test_own_executions_only_and_everyones_for_an_admin(
+    own_shop: Running, own_ann: Api
+) -> None:
+    async with api(own_shop.url, "bob") as bob, api(own_shop.url, "root") as root:
+        _, hers = await own_ann("POST", CALL, {"arguments": ORDER})
         _, his = await bob("POST", CALL, {"arguments": ORDER})
         ids = [hers["execution_id"], his["execution_id"]]
-        for one, seen in ((ann, ids[:1]), (bob, ids[1:]), (root, ids)):
+        for one, seen in ((own_ann, ids[:1]), (bob, ids[1:]), (root, ids)):
             _, page = await one("GET", "/executions?principal=")
             listed = [each["id"] for each in (await one("GET", "/executions"))[1]["executions"]]
             assert (sorted(listed), page["next"]) == (seen, None)
@@ -113,29 +161,31 @@ async def test_own_executions_only_and_everyones_for_an_admin(shop: Running, ann
 
 
 async def test_fifty_equal_calls_at_once_are_one_upstream_request(
-    shop: Running, peer: Provider, ann: Api
+    shop: Running, peer: Provider, ann: Api, token: str
 ) -> None:
     gate = Gate(peer)
     calls = [
-        asyncio.create_task(ann("POST", CALL, {"arguments": ORDER, "idempotency_token": "t-1"}))
+        asyncio.create_task(ann("POST", CALL, {"arguments": ORDER, "idempotency_token": token}))
         for _ in range(50)
     ]
     await asyncio.wait_for(gate.entered.wait(), 5)
     gate.release.set()
     answers = await asyncio.gather(*calls)
-    later = await ann("POST", CALL, {"arguments": ORDER, "idempotency_token": "t-1"})
+    later = await ann("POST", CALL, {"arguments": ORDER, "idempotency_token": token})
     assert sent(peer) == 1
     assert [answer for answer in answers if answer != later] == []
     assert later[1]["output"] == {"placed": True}
 
 
-async def test_token_is_in_the_result_and_its_last_line(shop: Running, peer: Provider) -> None:
+async def test_token_is_in_the_result_and_its_last_line(
+    shop: Running, peer: Provider, token: str
+) -> None:
     async with client(shop.url, "ann") as agent:
-        first = await agent.call_tool("shop_place_order", ORDER, meta=token_meta("t-1"))
-        again = await agent.call_tool("shop_place_order", ORDER, meta=token_meta("t-1"))
+        first = await agent.call_tool("shop_place_order", ORDER, meta=token_meta(token))
+        again = await agent.call_tool("shop_place_order", ORDER, meta=token_meta(token))
         fresh = await agent.call_tool("shop_place_order", ORDER)
-    assert (first.meta or {})["gateway/idempotency_token"] == "t-1"
-    assert first.content[-1].model_dump()["text"] == "Idempotency token: t-1"
+    assert (first.meta or {})["gateway/idempotency_token"] == token
+    assert first.content[-1].model_dump()["text"] == f"Idempotency token: {token}"
     assert again.meta == {**(first.meta or {}), "gateway/replayed": True}
     assert (again.content, again.structured_content) == (first.content, first.structured_content)
     assert len((fresh.meta or {})["gateway/idempotency_token"]) == 36
@@ -143,10 +193,10 @@ async def test_token_is_in_the_result_and_its_last_line(shop: Running, peer: Pro
 
 
 async def test_token_with_other_arguments_is_a_conflict(
-    shop: Running, peer: Provider, ann: Api
+    shop: Running, peer: Provider, ann: Api, token: str
 ) -> None:
-    await ann("POST", CALL, {"arguments": ORDER, "idempotency_token": "t-1"})
-    other = {"arguments": {"book": "Persuasion"}, "idempotency_token": "t-1"}
+    await ann("POST", CALL, {"arguments": ORDER, "idempotency_token": token})
+    other = {"arguments": {"book": "Persuasion"}, "idempotency_token": token}
     status, answer = await ann("POST", CALL, other)
     assert (status, answer["error"]["code"]) == (409, "idempotency_conflict")
     async with api(shop.url, "bob") as bob:
@@ -160,12 +210,12 @@ async def test_token_must_be_visible_ascii(shop: Running, peer: Provider) -> Non
     assert (error_code(result), sent(peer)) == ("invalid_arguments", 0)
 
 
-async def test_upstream_error_is_replayed(shop: Running, peer: Provider, ann: Api) -> None:
+async def test_upstream_error_is_replayed(peer: Provider, ann: Api, token: str) -> None:
     async def full(request: web.Request) -> web.StreamResponse:
         return web.json_response({"message": "no stock"}, status=409)
 
     peer.answer = full
-    body = {"arguments": ORDER, "idempotency_token": "t-1"}
+    body = {"arguments": ORDER, "idempotency_token": token}
     first, again = await ann("POST", CALL, body), await ann("POST", CALL, body)
     assert first == again
     assert (first[0], first[1]["error"]["code"], first[1]["error"]["status"]) == (
@@ -177,12 +227,13 @@ async def test_upstream_error_is_replayed(shop: Running, peer: Provider, ann: Ap
 
 
 async def test_failure_before_sending_frees_the_token_and_one_after_does_not(
-    make_gateway: GatewayMaker, peer: Provider
+    tmp_path: Path, peer: Provider
 ) -> None:
-    shop: Running = await make_gateway(
-        config(peer, FREELY, connection=f"{IDEMPOTENT}\ntimeout_seconds = 0.2")
-    )
-    async with api(shop.url, "ann") as ann:
+    text = config(peer, FREELY, connection=f"{IDEMPOTENT}\ntimeout_seconds = 0.2")
+    async with (
+        gateway_on(tmp_path / "config.toml", text) as shop,
+        api(shop.url, "ann") as ann,
+    ):
         body = {"arguments": ORDER, "idempotency_token": "t-1"}
         Gate(peer)
         status, unknown = await ann("POST", CALL, body)
@@ -195,10 +246,10 @@ async def test_failure_before_sending_frees_the_token_and_one_after_does_not(
 
 
 async def test_call_that_never_left_may_be_made_again_with_its_token(
-    shop: Running, peer: Provider, ann: Api
+    shop: Running, peer: Provider, ann: Api, token: str
 ) -> None:
     port = peer.port
-    body = {"arguments": ORDER, "idempotency_token": "t-1"}
+    body = {"arguments": ORDER, "idempotency_token": token}
     async with provider() as gone:
         closed = gone.url
     peer.document = orders_api(closed)
@@ -211,26 +262,20 @@ async def test_call_that_never_left_may_be_made_again_with_its_token(
         _, made = await ann("POST", CALL, body)
     assert (made["success"], sent(peer)) == (True, 1)
     async with client(shop.url, "ann") as agent:
-        found = (await agent.call_tool("find_execution", {"token": "t-1"})).structured_content
+        found = (await agent.call_tool("find_execution", {"token": token})).structured_content
     assert found is not None and found["id"] == made["execution_id"]
     assert [each["status"] for each in found["executions"]] == ["completed", "failed"]
 
 
-async def test_call_is_refused_before_sending_if_it_can_not_be_recorded(
-    shop: Running, peer: Provider, ann: Api
-) -> None:
-    await shop.app.gateway.db.close()
-    status, answer = await ann("POST", CALL, {"arguments": ORDER})
-    assert (status, answer["error"]["code"], sent(peer)) == (503, "store_unavailable", 0)
-
-
-async def test_call_that_was_made_is_told_even_if_its_end_can_not_be_recorded(
-    shop: Running, peer: Provider, ann: Api
+async def test_a_call_under_way_is_told_of_and_none_is_begun_once_nothing_can_be_recorded(
+    own_shop: Running, peer: Provider, own_ann: Api
 ) -> None:
     gate = Gate(peer)
-    call = asyncio.create_task(ann("POST", CALL, {"arguments": ORDER}))
+    call = asyncio.create_task(own_ann("POST", CALL, {"arguments": ORDER}))
     await asyncio.wait_for(gate.entered.wait(), 5)
-    await shop.app.gateway.db.close()
+    await own_shop.app.gateway.db.close()
+    status, answer = await own_ann("POST", CALL, {"arguments": {"book": "Persuasion"}})
+    assert (status, answer["error"]["code"], sent(peer)) == (503, "store_unavailable", 1)
     gate.release.set()
     status, answer = await call
     assert (status, answer["output"], sent(peer)) == (200, {"placed": True}, 1)
@@ -241,17 +286,17 @@ async def test_call_that_was_made_is_told_even_if_its_end_can_not_be_recorded(
     [("shop_place_order", ORDER, "completed"), ("shop_get_order", {"id": "7"}, "failed")],
 )
 async def test_write_is_finished_without_its_caller_and_a_read_ends_with_it(
-    shop: Running, peer: Provider, ann: Api, tool: str, arguments: dict[str, Any], status: str
+    shop: Running, peer: Provider, tool: str, arguments: dict[str, Any], status: str
 ) -> None:
     gate = Gate(peer)
-    async with call_to_be_cut_off(shop.url, "ann", tool, arguments, "2026-07-28"):
+    async with call_to_be_cut_off(shop.url, "eve", tool, arguments, "2026-07-28"):
         await asyncio.wait_for(gate.entered.wait(), 5)
         await asyncio.sleep(0.1)  # a call is attended to once it takes its time
     await until(lambda: not shop.app.mcp.figures()["calls_in_flight"])
     gate.release.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5), api(shop.url, "root") as root:
         while True:
-            _, page = await ann("GET", f"/executions?tool={tool}")
+            _, page = await root("GET", f"/executions?principal=eve&tool={tool}")
             if page["executions"] and page["executions"][0]["status"] != "executing":
                 break
             await asyncio.sleep(0.02)
@@ -290,21 +335,21 @@ async def test_killed_between_sending_and_recording_is_unknown_and_never_sent_ag
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 async def test_a_call_of_a_tool_that_is_hidden_or_not_there_leaves_the_same_trace(
-    shop: Running, peer: Provider, ann: Api, mode: str
+    own_shop: Running, peer: Provider, own_ann: Api, mode: str
 ) -> None:
-    await ann("PUT", "/access/shop", {"access": "read-only"})
+    await own_ann("PUT", "/access/shop", {"access": "read-only"})
     names = ["shop_place_order", "shop_place_nothing"]
     refusals = []
     with capture_logs() as logged:
-        async with client(shop.url, "ann", mode) as agent:
+        async with client(own_shop.url, "ann", mode) as agent:
             for name in names:
                 with pytest.raises(MCPError) as refused:
                     await agent.call_tool(name, ORDER)
                 refusals.append((refused.value.error.code, refused.value.error.message))
     assert refusals == [(-32602, f"Unknown tool: {name}") for name in names]
-    async with api(shop.url, "root") as root:
+    async with api(own_shop.url, "root") as root:
         _, listed = await root("GET", "/executions?status=denied")
-        async with root.http.get(f"{shop.url}/metrics") as answer:
+        async with root.http.get(f"{own_shop.url}/metrics") as answer:
             metrics = await answer.text()
     newest = listed["executions"]
     assert [record["tool"] for record in newest] == names[::-1]
@@ -322,15 +367,15 @@ async def test_a_call_of_a_tool_that_is_hidden_or_not_there_leaves_the_same_trac
 
 
 async def test_the_trace_of_unknown_tools_is_bounded_and_all_are_counted(
-    shop: Running, ann: Api
+    own_shop: Running, own_ann: Api
 ) -> None:
     for number in range(FAILURES_A_MINUTE + 5):
-        status, _ = await ann("POST", f"/tools/{'x' * 3000}{number}/call", {"arguments": ORDER})
+        status, _ = await own_ann("POST", f"/tools/{'x' * 3000}{number}/call", {"arguments": ORDER})
         assert status == 404
-    async with api(shop.url, "bob") as bob, api(shop.url, "root") as root:
+    async with api(own_shop.url, "bob") as bob, api(own_shop.url, "root") as root:
         await bob("POST", "/tools/nothing/call", {})
         _, listed = await root("GET", "/executions?limit=100")
-        async with root.http.get(f"{shop.url}/metrics") as answer:
+        async with root.http.get(f"{own_shop.url}/metrics") as answer:
             metrics = await answer.text()
     records = listed["executions"]
     assert len(records) == FAILURES_A_MINUTE + 1
@@ -338,16 +383,17 @@ async def test_the_trace_of_unknown_tools_is_bounded_and_all_are_counted(
     assert f"gateway_unknown_tool_calls_total {FAILURES_A_MINUTE + 6}.0" in metrics
 
 
-async def test_raw_requests_that_are_refused_leave_a_trace(
-    make_gateway: GatewayMaker, peer: Provider
-) -> None:
+async def test_raw_requests_that_are_refused_leave_a_trace(tmp_path: Path, peer: Provider) -> None:
     rules = 'operations = { cancelOrder = { access = "dangerous" } }'
-    shop: Running = await make_gateway(config(peer, FREELY, connection=rules))
     requests = [
         {"connection": "shop", "method": "DELETE", "path": "/orders/7"},
         {"connection": "hidden", "method": "GET", "path": "/orders/7"},
     ]
-    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
+    async with (
+        gateway_on(tmp_path / "config.toml", config(peer, FREELY, connection=rules)) as shop,
+        api(shop.url, "ann") as ann,
+        api(shop.url, "root") as root,
+    ):
         for request in requests:
             await ann("POST", "/proxy", request)
         _, listed = await root("GET", "/executions")
