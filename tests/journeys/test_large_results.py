@@ -9,12 +9,13 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from mcp.client.client import Client
 
-from tests.conftest import GatewayMaker, Running
-from tests.journeys.confirming import TOKENS, client, config
-from tests.peers import provider
+from tests.conftest import Running, gateway_on
+from tests.journeys.confirming import FREELY, TOKENS, client, config
+from tests.peers import provider, until
 from tests.peers_mcp import mcp_peer
 from tests.report_peer import EXPECTED, ROWS, report_gateway
 
@@ -37,11 +38,19 @@ async def answer(request: web.Request) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": kind})
 
 
-@pytest.fixture
-async def shop(make_gateway: GatewayMaker) -> AsyncIterator[Running]:
-    async with provider() as peer:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """A gateway before an API, and before an MCP server called `far`."""
+    async with provider() as peer, mcp_peer() as far:
         peer.answer = answer
-        yield await make_gateway(config(peer, 'level = "full_access"'))
+        text = config(peer, FREELY, f'[connections.far]\nkind = "mcp"\nurl = "{far.url}"\n')
+        file = tmp_path_factory.mktemp("large") / "config.toml"
+        async with gateway_on(file, text) as made:
+            await until(lambda: "far_echo" in made.app.gateway.snapshot.tools)
+            yield made
 
 
 async def called(speaker: Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -181,14 +190,15 @@ async def test_answer_belongs_to_who_called(shop: Running) -> None:
     assert mine["value"] == "Käse"
 
 
-async def test_large_answer_of_an_upstream_is_read_in_parts(make_gateway: GatewayMaker) -> None:
-    async with mcp_peer() as peer, provider() as other:
-        more = f'[connections.far]\nkind = "mcp"\nurl = "{peer.url}"\n'
-        gateway: Running = await make_gateway(config(other, 'level = "full_access"', more))
-        async with client(gateway.url, "ann") as ann:
-            found = await called(ann, "far_echo", {"text": TEXT})
-            asked = {"result_id": found["result_id"], "pointer": "/text"}  # structured content
-            part = await called(ann, "read_result", {**asked, "offset": len(TEXT) - 5})
+async def test_large_answer_of_an_upstream_is_read_in_parts(shop: Running) -> None:
+    async with client(shop.url, "ann") as ann:
+        found = await called(ann, "far_echo", {"text": TEXT})
+        asked = {"result_id": found["result_id"], "pointer": "/text"}  # structured content
+        part = await called(ann, "read_result", {**asked, "offset": len(TEXT) - 5})
+        plain = await called(ann, "far_huge", {"bytes": 100_000})  # with little structure
+        asked = {"result_id": plain["result_id"], "pointer": "/content/0/text"}
+        end = await called(ann, "read_result", {**asked, "offset": 99_990})
+    assert (end["total"], end["value"]) == (100_000, "x" * 10)
     assert part == {
         "result_id": found["result_id"],
         "bytes": found["bytes"],
@@ -196,19 +206,6 @@ async def test_large_answer_of_an_upstream_is_read_in_parts(make_gateway: Gatewa
         "offset": len(TEXT) - 5,
         "value": TEXT[-5:],
     }
-
-
-async def test_a_large_answer_with_little_structure_is_kept_whole(
-    make_gateway: GatewayMaker,
-) -> None:
-    async with mcp_peer() as peer, provider() as other:
-        more = f'[connections.far]\nkind = "mcp"\nurl = "{peer.url}"\n'
-        gateway: Running = await make_gateway(config(other, 'level = "full_access"', more))
-        async with client(gateway.url, "ann") as ann:
-            found = await called(ann, "far_huge", {"bytes": 100_000})
-            asked = {"result_id": found["result_id"], "pointer": "/content/0/text"}
-            part = await called(ann, "read_result", {**asked, "offset": 99_990})
-    assert (part["total"], part["value"]) == (100_000, "x" * 10)
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])

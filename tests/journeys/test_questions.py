@@ -132,6 +132,10 @@ def said(result: CallToolResult) -> str:
 
 every_client = pytest.mark.parametrize("client", CLIENTS)
 every_server = pytest.mark.parametrize("server", SERVERS)
+# Every server, and every client with servers of both eras.
+each_pair = pytest.mark.parametrize(
+    ("client", "server"), list(zip((*CLIENTS, *reversed(CLIENTS)), SERVERS, strict=True))
+)
 
 
 @every_client
@@ -158,8 +162,7 @@ async def test_a_question_is_asked_and_answered_once(
     assert await shops.rows(title) == [(name, "completed")]
 
 
-@every_client
-@every_server
+@each_pair
 async def test_what_is_always_allowed_still_asks_its_own_questions(
     shops: Shops, client: str, server: str
 ) -> None:
@@ -174,8 +177,7 @@ async def test_what_is_always_allowed_still_asks_its_own_questions(
         assert await shops.rows(title) == [(name, "completed")]
 
 
-@every_client
-@every_server
+@each_pair
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_a_no_is_passed_on_as_what_it_is(
     shops: Shops, client: str, server: str, action: str
@@ -188,8 +190,7 @@ async def test_a_no_is_passed_on_as_what_it_is(
     assert await shops.rows(title) == [(name, "completed")]
 
 
-@every_client
-@every_server
+@each_pair
 async def test_for_a_client_that_can_not_be_asked_a_question_is_declined(
     shops: Shops, client: str, server: str
 ) -> None:
@@ -200,8 +201,7 @@ async def test_for_a_client_that_can_not_be_asked_a_question_is_declined(
     assert await shops.rows(title) == [(name, "completed")]
 
 
-@every_client
-@every_server
+@each_pair
 async def test_a_page_is_opened_by_a_client_that_opens_pages(
     shops: Shops, client: str, server: str
 ) -> None:
@@ -214,8 +214,7 @@ async def test_a_page_is_opened_by_a_client_that_opens_pages(
 LONG = 4_000
 
 
-@every_client
-@every_server
+@each_pair
 async def test_a_server_is_told_what_the_clients_model_says(
     shops: Shops, client: str, server: str
 ) -> None:
@@ -234,8 +233,7 @@ async def test_a_server_is_told_what_the_clients_model_says(
     assert told == [(TO_MODEL["messages"], 100, "Be brief")]
 
 
-@every_client
-@every_server
+@each_pair
 async def test_a_server_is_told_where_the_client_works(
     shops: Shops, client: str, server: str
 ) -> None:
@@ -248,8 +246,7 @@ async def test_a_server_is_told_where_the_client_works(
     assert said(result) == "file:///home/ann"
 
 
-@every_client
-@every_server
+@each_pair
 @pytest.mark.parametrize("want", ["sampling", "roots"])
 async def test_a_server_learns_that_a_client_offers_neither(
     shops: Shops, client: str, server: str, want: str

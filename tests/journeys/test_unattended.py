@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from mcp_types import RequestParamsMeta
 
+from gateway.limits import CALLS_PER_PRINCIPAL
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.confirming import CALL, ORDER, Api, Gate, api, client, config, sent
 from tests.peers import Provider, until
@@ -73,8 +74,11 @@ async def test_background_calls_are_bounded_and_can_be_cancelled(
 ) -> None:
     Gate(peer)
     path = "/tools/shop_get_order/call?background=true"
-    started = [await ann("POST", path, {"arguments": {"id": str(n)}}) for n in range(17)]
-    assert [status for status, _ in started] == [202] * 16 + [503]
+    started = [
+        await ann("POST", path, {"arguments": {"id": str(n)}})
+        for n in range(CALLS_PER_PRINCIPAL + 1)
+    ]
+    assert [status for status, _ in started] == [202] * CALLS_PER_PRINCIPAL + [503]
     read = started[0][1]["execution_id"]
     assert (await ann("DELETE", f"/executions/{read}"))[1]["status"] == "failed"
     status, write = await ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
