@@ -1,4 +1,4 @@
-"""The `gateway` command. One file a group of commands; heavy imports wait until they are needed."""
+"""The `gateway` command: `main` has its words, the other files what it does."""
 
 from __future__ import annotations
 

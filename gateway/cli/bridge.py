@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
+import aiohttp
 import orjson
 
 from gateway.cli.remote import TokenOption, UrlOption, remote
 from gateway.limits import BRIDGE_CALL_SECONDS, BRIDGE_CALLS, BRIDGE_LINE_BYTES
-
-if TYPE_CHECKING:
-    import aiohttp  # loaded where it is used: `gateway serve` starts without it
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
@@ -44,8 +43,6 @@ class Bridge:
 
     async def run(self) -> None:
         """Carries messages until standard input ends, then lets answers arrive."""
-        import aiohttp
-
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         async with aiohttp.ClientSession(timeout=timeout, read_bufsize=BRIDGE_LINE_BYTES) as http:
             reader = await _stdin()
@@ -81,8 +78,6 @@ class Bridge:
         self._gate.release()
 
     async def _carry(self, http: aiohttp.ClientSession, message: dict[str, Any]) -> None:
-        import aiohttp
-
         try:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
                 await self._post(http, message)
@@ -95,7 +90,7 @@ class Bridge:
             if message.get("method") == "initialize" and answer.ok:
                 self._session = {"Mcp-Session-Id": answer.headers.get("Mcp-Session-Id", "")}
             if answer.content_type == "text/event-stream":
-                await self._relay(answer, message)
+                await self._relay(answer)
                 return
             body = await answer.read()
         if answer.status == 202 or not body:
@@ -112,9 +107,7 @@ class Bridge:
         self._note_version(value)
         _write(value)
 
-    async def _relay(
-        self, answer: aiohttp.ClientResponse, message: dict[str, Any] | None = None
-    ) -> None:
+    async def _relay(self, answer: aiohttp.ClientResponse) -> None:
         async for line in answer.content:
             if line.startswith(b"data:") and (data := line.removeprefix(b"data:").strip()):
                 value = orjson.loads(data)
@@ -134,29 +127,22 @@ class Bridge:
 
     async def _stream(self, http: aiohttp.ClientSession) -> None:
         """Holds the stream of the session, and takes it up again when it breaks."""
-        import aiohttp
-
         while True:
-            try:
-                headers = {**self._headers, **self._session}
+            headers = {**self._headers, **self._session}
+            with suppress(aiohttp.ClientError, OSError):
                 async with http.get(self._url, headers=headers) as answer:
                     if answer.status in (404, 405):
                         return
                     if answer.content_type == "text/event-stream":
                         await self._relay(answer)
-            except (aiohttp.ClientError, OSError):
-                pass  # it is taken up again below
             await asyncio.sleep(2)
 
     async def _leave(self, http: aiohttp.ClientSession) -> None:
-        import aiohttp
-
         if self._session.get("Mcp-Session-Id"):
-            try:
+            # Where it can't be told, the session ends by itself in time.
+            with suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with asyncio.timeout(2):
                     await http.delete(self._url, headers={**self._headers, **self._session})
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                return  # the session ends by itself in time
 
     def _excuse(self, message: dict[str, Any], why: str) -> None:
         if "id" in message and "method" in message:

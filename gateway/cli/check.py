@@ -1,151 +1,272 @@
-"""`gateway check`."""
+"""What `gateway check` finds before a configuration is served: nothing is sent or written.
+
+Manifests and TLS files are read. The snapshot that the configuration would give is made from the
+store: it shows names that match nothing (for that, definitions that names are compared with and
+that are not in the store are read), and each recorded call can be looked up and decided in it as if
+it came in now.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import typer
-
-from gateway.cli.serve import ConfigOption
-from gateway.config.connection import ManifestConnection
-from gateway.config.reading import read_settings
+from gateway.app import demo_connection, store_url
+from gateway.azure.directory import AzureDirectory
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.changes import Adoption
+from gateway.catalog.definitions import Fetcher, is_lazy
+from gateway.catalog.discover import Discoverer
+from gateway.catalog.repository import StoredCatalog
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.cli.inspect import upstreams_over
+from gateway.config.connection import ArmConnection, ManifestConnection, McpConnection
 from gateway.config.settings import Settings
-from gateway.errors import ConfigInvalid, DefinitionUnreadable
-from gateway.model import TlsFiles
+from gateway.connectors.manifest import load_builtin, parse_manifest, region_problem
+from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError, UpstreamFailed
+from gateway.limits import CHECK_SECONDS
+from gateway.model import Principal, TlsFiles
+from gateway.outbound.client import Egress
+from gateway.outbound.dialling import tls_problem
+from gateway.policy.access import decide, principal_now
+from gateway.policy.problems import configuration_problems
+from gateway.policy.view import Scope, view
+from gateway.store.database import Database
+from gateway.store.ledger import Execution, Filter, list_executions
+from gateway.store.secrets import Seal, check_seal, load_seal
+from gateway.store.tables import is_current
+from gateway.upstream.registry import Listed
+from gateway.web.own_tools import OWN_TOOLS
+from gateway.workers import Workers
+
+ReadUpstream = Callable[[str, McpConnection], Awaitable[Listed]]
 
 
-def check(
-    config: ConfigOption = Path("config.toml"),
-    replay: Annotated[
-        int | None,
-        typer.Option(min=1, max=100_000, help="Rehearse it on the last N recorded calls."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
-    """Validate the configuration, its manifests and its certificates without starting.
-
-    Exit 0, or 2 with file, key, what is wrong and what is allowed. Names that match nothing, and
-    permissions that were put over stricter ones, are warnings. With `--replay N` it also says which
-    of the last N recorded calls this configuration would have refused or asked about.
-
-    Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
-    """
-    try:
-        settings = read_settings(config)
-        _check_files(settings, config)
-    except ConfigInvalid as error:
-        if as_json:
-            import orjson
-
-            print(orjson.dumps({"valid": False, "problems": list(error.problems)}).decode())
-            raise typer.Exit(2) from error
-        raise
-    if replay is None:
-        _report(settings, config, _warnings(settings, config.resolve()), as_json)
-    else:
-        _rehearse(settings, config, replay, as_json)
+# --- files ----------------------------------------------------------------------------------------
 
 
-def _rehearse(settings: Settings, config: Path, calls: int, as_json: bool) -> None:
-    import asyncio
-    from dataclasses import asdict
-
-    from gateway.cli.rehearsal import rehearse_recorded
-    from gateway.cli.remote import show_json, show_table
-
-    found = asyncio.run(rehearse_recorded(settings, config.resolve(), calls))
-    rows = [asdict(each) for each in found]
-    if as_json:
-        show_json({"valid": True, "replayed": rows})
-        return
-    columns = {
-        "tool": "Tool",
-        "principal": "Who",
-        "status": "Was",
-        "outcome": "Would be",
-        "reason": "Why",
-        "execution": "Execution",
-    }
-    show_table(rows, columns)
-    print(f"{len(rows)} of the last {calls} recorded calls would not simply have gone through")
-
-
-def _check_files(settings: Settings, config: Path) -> None:
+def check_files(settings: Settings, config: Path) -> None:
+    """Raises ConfigInvalid for manifests, certificates and keys that can't be used."""
     if problems := [*_manifest_problems(settings, config), *_tls_problems(settings, config)]:
         raise ConfigInvalid(problems)
 
 
-def _tls_problems(settings: Settings, config: Path) -> list[str]:
-    from gateway.outbound.dialling import tls_problem
-
-    folder, network = config.parent, TlsFiles(ca_file=settings.network.ca_file)
-    tables = {"network": network} | {
-        f"connections.{name}.tls": connection.tls_files
-        for name, connection in settings.connections.items()
-    }
-    found = ((where, tls_problem(folder, tls)) for where, tls in tables.items())
-    return [f"{config}: {where}.{problem}" for where, problem in found if problem]
+def _tls_problems(settings: Settings, config: Path) -> Iterator[str]:
+    tables = {"network": TlsFiles(ca_file=settings.network.ca_file)}
+    for name, connection in settings.connections.items():
+        tables[f"connections.{name}.tls"] = connection.tls_files
+    for where, files in tables.items():
+        if problem := tls_problem(config.parent, files):
+            yield f"{config}: {where}.{problem}"
 
 
-def _manifest_problems(settings: Settings, config: Path) -> list[str]:
-    from gateway.connectors.manifest import load_builtin, parse_manifest, region_problem
-
-    problems: list[str] = []
+def _manifest_problems(settings: Settings, config: Path) -> Iterator[str]:
     for name, connection in settings.connections.items():
         if not isinstance(connection, ManifestConnection):
             continue
-        where = f"{config}: connections.{name}.manifest"
+        where, given = f"{config}: connections.{name}", connection.manifest
         try:
-            if "/" in connection.manifest or connection.manifest.endswith(".toml"):
-                raw = (config.parent / connection.manifest).read_bytes()
-            else:
-                raw = load_builtin(connection.manifest)
-            manifest = parse_manifest(raw, connection.manifest)
-            if problem := region_problem(manifest, connection.region):
-                problems.append(f"{config}: connections.{name}.region: {problem}")
+            is_file = "/" in given or given.endswith(".toml")
+            raw = (config.parent / given).read_bytes() if is_file else load_builtin(given)
+            if problem := region_problem(parse_manifest(raw, given), connection.region):
+                yield f"{where}.region: {problem}"
         except DefinitionUnreadable as error:
-            problems.append(f"{config}: connections.{name}.{error.message} {error.hint}")
+            yield f"{where}.{error.message} {error.hint}"
         except OSError as error:
-            problems.append(f"{where}: {connection.manifest} can't be read: {error.strerror}")
+            yield f"{where}.manifest: {given} can't be read: {error.strerror}"
         except ConfigInvalid as error:
-            problems += error.problems
-    return problems
+            yield from error.problems
 
 
-def _warnings(settings: Settings, config: Path) -> list[tuple[str, str]]:
-    """Key path and what does not hold there, as far as it can be known without starting."""
-    import asyncio
-    import logging
-
-    from gateway.cli.inspect import upstreams_over
-    from gateway.cli.rehearsal import find_problems
-    from gateway.cli.remote import quiet
-    from gateway.outbound.client import Egress
-
-    async def found() -> list[tuple[str, str]]:
-        way_out = Egress(**settings.network.rules, folder=config.parent)
-        async with way_out as egress, upstreams_over(egress) as upstreams:
-            return await find_problems(settings, config, egress, upstreams.read)
-
-    quiet(logging.ERROR)
-    return asyncio.run(found())
+# --- names that match nothing ---------------------------------------------------------------------
 
 
-def _report(
-    settings: Settings, config: Path, warnings: list[tuple[str, str]], as_json: bool
-) -> None:
-    counts = {
-        "connections": len(settings.connections) + settings.demo.enabled,
-        "principals": len(settings.principals),
-        "bundles": len(settings.bundles),
-    }
-    if as_json:
-        import orjson
+async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str]]:
+    """What this configuration says and what would not hold, as (key path, what is wrong)."""
+    folder, found = config.parent, list[tuple[str, str]]()
+    async with (
+        Egress(**settings.network.rules, folder=folder) as egress,
+        upstreams_over(egress) as upstreams,
+        _stored(settings, folder, found) as stored,
+        _loaded(settings, folder, egress, stored, upstreams.read) as catalog,
+    ):
+        names = [
+            name
+            for name, state in catalog.current.connections.items()
+            if _is_worth_reading(catalog.current, state)
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                reports = await catalog.refresh(names, by="check")
+                found += [(f"connections.{r.name}", r.error) for r in reports if r.error]
+        snapshot = catalog.current
+    found += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
+    return found + [
+        (f"connections.{name}.{problem.where}", problem.message)
+        for name, state in snapshot.connections.items()
+        for problem in state.problems
+        if problem.configured
+    ]
 
-        shown = [{"where": where, "message": message} for where, message in warnings]
-        print(orjson.dumps({"valid": True, **counts, "warnings": shown}).decode())
-    else:
-        for where, message in warnings:
-            print(f"{config}: warning: {where}: {message}")
-        print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in counts.items())})")
+
+class Unkept(StoredCatalog):
+    """What is stored; what is found beside it is not kept."""
+
+    async def save(self, name: str, new: Adoption, by: str) -> int:
+        return 0
+
+
+@asynccontextmanager
+async def _stored(
+    settings: Settings, folder: Path, problems: list[tuple[str, str]]
+) -> AsyncIterator[StoredCatalog]:
+    """The store as it is, neither made nor brought up to date; an empty one where there is none."""
+    async with AsyncExitStack() as stack:
+        if _has_store(settings, folder):
+            db, seal = Database(store_url(settings, folder)), _seal(settings, folder)
+            stack.push_async_callback(db.engine.close)
+            if problem := await _unreadable(db, seal):
+                problems.append(("store.url", f"what was put is not known: {problem}"))
+            else:
+                yield Unkept(db, seal)
+                return
+        empty = Path(stack.enter_context(TemporaryDirectory()))
+        db = await stack.enter_async_context(Database(f"sqlite:///{empty / 'store.db'}"))
+        yield Unkept(db, load_seal(empty / "secret.key", None))
+
+
+def _has_store(settings: Settings, folder: Path) -> bool:
+    url, key = store_url(settings, folder), folder / settings.store.secret_key_file
+    is_there = not url.startswith("sqlite") or Path(url.removeprefix("sqlite:///")).exists()
+    return is_there and (key.exists() or "GATEWAY_SECRET_KEY" in os.environ)
+
+
+async def _unreadable(db: Database, seal: Seal) -> str | None:
+    try:
+        if not await db.read(is_current):
+            return "the store is of an older version"
+        await check_seal(db, seal)
+    except (GatewayError, ConfigInvalid) as error:
+        return str(error)
+    return None
+
+
+def _seal(settings: Settings, folder: Path) -> Seal:
+    return load_seal(folder / settings.store.secret_key_file, os.environ.get("GATEWAY_SECRET_KEY"))
+
+
+@asynccontextmanager
+async def _loaded(
+    settings: Settings,
+    folder: Path,
+    egress: Egress,
+    stored: StoredCatalog,
+    read_upstream: ReadUpstream,
+) -> AsyncIterator[Catalog]:
+    async with Workers(count=1) as workers:
+        discoverer = Discoverer(
+            Fetcher(egress, folder),
+            workers,
+            read_upstream,
+            egress.check,
+            AzureDirectory(_nowhere, lambda: settings.azure),
+            lambda *_: (None, _nowhere),
+        )
+        catalog = Catalog(
+            settings,
+            discoverer,
+            stored,
+            demo={"demo": demo_connection(f"http://{settings.server.host}")},
+        )
+        await catalog.load()
+        yield catalog
+
+
+def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
+    """Whether names are compared with its operations, which can be had without starting anything.
+
+    A command is not run for this, nor is one woken that waits until somebody needs it.
+    """
+    settings, permissions = state.settings, snapshot.permissions
+    if state.build is not None or state.status == "disabled" or is_lazy(settings):
+        return False
+    is_command = isinstance(settings, McpConnection) and settings.transport == "stdio"
+    if is_command or isinstance(settings, ArmConnection):
+        return False
+    named = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
+    ruled = (*permissions.tools, *permissions.auto_approve.tools)
+    has_rule = any(name.startswith(state.prefix) for name in ruled)
+    return has_rule or not named.isdisjoint(settings.model_fields_set)
+
+
+async def _nowhere(*asked: Any, **more: Any) -> Any:
+    raise UpstreamFailed("upstream_unreachable", "a rehearsal asks nobody")
+
+
+# --- recorded calls, again ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """A recorded call that would not simply have gone through."""
+
+    execution: str
+    tool: str
+    principal: str
+    status: str  # as it was
+    outcome: str  # refused | asked
+    reason: str
+
+
+async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> list[Rehearsed]:
+    """What this configuration would have refused or asked about, of the last so many calls."""
+    folder = config.parent
+    seal = _seal(settings, folder)
+    async with Database(store_url(settings, folder)) as db, Egress(()) as egress:
+        await check_seal(db, seal)
+        async with _loaded(settings, folder, egress, Unkept(db, seal), _nowhere) as catalog:
+            return rehearse(catalog.current, await _last(db, calls))
+
+
+async def _last(db: Database, calls: int) -> list[Execution]:
+    found: list[Execution] = []
+    cursor = None
+    while len(found) < calls:
+        left = calls - len(found)
+        page = await list_executions(db, Filter(), limit=left, cursor=cursor)
+        found += page.executions
+        cursor = page.next
+        if cursor is None:
+            break
+    return found
+
+
+def rehearse(snapshot: Snapshot, executions: Sequence[Execution]) -> list[Rehearsed]:
+    """The calls that would be refused or asked about in this snapshot. Pure."""
+    judged = ((each, _judge(snapshot, each)) for each in executions)
+    return [
+        Rehearsed(each.id, each.tool, each.principal, each.status, *verdict)
+        for each, verdict in judged
+        if verdict is not None
+    ]
+
+
+def _judge(snapshot: Snapshot, execution: Execution) -> tuple[str, str] | None:
+    known = Principal(execution.principal, admin=snapshot.settings.auth.mode == "none")
+    principal = principal_now(snapshot.settings, known)
+    if principal is None:
+        return "refused", f"there is no principal {execution.principal}"
+    scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()
+    tool = view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
+    if tool is None:
+        return "refused", "the tool is not in the principal's view"
+    decision = decide(tool, snapshot.permissions)
+    if decision.outcome == "allow":
+        return None
+    return ("asked" if decision.outcome == "confirm" else "refused"), decision.reason

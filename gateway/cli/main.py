@@ -1,21 +1,32 @@
-"""Puts the commands together and turns our errors into exit codes.
+"""The command `gateway`: all commands put together, and our errors turned into exit codes.
 
-0 fine, 1 failed, 2 wrong usage or configuration.
+0 fine, 1 failed, 2 wrong usage or configuration. The commands here need no running gateway; what
+one does is loaded when it runs, since most of it is heavy.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import hashlib
+import logging
+import secrets
 import sys
-from typing import Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from gateway import __version__
-from gateway.cli import bridge, check, inspect, manage, serve
-from gateway.cli import inspect as discover
-from gateway.cli import remote as client
-from gateway.cli import serve as token
+from gateway.cli import manage
+from gateway.cli.bridge import stdio
+from gateway.cli.remote import JsonOption, fail, show_json, show_table
+from gateway.config.connection import McpConnection
+from gateway.config.reading import read_settings
+from gateway.config.settings import Settings, check_whole
 from gateway.errors import ConfigInvalid, GatewayError
+from gateway.telemetry import set_up
 
 app = typer.Typer(
     name="gateway",
@@ -24,14 +35,185 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command("serve")(serve.serve)
-app.command("check")(check.check)
-app.command("inspect")(inspect.inspect)
-app.command("token")(token.token)
-app.command("discover")(discover.discover)
-app.command("stdio")(bridge.stdio)
-app.command("tools")(client.tools)
-app.command("call")(client.call)
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
+CONFIG = Path("config.toml")
+
+
+@app.command()
+def serve(
+    config: ConfigOption = CONFIG,
+    host: Annotated[str | None, typer.Option(help="Over server.host.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Over server.port; 0: a free one.")
+    ] = None,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+) -> None:
+    """Run the gateway.
+
+    Prints `Gateway ready: http://HOST:PORT/mcp` when it accepts requests. Ctrl-C and SIGTERM let
+    calls in flight finish; a second one ends at once.
+
+    Example: `gateway serve --config config.toml --port 0`
+    """
+    settings = read_settings(config)
+    over = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    settings = settings.model_copy(update={"server": settings.server.model_copy(update=over)})
+    if problems := check_whole(settings):
+        raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
+    set_up()
+    gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
+    from gateway import server
+
+    if settings.server.workers > 1 and not worker:
+        gc.enable()
+        sys.exit(server.supervise(settings, config.resolve()))
+    sys.exit(server.serve(settings, config.resolve(), worker=worker))
+
+
+@app.command()
+def check(
+    config: ConfigOption = CONFIG,
+    replay: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help="Rehearse it on the last N recorded calls."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Validate the configuration, its manifests and its certificates without starting.
+
+    Exit 0, or 2 with file, key, what is wrong and what is allowed. Names that match nothing, and
+    permissions that were put over stricter ones, are warnings. With `--replay N` it also says which
+    of the last N recorded calls this configuration would have refused or asked about.
+
+    Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
+    """
+    from gateway.cli.check import check_files, find_problems, rehearse_recorded
+
+    try:
+        settings = read_settings(config)
+        check_files(settings, config)
+    except ConfigInvalid as error:
+        if as_json:
+            show_json({"valid": False, "problems": list(error.problems)})
+            raise typer.Exit(2) from error
+        raise
+    if replay is not None:
+        calls = asyncio.run(rehearse_recorded(settings, config.resolve(), replay))
+        rows = [asdict(each) for each in calls]
+        if as_json:
+            show_json({"valid": True, "replayed": rows})
+            return
+        columns = "tool principal status outcome reason execution"
+        show_table(rows, columns, status="Was", outcome="Would be", reason="Why")
+        print(f"{len(rows)} of the last {replay} recorded calls would not simply have gone through")
+        return
+    set_up(logging.ERROR)
+    warnings = asyncio.run(find_problems(settings, config.resolve()))
+    _report_check(settings, config, warnings, as_json)
+
+
+def _report_check(
+    settings: Settings, config: Path, warnings: list[tuple[str, str]], as_json: bool
+) -> None:
+    counts = {
+        "connections": len(settings.connections) + settings.demo.enabled,
+        "principals": len(settings.principals),
+        "bundles": len(settings.bundles),
+    }
+    if as_json:
+        shown = [{"where": where, "message": message} for where, message in warnings]
+        show_json({"valid": True, **counts, "warnings": shown})
+        return
+    for where, message in warnings:
+        print(f"{config}: warning: {where}: {message}")
+    print(f"{config}: fine ({', '.join(f'{n} {noun}' for noun, n in counts.items())})")
+
+
+@app.command()
+def inspect(
+    what: Annotated[str, typer.Argument(help="A definition (URL, path) or a connection's name.")],
+    kind: Annotated[
+        Literal["openapi", "arm", "manifest"] | None,
+        typer.Option(help="What it is, if not obvious."),
+    ] = None,
+    access: Annotated[
+        Literal["read-write", "read-only"], typer.Option(help="As someone with this access.")
+    ] = "read-write",
+    as_json: JsonOption = False,
+    config: ConfigOption = CONFIG,
+) -> None:
+    """Preview the tools of a definition or a connection.
+
+    Shows the tools, the operations that are skipped with the reason, problems, and what it costs in
+    tokens. Nothing is stored.
+
+    Examples: `gateway inspect openapi.yaml`, `gateway inspect greenhouse --kind manifest --json`
+    """
+    from gateway.cli.inspect import preview, print_preview
+
+    set_up(logging.WARNING)
+    # The configuration, where there is one, says where we may go and names connections.
+    settings = read_settings(config) if config.exists() else Settings()
+    try:
+        found = asyncio.run(preview(what, kind, settings, config.resolve().parent))
+    except GatewayError as error:
+        if as_json:
+            show_json({"error": error.as_dict()})
+            raise typer.Exit(1) from error
+        raise
+    if access == "read-only":
+        found["tools"] = [tool for tool in found["tools"] if tool["access"] == "read"]
+        found["tokens"] = sum(tool["tokens"] for tool in found["tools"])
+    show_json(found) if as_json else print_preview(found)
+
+
+@app.command()
+def discover(
+    connection: Annotated[
+        str | None, typer.Argument(help="One connection; default: every MCP server.")
+    ] = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = CONFIG,
+) -> None:
+    """Show what upstream MCP servers offer now, and every drift of the configuration from it.
+
+    Exit 1 if a configured name no longer exists or a server can't be reached.
+
+    Example: `gateway discover bookings`
+    """
+    from gateway.cli.inspect import look_at_servers, print_drift
+
+    set_up(logging.WARNING)
+    settings = read_settings(config)
+    servers = {n: c for n, c in settings.connections.items() if isinstance(c, McpConnection)}
+    if connection and connection not in servers:
+        fail(f"{connection} is not an MCP server here; known: {', '.join(servers) or 'none'}", 2)
+    chosen = {connection: servers[connection]} if connection else servers
+    reports = asyncio.run(look_at_servers(settings, config.parent, chosen))
+    show_json(reports) if as_json else print_drift(reports)
+    if any(report["drift"] or report["error"] for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command()
+def token(as_json: JsonOption = False) -> None:
+    """Make a token: shown once, with the line for the configuration.
+
+    Example: `gateway token`
+    """
+    value = f"gw_{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    if as_json:
+        show_json({"token": value, "token_sha256": digest})
+        return
+    print(f"token: {value}")
+    print(f'token_sha256 = "{digest}"')
+    typer.echo("The token is not kept anywhere; give it to the client now.", err=True)
+
+
+app.command()(stdio)
+app.add_typer(manage.top)
 app.add_typer(manage.connections, name="connections")
 app.add_typer(manage.approvals, name="approvals")
 app.add_typer(manage.changes, name="changes")

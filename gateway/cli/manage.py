@@ -1,26 +1,23 @@
-"""`gateway connections`, `approvals`, `changes` and `executions`: the REST API from a terminal."""
+"""The commands that talk to a running gateway: its tools as an MCP client sees them, and the REST
+API from a terminal (connections, approvals, changes, executions).
+"""
 
 from __future__ import annotations
 
+import difflib
+import math
 import sys
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.console import Console
+from rich.progress import track
 
-from gateway.cli.remote import (
-    JsonOption,
-    TokenOption,
-    UrlOption,
-    parsed,
-    remote,
-    run,
-    segment,
-    show_json,
-    show_table,
-)
+from gateway.cli.remote import Remote, fail, remote_command, segment, show_table
 
+top = typer.Typer()  # its commands stand beside `gateway serve`
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
 approvals = typer.Typer(help="Calls that wait for a person.", no_args_is_help=True)
 changes = typer.Typer(help="What refreshes brought, and what is held.", no_args_is_help=True)
@@ -30,237 +27,276 @@ Name = Annotated[str, typer.Argument(help="The connection's name.")]
 Id = Annotated[str, typer.Argument(help="Its id.")]
 
 
-@connections.command("list")
-def list_connections(
-    as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
+# --- tools ----------------------------------------------------------------------------------------
+
+
+@remote_command(top, "tools")
+def list_tools(
+    gateway: Remote,
+    search: Annotated[str | None, typer.Argument(help="Only those whose name has this.")] = None,
 ) -> None:
+    """List the tools you can call.
+
+    Example: `gateway tools`, `gateway tools book --json`
+    """
+    listed = [tool for tool in _tools(gateway) if (search or "").lower() in tool["name"].lower()]
+    rows = [
+        {
+            "name": tool["name"],
+            "title": tool.get("title", ""),
+            "access": "read" if tool.get("annotations", {}).get("readOnlyHint") else "write",
+            "tokens": f"≈{math.ceil(len(orjson.dumps(tool)) / 4.6)}",
+        }
+        for tool in listed
+    ]
+    gateway.show(listed, lambda: show_table(rows, "name title access tokens", name="Tool"))
+
+
+@remote_command(top, "call")
+def call_tool(
+    gateway: Remote,
+    name: Annotated[str, typer.Argument(help="The tool's name.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="key=value …, or one JSON object.")
+    ] = None,
+) -> None:
+    """Call a tool.
+
+    Values that read as JSON are taken as such (`limit=5`, `tags='["a"]'`), others as text.
+
+    Examples: `gateway call demo_search_books q=time`, `gateway call demo_get_book '{"id": 3}'`
+    """
+    given = {"name": name, "arguments": _parse_arguments(arguments or [])}
+    answer = gateway.mcp("tools/call", given, name)
+    if error := answer.get("error"):
+        fail(error.get("message", "the call was refused") + _suggestion(gateway, name, error))
+    result = answer["result"]
+    parts = (p.get("text") or f"[{p['type']} {p.get('mimeType', '')}]" for p in result["content"])
+    gateway.show(result, lambda: print(*parts, sep="\n"))
+    if result.get("isError"):
+        raise typer.Exit(1)
+
+
+def _tools(gateway: Remote) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
+        if error := answer.get("error"):
+            fail(error.get("message", "the list was refused"))
+        found += answer["result"]["tools"]
+        cursor = answer["result"].get("nextCursor")
+        if cursor is None:
+            return found
+
+
+def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:
+    if error.get("code") != -32602:  # JSON-RPC: what is answered where a name is no tool
+        return ""
+    known = [tool["name"] for tool in _tools(gateway)]
+    if name in known:
+        return ""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"\nDid you mean {', '.join(close)}?" if close else "\n`gateway tools` lists yours."
+
+
+def _parse_arguments(arguments: list[str]) -> dict[str, Any]:
+    """The values that a command line gives: key=value …, or one JSON object."""
+    if len(arguments) == 1 and arguments[0].lstrip().startswith("{"):
+        value = _json_or_text(arguments[0])
+        return value if isinstance(value, dict) else fail("that is not a JSON object", 2)
+    pairs = [argument.partition("=") for argument in arguments]
+    for key, separator, _ in pairs:
+        if not separator or not key:
+            fail(f"{key!r} is not key=value", 2)
+    return {key: _json_or_text(text) for key, _, text in pairs}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+@remote_command(connections, "list")
+def list_connections(gateway: Remote) -> None:
     """List the connections.
 
     Example: `gateway connections list`
     """
-    found = run(remote(url, token).rest("GET", "/connections"))
-    columns = {
-        "name": "Name",
-        "kind": "Kind",
-        "status": "Status",
-        "effective_access": "Access",
-        "tools": "Tools",
-        "tokens": "≈ Tokens",
-    }
-    if as_json:
-        show_json(found)
-        return
-    show_table(found["connections"], columns)
-    for problem in found["problems"]:
+    found = gateway.list_rows("/connections", "name kind status effective_access tools tokens")
+    for problem in () if gateway.as_json else found["problems"]:
         print(f"{problem['where']}: {problem['message']}", file=sys.stderr)
 
 
-@connections.command("put")
+@remote_command(connections, "put")
 def put_connection(
+    gateway: Remote,
     name: Name,
     settings: Annotated[list[str], typer.Argument(help="key=value …, or one JSON object.")],
     dry_run: Annotated[bool, typer.Option(help="Only show what it would give.")] = False,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
-    token: TokenOption = None,
 ) -> None:
     """Add or replace a connection.
 
     Example: `gateway connections put shop kind=openapi spec=https://shop.example/openapi.json`
     """
-    values = parsed(settings) | ({"dry_run": True} if dry_run else {})
-    answer = run(remote(url, token).rest("PUT", f"/connections/{segment(name)}", values))
-    if as_json:
-        show_json(answer)
-    elif dry_run:
-        columns = {"name": "Tool", "access": "Access", "method": "Method", "path": "Path"}
-        show_table(answer["tools"], columns)
+    values = _parse_arguments(settings) | ({"dry_run": True} if dry_run else {})
+    answer = gateway.rest("PUT", f"/connections/{segment(name)}", values)
+    if dry_run:
+        columns = "name access method path"
+        gateway.show(answer, lambda: show_table(answer["tools"], columns, name="Tool"))
     else:
-        _report(answer)
+        gateway.show(answer, lambda: _print_reports([answer]))
 
 
-@connections.command("refresh")
+@remote_command(connections, "refresh")
 def refresh_connections(
+    gateway: Remote,
     name: Annotated[str | None, typer.Argument(help="One connection; default: all.")] = None,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
-    token: TokenOption = None,
 ) -> None:
     """Read definitions again.
 
     Example: `gateway connections refresh shop`
     """
-    gateway = remote(url, token)
-    names = (
-        [name]
-        if name
-        else [c["name"] for c in run(gateway.rest("GET", "/connections"))["connections"]]
-    )
+    rows = [{"name": name}] if name else gateway.rest("GET", "/connections")["connections"]
     reports = [
-        run(gateway.rest("POST", f"/connections/{segment(each)}/refresh"))
-        for each in _with_progress(names)
+        gateway.rest("POST", f"/connections/{segment(each)}/refresh")
+        for each in _with_progress([row["name"] for row in rows])
     ]
-    if as_json:
-        show_json(reports)
-    else:
-        for report in reports:
-            _report(report)
+    gateway.show(reports, lambda: _print_reports(reports))
     if any(report["status"] == "failing" for report in reports):
         raise typer.Exit(1)
 
 
-@connections.command("delete")
-def delete_connection(
-    name: Name, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(connections, "delete")
+def delete_connection(gateway: Remote, name: Name) -> None:
     """Delete a connection that was put.
 
     Example: `gateway connections delete shop`
     """
-    answer = run(remote(url, token).rest("DELETE", f"/connections/{segment(name)}"))
-    show_json(answer) if as_json else print(f"{name} is deleted")
+    gateway.act("DELETE", f"/connections/{segment(name)}", "{name} is deleted")
 
 
-@approvals.command("list")
-def list_approvals(
-    as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+def _print_reports(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        found = {word: len(report[word]) for word in ("added", "removed", "changed", "held")}
+        counts = [f"{count} {word}" for word, count in found.items() if count]
+        print(f"{report['name']}: {report['status']} ({', '.join(counts) or 'nothing changed'})")
+        if report.get("error"):
+            print(f"  {report['error']}")
+
+
+def _with_progress(names: list[str]) -> Iterator[str]:
+    """The names, with a bar on a terminal and plain lines elsewhere."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        yield from track(names, "Refreshing", console=console)
+        return
+    for number, name in enumerate(names, 1):
+        typer.echo(f"refreshing {name} ({number} of {len(names)})", err=True)
+        yield name
+
+
+# --- approvals ------------------------------------------------------------------------------------
+
+
+@remote_command(approvals, "list")
+def list_approvals(gateway: Remote) -> None:
     """List the calls that wait for a decision.
 
     Example: `gateway approvals list`
     """
-    found = run(remote(url, token).rest("GET", "/approvals"))
-    columns = {
-        "id": "Id",
-        "tool": "Tool",
-        "principal": "Who",
-        "risk": "Risk",
-        "method": "Method",
-        "url": "URL",
-        "arguments": "Arguments",
-    }
-    show_json(found) if as_json else show_table(found["approvals"], columns)
+    gateway.list_rows("/approvals", "id tool principal risk method url arguments")
 
 
-@approvals.command("approve")
+@remote_command(approvals, "approve")
 def approve(
+    gateway: Remote,
     id: Id,
     always: Annotated[
         bool, typer.Option(help="Also for later calls of this session, or of this client.")
     ] = False,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
-    token: TokenOption = None,
 ) -> None:
     """Let a call go on.
 
     Example: `gateway approvals approve 01a1…`
     """
-    _decide(id, "always_allow" if always else "approve", as_json, url, token)
+    decision = "always_allow" if always else "approve"
+    words = decision.replace("_", " ")
+    gateway.act("POST", f"/approvals/{segment(id)}", words, {"decision": decision})
 
 
-@approvals.command("deny")
-def deny(
-    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(approvals, "deny")
+def deny(gateway: Remote, id: Id) -> None:
     """Refuse a call.
 
     Example: `gateway approvals deny 01a1…`
     """
-    _decide(id, "deny", as_json, url, token)
+    gateway.act("POST", f"/approvals/{segment(id)}", "deny", {"decision": "deny"})
 
 
-@approvals.command("grants")
-def list_grants(
-    as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(approvals, "grants")
+def list_grants(gateway: Remote) -> None:
     """List what is always allowed: for whom, which tool, how long.
 
     Example: `gateway approvals grants`
     """
-    found = run(remote(url, token).rest("GET", "/standing-grants"))
-    columns = {
-        "id": "Id",
-        "tool": "Tool",
-        "principal": "Who",
-        "client": "Client",
-        "session": "Session",
-        "granted_by": "By",
-        "expires_at": "Until",
-    }
-    if as_json:
-        show_json(found)
-        return
-    grants = found["standing_grants"]
-    show_table([{**row, "expires_at": _time(row["expires_at"])} for row in grants], columns)
+    gateway.list_rows("/standing-grants", "id tool principal client session granted_by expires_at")
 
 
-@approvals.command("revoke")
-def revoke_grant(
-    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(approvals, "revoke")
+def revoke_grant(gateway: Remote, id: Id) -> None:
     """End what is always allowed: the next call is asked about again.
 
     Example: `gateway approvals revoke 01a1…`
     """
-    answer = run(remote(url, token).rest("DELETE", f"/standing-grants/{segment(id)}"))
-    show_json(answer) if as_json else print(f"{answer['tool']} is asked about again")
+    gateway.act("DELETE", f"/standing-grants/{segment(id)}", "{tool} is asked about again")
 
 
-@changes.command("list")
-def list_changes(
-    as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+# --- changes --------------------------------------------------------------------------------------
+
+
+@remote_command(changes, "list")
+def list_changes(gateway: Remote) -> None:
     """List what refreshes brought.
 
     Example: `gateway changes list`
     """
-    found = run(remote(url, token).rest("GET", "/changes"))
-    columns = {
-        "id": "Id",
-        "connection": "Connection",
-        "tool": "Tool",
-        "kind": "Kind",
-        "class": "Class",
-        "status": "Status",
-        "reason": "Reason",
-    }
-    show_json(found) if as_json else show_table(found["changes"], columns)
+    gateway.list_rows("/changes", "id connection tool kind class status reason")
 
 
-@changes.command("accept")
-def accept_change(
-    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(changes, "accept")
+def accept_change(gateway: Remote, id: Id) -> None:
     """Serve a held change.
 
     Example: `gateway changes accept 01a1…`
     """
-    answer = run(remote(url, token).rest("POST", f"/changes/{segment(id)}/accept"))
-    show_json(answer) if as_json else print("accepted")
+    gateway.act("POST", f"/changes/{segment(id)}/accept", "accepted")
 
 
-@changes.command("reject")
-def reject_change(
-    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(changes, "reject")
+def reject_change(gateway: Remote, id: Id) -> None:
     """Keep serving what was there before a held change.
 
     Example: `gateway changes reject 01a1…`
     """
-    answer = run(remote(url, token).rest("POST", f"/changes/{segment(id)}/reject"))
-    show_json(answer) if as_json else print("rejected")
+    gateway.act("POST", f"/changes/{segment(id)}/reject", "rejected")
 
 
-@executions.command("list")
+# --- executions -----------------------------------------------------------------------------------
+
+
+@remote_command(executions, "list")
 def list_executions(
+    gateway: Remote,
     status: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
     tool: Annotated[str | None, typer.Option(help="Only of this tool.")] = None,
     connection: Annotated[str | None, typer.Option(help="Only of this connection.")] = None,
     limit: Annotated[int, typer.Option(help="How many.", min=1, max=500)] = 50,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
-    token: TokenOption = None,
 ) -> None:
     """List calls, newest first.
 
@@ -268,72 +304,16 @@ def list_executions(
     """
     query = {"status": status, "tool": tool, "connection": connection, "limit": str(limit)}
     given = {key: value for key, value in query.items() if value is not None}
-    found = run(remote(url, token).rest("GET", "/executions", query=given))
-    columns = {
-        "id": "Id",
-        "tool": "Tool",
-        "principal": "Who",
-        "status": "Status",
-        "error_code": "Error",
-        "created_at": "At",
-    }
-    if as_json:
-        show_json(found)
-        return
-    rows = [{**row, "created_at": _time(row["created_at"])} for row in found["executions"]]
-    show_table(rows, columns)
+    gateway.list_rows("/executions", "id tool principal status error_code created_at", given)
 
 
-@executions.command("show")
-def show_execution(
-    id: Id, as_json: JsonOption = False, url: UrlOption = None, token: TokenOption = None
-) -> None:
+@remote_command(executions, "show")
+def show_execution(gateway: Remote, id: Id) -> None:
     """Show one call with its arguments and its result.
 
     Example: `gateway executions show 01a1…`
     """
-    found = run(remote(url, token).rest("GET", f"/executions/{segment(id)}"))
-    if as_json:
-        show_json(found)
-        return
-    for key, value in found.items():
-        if value is not None:
-            print(f"{key}: {value if isinstance(value, str) else orjson.dumps(value).decode()}")
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
-
-
-Decision = Literal["approve", "deny", "always_allow"]
-
-
-def _decide(id: str, decision: Decision, as_json: bool, url: str | None, token: str | None) -> None:
-    answer = run(
-        remote(url, token).rest("POST", f"/approvals/{segment(id)}", {"decision": decision})
-    )
-    show_json(answer) if as_json else print(decision.replace("_", " "))
-
-
-def _report(report: dict[str, Any]) -> None:
-    counts = [f"{len(report[k])} {k}" for k in ("added", "removed", "changed", "held") if report[k]]
-    print(f"{report['name']}: {report['status']} ({', '.join(counts) or 'nothing changed'})")
-    if report.get("error"):
-        print(f"  {report['error']}")
-
-
-def _with_progress(names: list[str]) -> Any:
-    """The names, with a bar on a terminal and plain lines elsewhere."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        return track(names, "Refreshing", console=console)
-    return _told(names)
-
-
-def _told(names: list[str]) -> Any:
-    for number, name in enumerate(names, 1):
-        typer.echo(f"refreshing {name} ({number} of {len(names)})", err=True)
-        yield name
+    found = gateway.rest("GET", f"/executions/{segment(id)}")
+    shown = {k: v if isinstance(v, str) else orjson.dumps(v).decode() for k, v in found.items()}
+    lines = [f"{key}: {text}" for key, text in shown.items() if found[key] is not None]
+    gateway.show(found, lambda: print("\n".join(lines)))
