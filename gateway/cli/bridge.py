@@ -61,10 +61,7 @@ class Bridge:
         try:
             message = orjson.loads(line)
         except orjson.JSONDecodeError:
-            _write(
-                {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "Parse error"}}
-            )
-            return
+            return _write_error(None, -32700, "Parse error")
         await self._gate.acquire()
         task = asyncio.create_task(self._carry(http, message))
         self._tasks.add(task)
@@ -146,8 +143,7 @@ class Bridge:
 
     def _excuse(self, message: dict[str, Any], why: str) -> None:
         if "id" in message and "method" in message:
-            error = {"code": -32603, "message": why}
-            _write({"jsonrpc": "2.0", "id": message["id"], "error": error})
+            _write_error(message["id"], -32603, why)
         else:
             print(why, file=sys.stderr, flush=True)
 
@@ -169,6 +165,10 @@ async def _stdin() -> asyncio.StreamReader:
     reader = asyncio.StreamReader(limit=BRIDGE_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return reader
+
+
+def _write_error(id: Any, code: int, message: str) -> None:
+    _write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
 
 
 def _write(message: dict[str, Any]) -> None:

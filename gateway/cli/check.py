@@ -12,7 +12,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -96,11 +95,8 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
         _stored(settings, folder, found) as stored,
         _loaded(settings, folder, egress, stored, upstreams.read) as catalog,
     ):
-        names = [
-            name
-            for name, state in catalog.current.connections.items()
-            if _is_worth_reading(catalog.current, state)
-        ]
+        states = catalog.current.connections.values()
+        names = [state.name for state in states if _is_worth_reading(catalog.current, state)]
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SECONDS):
                 reports = await catalog.refresh(names, by="check")
@@ -212,19 +208,7 @@ async def _nowhere(*asked: Any, **more: Any) -> Any:
 # --- recorded calls, again ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """A recorded call that would not simply have gone through."""
-
-    execution: str
-    tool: str
-    principal: str
-    status: str  # as it was
-    outcome: str  # refused | asked
-    reason: str
-
-
-async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> list[Rehearsed]:
+async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> list[dict[str, str]]:
     """What this configuration would have refused or asked about, of the last so many calls."""
     folder = config.parent
     seal = _seal(settings, folder)
@@ -238,35 +222,34 @@ async def _last(db: Database, calls: int) -> list[Execution]:
     found: list[Execution] = []
     cursor = None
     while len(found) < calls:
-        left = calls - len(found)
-        page = await list_executions(db, Filter(), limit=left, cursor=cursor)
+        page = await list_executions(db, Filter(), limit=calls - len(found), cursor=cursor)
         found += page.executions
-        cursor = page.next
-        if cursor is None:
+        if (cursor := page.next) is None:
             break
     return found
 
 
-def rehearse(snapshot: Snapshot, executions: Sequence[Execution]) -> list[Rehearsed]:
+def rehearse(snapshot: Snapshot, executions: Sequence[Execution]) -> list[dict[str, str]]:
     """The calls that would be refused or asked about in this snapshot. Pure."""
-    judged = ((each, _judge(snapshot, each)) for each in executions)
-    return [
-        Rehearsed(each.id, each.tool, each.principal, each.status, *verdict)
-        for each, verdict in judged
-        if verdict is not None
-    ]
+    found = []
+    for each in executions:
+        if verdict := _judge(snapshot, each):
+            call = {name: getattr(each, name) for name in ("tool", "principal", "status")}
+            found.append(call | verdict | {"execution": each.id})
+    return found
 
 
-def _judge(snapshot: Snapshot, execution: Execution) -> tuple[str, str] | None:
+def _judge(snapshot: Snapshot, execution: Execution) -> dict[str, str] | None:
     known = Principal(execution.principal, admin=snapshot.settings.auth.mode == "none")
     principal = principal_now(snapshot.settings, known)
     if principal is None:
-        return "refused", f"there is no principal {execution.principal}"
+        return {"outcome": "refused", "reason": f"there is no principal {execution.principal}"}
     scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()
     tool = view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
     if tool is None:
-        return "refused", "the tool is not in the principal's view"
+        return {"outcome": "refused", "reason": "the tool is not in the principal's view"}
     decision = decide(tool, snapshot.permissions)
     if decision.outcome == "allow":
         return None
-    return ("asked" if decision.outcome == "confirm" else "refused"), decision.reason
+    outcome = "asked" if decision.outcome == "confirm" else "refused"
+    return {"outcome": outcome, "reason": decision.reason}

@@ -26,7 +26,6 @@ from gateway.config.settings import Settings
 from gateway.connectors.manifest import BUILTIN
 from gateway.connectors.mcp import drift
 from gateway.errors import GatewayError
-from gateway.model import Problem
 from gateway.outbound.client import Egress
 from gateway.upstream.registry import Upstreams
 from gateway.workers import Workers
@@ -61,9 +60,8 @@ async def preview(what: str, kind: str | None, settings: Settings, folder: Path)
             partial(prove, credentials),
         )
         found = await discoverer.discover(name, connection, settings.limits, None)
-        advice: tuple[Problem, ...] = ()
-        if kind_of(connection) == "openapi":
-            advice = await workers.advise(found.definition.packed)
+        is_openapi = kind_of(connection) == "openapi"
+        advice = await workers.advise(found.definition.packed) if is_openapi else ()
     known = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
     owner = owner_in(Snapshot(0, settings, known), name, connection)
     return previewed(name, kind_of(connection), found, advice, owner=owner)

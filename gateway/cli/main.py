@@ -12,7 +12,6 @@ import hashlib
 import logging
 import secrets
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,8 +98,7 @@ def check(
             raise typer.Exit(2) from error
         raise
     if replay is not None:
-        calls = asyncio.run(rehearse_recorded(settings, config.resolve(), replay))
-        rows = [asdict(each) for each in calls]
+        rows = asyncio.run(rehearse_recorded(settings, config.resolve(), replay))
         if as_json:
             show_json({"valid": True, "replayed": rows})
             return

@@ -106,11 +106,9 @@ class Remote:
         except orjson.JSONDecodeError:
             fail("the gateway's answer is not JSON: is the address right?")
 
-    def list_rows(
-        self, path: str, columns: str, query: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+    def list_rows(self, path: str, columns: str, query: Mapping[str, str] | None = None) -> Any:
         """Prints the rows that the REST API lists at a path; gives the whole answer."""
-        found: dict[str, Any] = self.rest("GET", path, query=query)
+        found = self.rest("GET", path, query=query)
         key = path.strip("/").replace("-", "_")
         self.show(found, lambda: show_table(found[key], columns))
         return found

@@ -58,9 +58,8 @@ async def newest_calls(visit: Visit) -> list[dict[str, Any]]:
 
 async def approvals(visit: Visit) -> Response:
     nav = await navigation(visit)
-    filter, rows = _approval_rows(visit, nav)
     shown = await _shown_approvals(visit, nav)
-    return await list_page(visit, "approvals.html", "Approvals", rows, filter, nav=nav, **shown)
+    return await list_page(visit, "approvals.html", "Approvals", nav=nav, **shown)
 
 
 async def live_approvals(visit: Visit, nav: Navigation) -> dict[str, str]:
@@ -69,17 +68,15 @@ async def live_approvals(visit: Visit, nav: Navigation) -> dict[str, str]:
     return {name: visit.render(f"_{name}.html", **shown) for name in ("cards", "feed", "grants")}
 
 
-def _approval_rows(visit: Visit, nav: Navigation) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    filter = visit.filter("q", "connection", "risk")
-    rows = [approval_row(each) for each in nav.waiting]
-    return filter, choose_rows(rows, filter, "tool", "connection", "principal", "client", "url")
-
-
 async def _shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
-    _, rows = _approval_rows(visit, nav)
+    filter = visit.filter("q", "connection", "risk")
+    waiting = [approval_row(each) for each in nav.waiting]
+    rows = choose_rows(waiting, filter, "tool", "connection", "principal", "client", "url")
     chosen = {row["id"] for row in rows[:PAGE_ENTRIES]}
     grants = await visit.inquiry.grants()
     return {
+        "rows": rows,
+        "filter": filter,
         "cards": [_card(visit, each) for each in nav.waiting if each.id in chosen],
         "more": len(rows) - len(chosen),
         "feed": await newest_calls(visit),

@@ -218,8 +218,6 @@ def _auth(form: Form) -> dict[str, Any] | None:
 
 # --- a change, as people read it ------------------------------------------------------------------
 
-MAX_LINES = 160
-
 _decode = msgspec.msgpack.Decoder(Tool).decode
 
 
@@ -239,7 +237,7 @@ def compare(before: bytes | None, after: bytes | None) -> Diff:
     rows = [(name, was.get(name, ""), now.get(name, "")) for name in was or now]
     lines = list(_changed_lines(_schema_lines(old), _schema_lines(new)))
     differing = tuple(row for row in rows if row[1] != row[2])
-    return Diff(differing, tuple(lines[:MAX_LINES]), len(lines) > MAX_LINES)
+    return Diff(differing, tuple(lines[:PAGE_ENTRIES]), len(lines) > PAGE_ENTRIES)
 
 
 def _unpack(data: bytes | None) -> Tool | None:

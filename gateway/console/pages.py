@@ -117,11 +117,6 @@ class Visit:
         return None if everyone else self.principal.name
 
     @property
-    def partial(self) -> bool:
-        """Whether a part of a page is asked for, in a page that is there already."""
-        return is_partial(self.request)
-
-    @property
     def path(self) -> str:
         """The page's path below /console, for its stream too."""
         path: str = self.request.scope["path"]
@@ -141,7 +136,7 @@ class Visit:
 
 
 def is_partial(request: Request) -> bool:
-    """Whether the script of a page asks, for a part of it."""
+    """Whether a part of a page is asked for, by the script of a page that is there already."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -237,7 +232,7 @@ def fragment(visit: Visit, template: str, **values: Any) -> Response:
 
 def toast(visit: Visit, message: str, *, good: bool = True) -> Response:
     """A short word in the corner of the page; without scripts, back to the page it came from."""
-    if not visit.partial:
+    if not is_partial(visit.request):
         came = urlsplit(visit.request.headers.get("referer", ""))
         ours = came.netloc == visit.request.headers.get("host") and came.path.startswith("/console")
         return RedirectResponse(came.path if ours else "/console", 303)
@@ -246,7 +241,7 @@ def toast(visit: Visit, message: str, *, good: bool = True) -> Response:
 
 def go(visit: Visit, path: str) -> Response:
     """On to another page, from a form or from a part of a page."""
-    if visit.partial:
+    if is_partial(visit.request):
         return Response(status_code=204, headers={"hx-redirect": path})
     return RedirectResponse(path, 303)
 

@@ -93,11 +93,8 @@ async def _find_tools(visit: Visit, filter: Mapping[str, str]) -> list[Tool]:
 
 def _facets(visit: Visit) -> dict[str, list[str]]:
     found = visit.inquiry.view.tools.values()
-    return {
-        "connection": sorted({tool.connection for tool in found}),
-        "access": sorted({tool.access for tool in found}),
-        "risk": sorted({tool.risk for tool in found}),
-    }
+    names = ("connection", "access", "risk")
+    return {name: sorted({getattr(tool, name) for tool in found}) for name in names}
 
 
 # --- one tool, and its form -----------------------------------------------------------------------
@@ -312,12 +309,6 @@ def _json(value: Any) -> str:
 
 # --- who sees what --------------------------------------------------------------------------------
 
-LEVELS: dict[str, str] = {
-    "read_only": "Nothing but reads is carried out.",
-    "execute_with_confirm": "Reads run; everything else waits for a person.",
-    "full_access": "Everything runs at once. Nobody is asked.",
-}
-
 
 async def access(visit: Visit) -> Response:
     rows = list(islice(_access_rows(visit), TABLE_ROWS))
@@ -334,7 +325,6 @@ async def access(visit: Visit) -> Response:
         levels=get_args(Level),
         permissions=snapshot.permissions,
         stored=snapshot.stored_permissions is not None,
-        level_words=LEVELS,
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),
     )
@@ -382,8 +372,6 @@ async def permissions(visit: Visit) -> Response:
         await catalog.put_permissions(None, by=by)
         return toast(visit, "The permissions of config.toml are in force again")
     wanted = visit.form.get("level", "")
-    if wanted not in LEVELS:
-        raise Fixable("invalid_arguments", f"level must be one of {', '.join(LEVELS)}")
     values = snapshot.permissions.model_dump(mode="json") | {"level": wanted}
     put = parse_permissions(snapshot.settings.permissions, values)
     await catalog.put_permissions(put, by=by)

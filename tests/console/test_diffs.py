@@ -7,7 +7,8 @@ from dataclasses import replace
 import msgspec
 import orjson
 
-from gateway.console.connections import MAX_LINES, compare
+from gateway.console.connections import compare
+from gateway.limits import PAGE_ENTRIES
 from gateway.model import HttpOperation, Tool
 
 TOOL = Tool(
@@ -61,7 +62,7 @@ def test_a_new_operation_shows_all_of_itself() -> None:
 def test_a_huge_difference_is_cut() -> None:
     schema = {"properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
     diff = compare(packed(TOOL), packed(replace(TOOL, input_schema=orjson.dumps(schema))))
-    assert (len(diff.lines), diff.cut) == (MAX_LINES, True)
+    assert (len(diff.lines), diff.cut) == (PAGE_ENTRIES, True)
 
 
 def test_what_another_version_wrote_is_left_out() -> None:
