@@ -208,25 +208,16 @@ def _operations(count: int) -> bytes:
     return b'{"openapi":"3.0.0","servers":[{"url":"https://a.example"}],"paths":{%b}}' % paths
 
 
-def _shared(operations: int, parameters: int) -> bytes:
-    listed = [{"name": f"p{n}", "in": "query", "schema": {}} for n in range(parameters)]
-    item = {"get": operation(parameters=listed)}
-    paths = {f"/{n}": {"$ref": "#/components/pathItems/P"} for n in range(operations)}
-    return orjson.dumps(openapi(paths, components={"pathItems": {"P": item}}))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: b"[" * 30_000_000, "nested too deeply"),
         (lambda: b'{"a":' * 90 + b"[" * 150_000 + b"]" * 150_000 + b"}" * 90, "nested too deeply"),
         (lambda: b"[" + b"1," * 15_000_000 + b"1]", COSTS),
-        (lambda: b"openapi: 3.0.0\nx:\n" + b"- a\n" * 2_900_000, COSTS),
         (_alias_bomb, "more than 1,000,000 nodes, aliases written out"),
         (lambda: _operations(50_000), f"more operations than {MAX_OPERATIONS:,}"),
-        (lambda: _shared(9_000, 900), COSTS),
     ],
-    ids=["brackets", "depth", "numbers", "lines", "aliases", "operations", "fan-out"],
+    ids=["brackets", "depth", "numbers", "aliases", "operations"],
 )
 async def test_hostile_definitions_are_refused_in_bounded_time_and_memory(
     workers: Workers, make: Callable[[], bytes], words: str

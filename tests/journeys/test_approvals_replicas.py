@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Running, two_gateways
 from tests.journeys.confirming import CALL, IDEMPOTENT, ORDER, api, client, config, error_code, sent
-from tests.peers import Provider, until
+from tests.peers import Provider
 
 
 @pytest.fixture
@@ -46,19 +46,3 @@ async def test_approved_rest_calls_run_once_whoever_runs_them(
         for _, each in started:
             await root.execution(each["execution_id"], "completed")
     assert sorted(body for _, _, body in peer.requests) == [b'{"book":"%d"}' % n for n in range(5)]
-
-
-async def test_equal_calls_with_one_token_on_both_are_one_request(
-    replicas: tuple[Running, Running], peer: Provider
-) -> None:
-    one, two = replicas
-    async with api(one.url, "ann") as here, api(two.url, "ann") as there:
-        async with api(one.url, "root") as root:
-            await root("PUT", "/permissions", {"level": "full_access"})
-        await until(lambda: two.app.gateway.snapshot.permissions.level == "full_access")
-        body = {"arguments": ORDER, "idempotency_token": "t-1"}
-        answers = await asyncio.gather(
-            *(rest("POST", CALL, body) for rest in (here, there) for _ in range(10))
-        )
-    assert {answer["execution_id"] for _, answer in answers} == {answers[0][1]["execution_id"]}
-    assert (answers[0][1]["success"], sent(peer)) == (True, 1)

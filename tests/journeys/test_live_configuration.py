@@ -32,16 +32,6 @@ async def health(gateway: Running) -> dict[str, Any]:
         return report
 
 
-async def test_a_connection_written_into_the_file_has_tools(gateway: Running) -> None:
-    async with provider() as peer:
-        edit(
-            gateway.config, f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
-        )
-        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
-        edit(gateway.config, OPEN)
-        await until(lambda: "shop" not in gateway.app.gateway.snapshot.connections)
-
-
 async def test_a_narrowed_connection_narrows_without_asking_its_server(gateway: Running) -> None:
     async with provider() as peer:
         table = f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
@@ -184,7 +174,9 @@ async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> No
             assert answer.status == 401
 
 
-async def test_clients_stay_connected_through_an_edit(gateway: Running) -> None:
+async def test_clients_stay_connected_while_edits_bring_and_take_connections(
+    gateway: Running,
+) -> None:
     async with provider() as peer, Client(gateway.mcp, mode="legacy") as client:
         await client.list_tools()
         edit(
@@ -193,3 +185,5 @@ async def test_clients_stay_connected_through_an_edit(gateway: Running) -> None:
         await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
         result = await client.call_tool("shop_get_items", {"id": "1"})
         assert result.structured_content == {"path": "/items/1", "method": "GET"}
+        edit(gateway.config, OPEN)
+        await until(lambda: "shop" not in gateway.app.gateway.snapshot.connections)

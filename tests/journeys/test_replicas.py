@@ -61,32 +61,6 @@ async def test_a_choice_made_on_one_holds_on_the_other(
             assert "shop_get_items" not in await names(other)
 
 
-async def test_a_session_of_the_first_era_is_served_by_either(
-    replicas: tuple[Running, Running],
-) -> None:
-    one, two = replicas
-    hello = {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "initialize",
-        "params": {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "test", "version": "1"},
-        },
-    }
-    headers = {"Accept": "application/json, text/event-stream"}
-    async with aiohttp.ClientSession(headers=headers) as http:
-        async with http.post(one.mcp, json=hello) as answer:
-            session = answer.headers["Mcp-Session-Id"]
-        within = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
-        ask = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
-        for replica in (two, one, two):
-            async with http.post(replica.mcp, json=ask, headers=within) as answer:
-                assert answer.status == 200
-                assert (await answer.json())["id"] == 2
-
-
 async def paged_by_four(replica: Running) -> None:
     """An edit of its configuration, in force."""
     replica.config.write_text(replica.config.read_text("utf-8") + PAGES_OF_FOUR, "utf-8")
@@ -126,24 +100,6 @@ async def test_pages_from_either_make_one_list_while_tools_come_and_go(
             await toggled(first, one, two, name=next(come_and_go), **put)
     assert len(listed) == len(set(listed)) > 8
     assert stays <= set(listed)
-
-
-async def test_a_rate_limit_holds_over_both(replicas: tuple[Running, Running]) -> None:
-    one, two = replicas
-    limit = {"requests": 6, "window_seconds": 600}
-    async with provider() as peer, Client(one.mcp) as first, Client(two.mcp) as second:
-        put = {"name": "shop", "kind": "openapi", "spec": peer.spec, "rate_limit": limit}
-        await own_call(first, "put_connection", **put)
-        await until(lambda: "shop_get_items" in two.app.gateway.snapshot.tools)
-        answers = [
-            await own_call(client, "shop_get_items", id=str(number))
-            for number in range(6)
-            for client in (first, second)
-        ]
-    refused = [answer["error"] for answer in answers if "error" in answer]
-    shared = "postgresql" in one.app.gateway.snapshot.settings.store.url
-    assert len(answers) - len(refused) == len(peer.requests) == (6 if shared else 12)
-    assert {error["code"] for error in refused} == ({"rate_limited"} if shared else set())
 
 
 async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(
