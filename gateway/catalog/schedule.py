@@ -104,9 +104,9 @@ class Schedule:
     async def advise(self) -> None:
         """Asks the validator about definitions it has not seen, one after the other, for ever."""
         while True:
+            await asyncio.sleep(CATALOG_LOOK_SECONDS)  # first: nobody waits for advice at the start
             for name in list(self._catalog.current.connections):
                 await self._advise_on(name)
-            await asyncio.sleep(CATALOG_LOOK_SECONDS)
 
     def _ready(self) -> list[set[str]]:
         """Who is looked at now: each that asked by itself, what is due so many at once."""
