@@ -7,7 +7,6 @@ on; the peak of the process's resident memory says whether what it holds is boun
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+import psutil
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -49,16 +49,18 @@ class Served:
         """How far the peak of its memory lies above what it had before, in bytes."""
         return memory(self.pid, "VmHWM") - self.resting
 
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+    def connections(self) -> int:
+        """How many connections clients have to it."""
+        found = psutil.Process(self.pid).net_connections("tcp")
+        return sum(each.laddr.port == self.port and bool(each.raddr) for each in found)
 
     async def taken(self, more: int, before: int, seconds: float = 30.0) -> None:
         """Returns when it has so many connections more than before."""
-        await until(lambda: self.descriptors() > before + more, seconds)
+        await until(lambda: self.connections() > before + more, seconds)
 
     async def let_go(self, before: int, seconds: float = 30.0) -> None:
         """Returns when it has let go of all connections but a few."""
-        await until(lambda: self.descriptors() <= before + 5, seconds)
+        await until(lambda: self.connections() <= before + 5, seconds)
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         async with self.http.request(method, self.url + path, json=body) as found:

@@ -25,14 +25,15 @@ MAX_GROWTH = 256 * MEBIBYTE
 CROWD = 64
 OVERCROWDED = 400  # 32 are served and 256 wait
 DEADLINE_SECONDS = 2  # of a call to the bad one
+PATIENT_SECONDS = 30
 HUGE_BYTES = 100 * MEBIBYTE
 PIECE = bytes(65_536)
 
 
-async def put(served: Served, name: str, url: str) -> str:
+async def put(served: Served, name: str, url: str, seconds: float = DEADLINE_SECONDS) -> str:
     """A connection to this address; the name of its tool."""
     spec = orjson.dumps(items_api(url)).decode()
-    values = {"kind": "openapi", "spec": spec, "timeout_seconds": DEADLINE_SECONDS}
+    values = {"kind": "openapi", "spec": spec, "timeout_seconds": seconds}
     status, found = await served.ask("PUT", f"/api/v1/connections/{name}", values)
     assert status == 200, found
     return f"{name}_get_items"
@@ -103,8 +104,11 @@ async def test_upstreams_that_fail_in_every_way_cost_only_their_own_callers(
     served: Served,
 ) -> None:
     async def crowd(kind: str) -> set[str]:
-        async with raw_server(BAD[kind][0]) as bad:
-            tool = await put(served, kind, bad.url)
+        talks, ends = BAD[kind]
+        async with raw_server(talks) as bad:
+            # Who answers at once may take its time on a machine that is busy.
+            seconds = DEADLINE_SECONDS if ends is SLOW else PATIENT_SECONDS
+            tool = await put(served, kind, bad.url, seconds)
             return set(await asyncio.gather(*(served.call(tool) for _ in range(CROWD))))
 
     async with others_unharmed(served):
@@ -164,7 +168,7 @@ async def test_large_answers_of_mcp_servers_cost_only_their_own_callers(
         status, found = await served.ask("PUT", f"/api/v1/connections/{name}", values)
         assert status == 200, found
         async with others_unharmed(served):
-            calls = (served.call(f"{name}_get_items") for _ in range(CROWD))
+            calls = (served.call(f"{name}_get_items") for _ in range(CROWD // 4))
             ends = Counter(await asyncio.gather(*calls))
     assert set(ends) <= {"cut", *SLOW}
     assert served.growth() < MAX_GROWTH
