@@ -19,19 +19,16 @@ PAGES = (
 NOWHERE = ("/console/nowhere", "/console/tool?name=nothing", "/console/executions/nothing")
 
 
-@pytest.mark.parametrize(
-    ("path", "status"), [*((path, 200) for path in PAGES), *((path, 404) for path in NOWHERE)]
-)
 async def test_every_page_forbids_what_does_not_come_from_here(
-    shop: Running, signed_in: SignedIn, path: str, status: int
+    shop: Running, signed_in: SignedIn
 ) -> None:
     someone = await signed_in(shop)
-    answer = await someone.get(path)
-    assert answer.status_code == status
-    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-    assert "<script>" not in answer.text
-    assert " style=" not in answer.text
-    assert " onclick" not in answer.text
+    for path in (*PAGES, *NOWHERE):
+        answer = await someone.get(path)
+        assert (path, answer.status_code) == (path, 404 if path in NOWHERE else 200)
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        for inline in ("<script>", " style=", " onclick"):
+            assert inline not in answer.text
 
 
 def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
@@ -59,15 +56,15 @@ ACTIONS = (
 )
 
 
-@pytest.mark.parametrize("path", ACTIONS)
 @pytest.mark.parametrize("token", ["", "0" * 64, "é"])
 async def test_a_form_without_the_sessions_token_does_nothing(
-    shop: Running, signed_in: SignedIn, path: str, token: str
+    shop: Running, signed_in: SignedIn, token: str
 ) -> None:
     someone = await signed_in(shop)
     before = shop.app.gateway.snapshot
-    answer = await someone.http.post(path, data={"csrf": token, "level": "full_access"})
-    assert answer.status_code == 403
+    for path in ACTIONS:
+        answer = await someone.http.post(path, data={"csrf": token, "level": "full_access"})
+        assert (path, answer.status_code) == (path, 403)
     assert shop.app.gateway.snapshot is before
     assert (await someone.get("/console")).status_code == 200
 
@@ -79,24 +76,24 @@ async def test_one_sessions_token_does_not_fit_another(shop: Running, signed_in:
     assert (await one.post("/console/permissions", level="full_access")).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "https://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:1"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ],
+FOREIGN = (
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:1"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
 )
+
+
 @pytest.mark.parametrize("path", ["/console/permissions", "/console/sign-in"])
 async def test_a_form_of_another_site_does_nothing(
-    shop: Running, signed_in: SignedIn, path: str, headers: dict[str, str]
+    shop: Running, signed_in: SignedIn, path: str
 ) -> None:
     someone = await signed_in(shop)
     form = {"csrf": someone.csrf, "level": "full_access"}
-    answer = await someone.http.post(path, data=form, headers=headers)
-    assert answer.status_code == 403
+    for headers in FOREIGN:
+        answer = await someone.http.post(path, data=form, headers=headers)
+        assert (headers, answer.status_code) == (headers, 403)
     assert shop.app.gateway.snapshot.permissions.level == "execute_with_confirm"
 
 
