@@ -36,10 +36,8 @@ from gateway.calls.credentials import (
     azure_identity,
     prove,
 )
-from gateway.calls.held import CANCEL
-from gateway.calls.record import Signals
+from gateway.calls.held import CANCEL, ApprovedRuns
 from gateway.calls.send import Sender, UpstreamRequests
-from gateway.calls.upkeep import ApprovedRuns, Housekeeping, this_replica
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy
@@ -58,8 +56,9 @@ from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes, tell_others
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
-from gateway.store.cluster import Notifier, kept_wishes
+from gateway.store.cluster import Notifier, Signals, kept_wishes
 from gateway.store.database import Database
+from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import begin_request, log_call, tracer
 from gateway.upstream.registry import Upstreams
@@ -302,7 +301,11 @@ class Assembly:
         signals.on(CANCEL, invoker.running.cancel)
         for listener in (feed.result, log_call):
             invoker.on_finished(listener)
-        keeping = Housekeeping(db, replica, current, expire=approvals.expire, ended=feed.result)
+        keeping = Housekeeping(
+            *(db, replica, lambda: current().settings.ledger.keep_days),
+            expire=approvals.expire,
+            ended=feed.result,
+        )
         await keeping.start()
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import structlog
 
 from gateway.calls.credentials import PreparedConnections
-from gateway.calls.held import open_state, seal_state
+from gateway.calls.held import open_state, seal_state, seal_ticket
 from gateway.calls.questions import (
     ELICIT,
     QUESTION,
@@ -37,18 +37,15 @@ from gateway.calls.record import (
     UNATTENDED,
     Attempt,
     NotApproved,
-    Signals,
     Unanswered,
     arguments_digest,
     execution_of,
     failed_result,
-    heard_within,
     meta_of,
     pending_result,
     shown_arguments,
 )
 from gateway.calls.request import build_request
-from gateway.calls.upkeep import ticket_of
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.settings import Permissions
@@ -70,7 +67,7 @@ from gateway.store.approvals import (
     OpenApproval,
     StandingGrant,
 )
-from gateway.store.cluster import living
+from gateway.store.cluster import Signals, heard_within, living
 from gateway.store.database import Database
 from gateway.store.ledger import FINISHED, Execution, get_execution
 from gateway.store.secrets import Seal, new_id
@@ -283,7 +280,7 @@ class Approvals:
             fingerprint=tool.fingerprint,
             args_digest=arguments_digest(attempt.arguments),
             arguments=shown_arguments(attempt),
-            sealed_arguments=self._seal.encrypt_json(asdict(ticket_of(attempt))),
+            sealed_arguments=seal_ticket(self._seal, attempt),
             risk=tool.risk,
             created_at=now,
             expires_at=now + attempt.snapshot.permissions.timeout_seconds,

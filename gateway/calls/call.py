@@ -36,13 +36,11 @@ from gateway.calls.record import (
     Caller,
     Door,
     NotApproved,
-    Signals,
     Unanswered,
     arguments_digest,
     describe_failure,
     execution_of,
     failed_result,
-    heard_within,
     meta_of,
     outcome_unknown,
     pending_result,
@@ -56,6 +54,7 @@ from gateway.limits import MOMENT_SECONDS
 from gateway.model import Tool
 from gateway.policy.access import permit
 from gateway.store.approvals import Approval, first_with_token, use_approval
+from gateway.store.cluster import Signals, heard_within
 from gateway.store.database import Database
 from gateway.store.ledger import (
     FINISHED,
@@ -306,7 +305,7 @@ class Invoker:
             await finish(self._db, execution, sent=sent)
         except GatewayError:
             # It has happened, and the caller is told so; the record follows when the store is back.
-            self.running.start_unbounded(attempt, self._record_later(execution, sent))
+            self.running.start_unbounded(self._record_later(execution, sent))
         self._tell(execution)
 
     async def _record_later(self, execution: Execution, sent: bool) -> None:

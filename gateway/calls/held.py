@@ -2,6 +2,8 @@
 
 A write runs in a task of its own: once begun it is finished and recorded, whether or not its caller
 is still there; a caller who says so stops it. A background call is one whose caller does not wait.
+A call that was approved after its caller had left is made from its ticket, by whichever process is
+first.
 
 From 2026-07-28 on an upstream's question ends the request: the client gets it as its answer and
 replies by calling again, while the call is held here, so that its approval, token, row and request
@@ -20,15 +22,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 from cryptography.fernet import InvalidToken
+from msgspec import Struct
 
 from gateway.calls.answer import Result
 from gateway.calls.record import (
+    UNATTENDED,
     Attempt,
     Caller,
-    Signals,
     arguments_digest,
+    describe_failure,
     failed_result,
     meta_of,
     outcome_unknown,
@@ -40,7 +45,9 @@ from gateway.limits import (
     MAX_WAITING_CALLS,
     MOMENT_SECONDS,
 )
-from gateway.store.cluster import living
+from gateway.model import Principal
+from gateway.store.approvals import APPROVAL_CHANGED, Approval, approved_of_era, void_approvals
+from gateway.store.cluster import Signals, heard_within, living
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal, new_id
@@ -87,9 +94,9 @@ class Running:
         self._background[attempt.id] = attempt.principal
         self._start(attempt.id, work)
 
-    def start_unbounded(self, attempt: Attempt, work: Work) -> asyncio.Task[Any]:
+    def start_unbounded(self, work: Work) -> asyncio.Task[Any]:
         """Runs what others bound: a call that may be held, or what is left to do of one."""
-        task = asyncio.create_task(work, name=f"more of {attempt.id}")
+        task = asyncio.create_task(work)
         self._more.add(task)
         task.add_done_callback(self._more.discard)
         return task
@@ -152,8 +159,6 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
 PURPOSE = "held-call/1"
 LETTER = "held_letter"  # the signal: to which process, which letter, what it says
 
-Hear = Callable[[str, int, Any], Awaitable[Result | None]]
-
 
 @dataclass(slots=True, eq=False)
 class _Held:
@@ -201,14 +206,15 @@ class HeldCalls:
         self._running = running
         self._replica = replica
         self._held: dict[str, _Held] = {}  # by execution, the oldest first
-        self._relay = HeldRelay(db, signals, replica, self._hear)
+        self._awaited: dict[str, asyncio.Future[Any]] = {}  # what comes back, by letter
         self._draining = False
+        signals.on(LETTER, self._take_letter)
 
     async def first_word(self, attempt: Attempt, work: Coroutine[Any, Any, Result]) -> Result:
         """What the call says first: its result, or a question."""
         held = _Held(attempt, _bound_to(attempt))
         attempt.put = partial(self._put, held)
-        held.task = self._running.start_unbounded(attempt, work)
+        held.task = self._running.start_unbounded(work)
         held.task.add_done_callback(held.end)
         return await self._next_word(held)
 
@@ -225,12 +231,12 @@ class HeldCalls:
                 "The answer belongs to another call.",
                 "Call again without it to be asked anew.",
             )
-        answer = (attempt.id, round, attempt.caller.input_responses)
+        answers = attempt.caller.input_responses
         try:
             if replica == self._replica:
-                said = await self._hear(*answer, attempt.caller)
+                said = await self._hear(attempt.id, round, answers, attempt.caller)
             else:
-                said = await self._relay.pass_on(attempt, replica, answer)
+                said = await self._pass_on(attempt, replica, round, answers)
             return said or failed_result(attempt, await self._why_gone(attempt))
         except GatewayError as error:  # of this answer, not of the call
             return failed_result(attempt, error)
@@ -268,18 +274,15 @@ class HeldCalls:
         async with held.turn:
             if held.over or not held.listeners or self._draining or not self._makes_room(held):
                 return {}
-            return await self._answered(held, questions)
-
-    async def _answered(self, held: _Held, questions: ByKey) -> ByKey:
-        held.round += 1
-        held.asked, held.answer = questions, _future()
-        held.said.set_result(self._question(held))
-        try:
-            return await held.answer
-        finally:
-            held.answer = None
-            if held.said.done() and not held.over:
-                held.said = _future()
+            held.round += 1
+            held.asked, held.answer = questions, _future()
+            held.said.set_result(self._question(held))
+            try:
+                return await held.answer
+            finally:
+                held.answer = None
+                if held.said.done() and not held.over:
+                    held.said = _future()
 
     def _makes_room(self, held: _Held) -> bool:
         attempt = held.attempt
@@ -324,6 +327,54 @@ class HeldCalls:
             )
         return outcome_unknown(attempt)
 
+    # --- between processes: letters, which are signals of the store ------------------------------
+
+    async def _pass_on(
+        self, attempt: Attempt, replica: str, round: int, answers: ByKey | None
+    ) -> Result | None:
+        """What a call that another process holds says to the answer; None: it holds it no longer.
+
+        That process may end meanwhile; then nothing comes back.
+        """
+        letter, deadline = new_id(time.time()), time.monotonic() + attempt.longest_seconds
+        said = self._awaited[letter] = _future()
+        try:
+            await self._send_letter(replica, letter, [self._replica, attempt.id, round, answers])
+            while time.monotonic() < deadline:
+                alive = replica in await living(self._db)
+                await asyncio.wait([said], timeout=MOMENT_SECONDS)
+                if said.done() or not alive:
+                    found: Result | None = said.result() if said.done() else None
+                    return found
+        finally:
+            del self._awaited[letter]
+        hint = f"get_execution {attempt.id} tells what became of it."
+        raise Overloaded("busy", "The call is still on its way.", hint)
+
+    def _take_letter(self, payload: str) -> None:
+        to, _, rest = payload.partition(" ")
+        if to != self._replica:
+            return
+        letter, _, text = rest.partition(" ")
+        value, said = json.loads(text), self._awaited.get(letter)
+        if said is not None:
+            if not said.done():
+                said.set_result(value)
+        elif isinstance(value, list):
+            self._running.start_unbounded(self._answer_letter(letter, *value))
+
+    async def _answer_letter(
+        self, letter: str, sender: str, id: str, round: int, answers: Any
+    ) -> None:
+        try:
+            await self._send_letter(sender, letter, await self._hear(id, round, answers))
+        except GatewayError as error:
+            log.warning("letter not answered", code=error.code)
+
+    async def _send_letter(self, to: str, letter: str, value: Any) -> None:
+        payload = f"{to} {letter} {json.dumps(value)}"
+        await self._db.write(lambda tx: signal(tx, LETTER, payload))
+
 
 def _bound_to(attempt: Attempt) -> list[str]:
     digest = arguments_digest(attempt.arguments)
@@ -350,60 +401,90 @@ def open_state(seal: Seal, purpose: str, state: str | None) -> list[Any] | None:
     return value[1:] if isinstance(value, list) and value[:1] == [purpose] else None
 
 
-class HeldRelay:
-    """Passes a client's answer on to the process that holds its call, and brings back what it says.
+# --- calls that were approved after their callers had left ----------------------------------------
 
-    Both are letters: signals of the store. The process that holds the call may end meanwhile; then
-    nothing comes back.
+
+class Ticket(Struct, frozen=True):
+    """All that is needed to carry a call out when its caller is no longer there."""
+
+    principal: Principal
+    arguments: Mapping[str, Any]
+    door: Mapping[str, Any]
+    bundle_ids: tuple[str, ...]
+    token: str | None
+    token_given: bool
+    client: str
+
+
+def seal_ticket(seal: Seal, attempt: Attempt) -> bytes:
+    """The ticket of a call that waits for a decision."""
+    ticket = Ticket(
+        attempt.caller.principal,
+        attempt.arguments,
+        attempt.door.ticket if attempt.door else {},
+        attempt.bundle_ids,
+        attempt.token,
+        attempt.token_given,
+        attempt.caller.client,
+    )
+    return seal.encrypt_json(msgspec.to_builtins(ticket))
+
+
+class ApprovedRuns:
+    """Finds approved calls nobody waits for, REST's and background ones, and has them made.
+
+    Every process looks, woken by the store or every few seconds; using an approval up is a
+    compare-and-set, so that one of them makes the call and the others find nothing to do.
     """
 
-    def __init__(self, db: Database, signals: Signals, replica: str, hear: Hear) -> None:
+    def __init__(
+        self,
+        db: Database,
+        seal: Seal,
+        signals: Signals,
+        resume: Callable[[Approval, Ticket], Awaitable[None]],
+    ) -> None:
         self._db = db
-        self._replica = replica
-        self._hear = hear
-        self._awaited: dict[str, asyncio.Future[Any]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
-        signals.on(LETTER, self._take)
+        self._seal = seal
+        self._resume = resume
+        self._woken = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        signals.on(APPROVAL_CHANGED, lambda _: self._woken.set())
 
-    async def pass_on(
-        self, attempt: Attempt, replica: str, answer: tuple[str, int, Any]
-    ) -> Result | None:
-        """What the call says to the answer; None: it is held no longer."""
-        letter, deadline = new_id(time.time()), time.monotonic() + attempt.longest_seconds
-        said = self._awaited[letter] = asyncio.get_running_loop().create_future()
+    async def run(self) -> None:
+        """Goes on for ever."""
+        while True:
+            await heard_within(self._woken, MOMENT_SECONDS)
+            try:
+                room = CALLS_PER_PRINCIPAL - len(self._running)
+                for approval in await approved_of_era(self._db, UNATTENDED, time.time(), room):
+                    self._start(approval)
+            except GatewayError as error:
+                log.warning("approved calls not read", code=error.code)
+
+    async def close(self) -> None:
+        """Starts nothing more; calls that were begun are finished by those who make them."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _start(self, approval: Approval) -> None:
+        if approval.id not in self._running:
+            task = self._running[approval.id] = asyncio.create_task(self._make(approval))
+            task.add_done_callback(lambda _: self._running.pop(approval.id, None))
+
+    async def _make(self, approval: Approval) -> None:
         try:
-            await self._send(replica, letter, [self._replica, *answer])
-            while time.monotonic() < deadline:
-                alive = replica in await living(self._db)
-                await asyncio.wait([said], timeout=MOMENT_SECONDS)
-                if said.done() or not alive:
-                    found: Result | None = said.result() if said.done() else None
-                    return found
-        finally:
-            del self._awaited[letter]
-        hint = f"get_execution {attempt.id} tells what became of it."
-        raise Overloaded("busy", "The call is still on its way.", hint)
-
-    def _take(self, payload: str) -> None:
-        to, _, rest = payload.partition(" ")
-        if to != self._replica:
+            sealed = self._seal.decrypt_json(approval.sealed_arguments)
+            ticket = msgspec.convert(sealed, Ticket)
+        except (InvalidToken, ValueError, msgspec.ValidationError):
+            log.error("approved call can't be opened", approval=approval.id)
+            await void_approvals(self._db, [approval.id], time.time())
             return
-        letter, _, text = rest.partition(" ")
-        value, said = json.loads(text), self._awaited.get(letter)
-        if said is not None:
-            if not said.done():
-                said.set_result(value)
-        elif isinstance(value, list) and len(self._answering) < MAX_WAITING_CALLS:
-            task = asyncio.create_task(self._answer(letter, *value), name=f"letter {letter}")
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, letter: str, sender: str, id: str, round: int, answers: Any) -> None:
         try:
-            await self._send(sender, letter, await self._hear(id, round, answers))
+            await self._resume(approval, ticket)
         except GatewayError as error:
-            log.warning("letter not answered", code=error.code)
-
-    async def _send(self, to: str, letter: str, value: Any) -> None:
-        payload = f"{to} {letter} {json.dumps(value)}"
-        await self._db.write(lambda tx: signal(tx, LETTER, payload))
+            # Another process was faster, or the store fails: then it is found again.
+            log.debug("approved call not made", approval=approval.id, code=error.code)
+        except Exception as error:  # one call's trouble must not stop the others
+            log.error("approved call failed", approval=approval.id, **describe_failure(error))

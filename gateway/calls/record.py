@@ -8,13 +8,11 @@ read the structure, and both find the execution's id.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
@@ -31,7 +29,6 @@ from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, Upstrea
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS, SILENT_SECONDS
 from gateway.model import Principal, Tool
 from gateway.policy.view import Scope, elicitation_modes
-from gateway.store.cluster import RECONNECTED
 from gateway.store.ledger import Execution, ExecutionStatus
 from gateway.store.secrets import new_id
 from gateway.store.tables import json_bytes
@@ -442,55 +439,3 @@ def outcome_unknown(attempt: Attempt, cause: str = "internal") -> UpstreamFailed
         "Look at the other side before you try again; a new attempt needs a new token.",
         cause=cause,
     )
-
-
-class Signals:
-    """Wakes those in this process who wait for what any process may do.
-
-    The store's notifier calls `hear` for what other processes did, and whoever does something here
-    calls it too. A signal only says "look again": it may be lost, so that those who wait read the
-    store, and look from time to time in any case.
-    """
-
-    def __init__(self) -> None:
-        # By kind and payload; None: whatever the payload.
-        self._listeners: dict[tuple[str, str | None], list[Callable[[str], object]]] = {}
-
-    def hear(self, kind: str, payload: str = "") -> None:
-        """Something has happened; after a break of the connection, perhaps everything."""
-        keys = [(kind, payload), (kind, None)]
-        heard = self._listeners if kind == RECONNECTED else keys
-        for listener in [each for key in heard for each in self._listeners.get(key, ())]:
-            listener(payload)
-
-    def on(self, kind: str, listener: Callable[[str], object], payload: str | None = None) -> None:
-        """Calls back with the payload whenever this is heard, or with nothing after a break."""
-        self._listeners.setdefault((kind, payload), []).append(listener)
-
-    @contextmanager
-    def awaiting(self, kind: str, payload: str) -> Iterator[asyncio.Event]:
-        """An event that is set whenever this is heard."""
-        event = asyncio.Event()
-
-        def wake(_: str) -> None:
-            event.set()
-
-        self.on(kind, wake, payload)
-        try:
-            yield event
-        finally:
-            listeners = self._listeners[kind, payload]
-            listeners.remove(wake)
-            if not listeners:
-                del self._listeners[kind, payload]
-
-
-async def heard_within(event: asyncio.Event, seconds: float) -> bool:
-    """Waits for the event, at most so long; it is ready for the next time."""
-    try:
-        async with asyncio.timeout(max(seconds, 0.0)):
-            await event.wait()
-    except TimeoutError:
-        return False
-    event.clear()
-    return True

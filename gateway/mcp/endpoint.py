@@ -17,7 +17,6 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIO
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
-from gateway.calls.record import Signals
 from gateway.config.settings import ADDRESSED
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
@@ -29,7 +28,7 @@ from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import Streams
 from gateway.mcp.wishes import WISHED
 from gateway.policy.view import Scope
-from gateway.store.cluster import SESSION_ENDED
+from gateway.store.cluster import SESSION_ENDED, Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway

@@ -23,7 +23,6 @@ import structlog
 from cachetools import LRUCache
 from starlette.types import Receive, Send
 
-from gateway.calls.record import heard_within
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import (
     ATTEND_AFTER_SECONDS,
@@ -38,6 +37,7 @@ from gateway.limits import (
 from gateway.mcp.pass_through import Notice, PassThrough
 from gateway.model import Principal
 from gateway.policy.view import Scope
+from gateway.store.cluster import heard_within
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
     EVENT_STREAM_HEADERS,

@@ -14,8 +14,8 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -391,3 +391,55 @@ async def is_ended(db: Database, id: str) -> bool:
 def _insert_ended(tx: Connection, id: str, expires_at: float) -> bool:
     row = {"id": id, "expires_at": expires_at}
     return tx.execute(insert_new(tx, _ended_sessions), row).rowcount == 1
+
+
+class Signals:
+    """Wakes those in this process who wait for what any process may do.
+
+    The store's notifier calls `hear` for what other processes did, and whoever does something here
+    calls it too. A signal only says "look again": it may be lost, so that those who wait read the
+    store, and look from time to time in any case.
+    """
+
+    def __init__(self) -> None:
+        # By kind and payload; None: whatever the payload.
+        self._listeners: dict[tuple[str, str | None], list[Callable[[str], object]]] = {}
+
+    def hear(self, kind: str, payload: str = "") -> None:
+        """Something has happened; after a break of the connection, perhaps everything."""
+        keys = [(kind, payload), (kind, None)]
+        heard = self._listeners if kind == RECONNECTED else keys
+        for listener in [each for key in heard for each in self._listeners.get(key, ())]:
+            listener(payload)
+
+    def on(self, kind: str, listener: Callable[[str], object], payload: str | None = None) -> None:
+        """Calls back with the payload whenever this is heard, or with nothing after a break."""
+        self._listeners.setdefault((kind, payload), []).append(listener)
+
+    @contextmanager
+    def awaiting(self, kind: str, payload: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever this is heard."""
+        event = asyncio.Event()
+
+        def wake(_: str) -> None:
+            event.set()
+
+        self.on(kind, wake, payload)
+        try:
+            yield event
+        finally:
+            listeners = self._listeners[kind, payload]
+            listeners.remove(wake)
+            if not listeners:
+                del self._listeners[kind, payload]
+
+
+async def heard_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for the event, at most so long; it is ready for the next time."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True

@@ -18,14 +18,13 @@ from typing import Any
 import structlog
 from starlette.requests import Request
 
-from gateway.calls.record import Signals
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
 from gateway.limits import PING_SECONDS, STREAMS_A_PRINCIPAL
 from gateway.model import Principal
 from gateway.policy.access import level, may_know, oversees
 from gateway.policy.view import Scope as ViewScope
 from gateway.store.approvals import Approval, get_approvals
-from gateway.store.cluster import EVENTS, append_event, events_after, last_event_id
+from gateway.store.cluster import EVENTS, Signals, append_event, events_after, last_event_id
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_executions
 from gateway.store.tables import json_bytes

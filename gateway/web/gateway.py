@@ -22,10 +22,9 @@ from cachetools import LRUCache
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.call import Invoker
-from gateway.calls.held import CANCEL
+from gateway.calls.held import CANCEL, Ticket
 from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
-from gateway.calls.upkeep import Ticket
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.schedule import AzureWatch
 from gateway.catalog.search import ToolIndex

@@ -19,14 +19,13 @@ from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.record import (
     Attempt,
     Caller,
-    Signals,
     execution_of,
     recorded_values,
     with_token,
 )
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import NoAnswer
-from gateway.store.cluster import Replica, beat, leave
+from gateway.store.cluster import Replica, Signals, beat, leave
 from gateway.store.database import Database
 from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
 from gateway.store.secrets import Seal

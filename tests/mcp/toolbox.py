@@ -17,7 +17,7 @@ from typing import Any, cast
 import orjson
 
 from gateway.calls.admission import Admission
-from gateway.calls.record import Caller, Signals
+from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Settings
@@ -28,7 +28,7 @@ from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes
 from gateway.model import Principal, Tool, digest
 from gateway.policy.view import Scope
-from gateway.store.cluster import Notifier
+from gateway.store.cluster import Notifier, Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
