@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from gateway.app import App, Place, running
@@ -22,8 +23,10 @@ from gateway.server import GatewayServer, bind
 from tests.peers import until
 
 # Few examples, the same in every run; `make test-slow` looks for more with the other profile.
-hypothesis_settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
-hypothesis_settings.register_profile("full", max_examples=500, deadline=None)
+ON_A_BUSY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+register_profile = hypothesis_settings.register_profile
+register_profile("quick", max_examples=25, derandomize=True, **ON_A_BUSY_MACHINE)
+register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 
 START_SECONDS = 60.0  # two, where the machine has nothing else to do

@@ -260,4 +260,4 @@ def empty_store() -> bytes:
 
 
 TestTokenLedger = TokenLedger.TestCase
-TestTokenLedger.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
+TestTokenLedger.settings = settings(stateful_step_count=12)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.catalog.changes import stricter
@@ -115,7 +115,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(SCHEMAS, SCHEMAS, VALUES)
 def test_value_refused_now_and_good_before_means_stricter(
     old: dict[str, Any], new: dict[str, Any], value: Any

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema_rs
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.connectors.manifest import (
@@ -115,7 +115,6 @@ VALUES = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(TEXTS), st.data())
 def test_manifest_changed_anywhere_is_taken_or_refused_but_never_breaks(
     text: str, data: st.DataObject

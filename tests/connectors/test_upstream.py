@@ -8,7 +8,7 @@ from typing import Any
 import mcp_types
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 
@@ -396,7 +396,6 @@ tools_of_any_kind = st.fixed_dictionaries(
 
 
 # Each example compiles schemas, and a busy machine is slow to make them up.
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(tools_of_any_kind, max_size=4))
 def test_whatever_an_upstream_lists_every_tool_is_valid_or_skipped(
     listing: list[dict[str, Any]],
