@@ -252,7 +252,7 @@ async def test_of_two_deciders_one_wins(shop: Running, peer: Provider) -> None:
 
 
 async def test_undecided_call_expires(tmp_path: Path, peer: Provider) -> None:
-    text = config(peer).replace("= 20", "= 0.3")
+    text = config(peer).replace("= 20", "= 2")
     async with gateway_on(tmp_path / "config.toml", text) as shop, api(shop.url, "root") as root:
         for mode in MODES:
             async with client(shop.url, "ann", mode) as ann:
