@@ -64,7 +64,7 @@ from gateway.telemetry import begin_request, log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, resume
-from gateway.web.guard import HostRules, Refusal, check_host, fold, host_rules, respond
+from gateway.web.guard import HostRules, RefusedRequest, check_host, fold, host_rules, respond
 from gateway.web.health import Health, consent_route, return_address
 from gateway.web.identity import Identity, auth_settings
 from gateway.web.own_tools import OWN_TOOLS
@@ -111,6 +111,7 @@ class App:
     rest: ASGIApp
     feed: Feed
     console: Console
+    azure: AzureWatch
 
     async def drain(self, grace: float) -> None:
         """Lets all calls in flight finish, whoever waits for them; then closes the streams.
@@ -139,7 +140,7 @@ class App:
         if path not in PROBES:
             try:
                 check_host(self.rules, scope, fold(scope["headers"]))
-            except Refusal as refusal:
+            except RefusedRequest as refusal:
                 await refusal_response(refusal)(scope, receive, send)
                 return
         if path == "/console" or path.startswith("/console/"):
@@ -293,7 +294,8 @@ class Assembly:
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
         invoker = Invoker(db, prepared, send, approvals, signals, seal, replica=replica.id)
-        self.gateway = Gateway(self.catalog, invoker, approvals, db, self.azure, work, OWN_TOOLS)
+        azure = (self.directory, self._list_azure)
+        self.gateway = Gateway(self.catalog, invoker, approvals, db, *azure, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake
         if (traced := tracer()) is not None:
             invoker.on_finished(traced[0])
@@ -314,6 +316,9 @@ class Assembly:
         self._run(keeping.run())
         self._run(runs.run())
 
+    async def _list_azure(self) -> tuple[float, str | None]:
+        return await self.azure.look(asked=True), self.azure.problem
+
     def _current(self) -> Snapshot:
         return self.catalog.current
 
@@ -333,7 +338,8 @@ class Assembly:
         rest = http_app(gateway, identity, self.feed, others)
         console = Console(gateway, identity, self.seal, health, self.feed, self.public_url)
         mcp.on_heard(console.backend.contacts.note)
-        return App(gateway, mcp, health, identity, rules, bookshop(), rest, self.feed, console)
+        ways_in = (mcp, health, identity, rules, bookshop(), rest, self.feed, console)
+        return App(gateway, *ways_in, self.azure)
 
     async def _fetch_keys(self, url: str) -> bytes:
         seconds, most = SIGNING_KEYS_SECONDS, MAX_BODY_BYTES

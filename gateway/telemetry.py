@@ -1,24 +1,37 @@
-"""What is told of the gateway at work: logs, and OpenTelemetry spans where somebody collects them.
+"""What is told of the gateway at work: logs, figures, and OpenTelemetry spans where collected.
 
 Logs are events with fields: readable on a terminal, one JSON object a line elsewhere. A call that
 went well is in the ledger and in the figures; only the others are logged. Spans are made of a
 call's record when it has ended, so that tracing costs nothing while it runs; the usual variables
 decide (OTEL_EXPORTER_OTLP_ENDPOINT switches it on, OTEL_SERVICE_NAME and the others mean what they
-always mean). Names, states and codes are told, never arguments or answers.
+always mean). Names, states and codes are told, never arguments or answers. Labels of figures are
+bounded: connections, states, access levels and error codes, never what a caller can choose.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
 import structlog
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.store.ledger import Execution
@@ -28,6 +41,8 @@ from gateway.store.ledger import Execution
 _request: ContextVar[int] = ContextVar("request")
 _numbers = count(1)
 _process = secrets.token_hex(4)
+
+log = structlog.get_logger("gateway.call")
 
 
 def begin_request() -> None:
@@ -82,6 +97,115 @@ def with_request(
     return event
 
 
+_LOGGED = "tool connection principal status upstream_status session".split()
+
+
+def log_call(execution: Execution) -> None:
+    """Logs how a call ended, unless it went well."""
+    if execution.status != "completed":
+        told = {name: getattr(execution, name) for name in _LOGGED}
+        took = (execution.result or {}).get("duration_ms")
+        code = execution.error_code
+        log.info("call ended", execution=execution.id, code=code, duration_ms=took, **told)
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types for it
+
+
+class Metrics:
+    """Figures for Prometheus: read off execution records as calls end, the rest when asked."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._names: set[str] = set()  # of connections that have figures
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"gateway_{name}", words, labels, registry=self.registry)
+
+        def seconds(name: str, words: str) -> Histogram:
+            seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+            labels = ("connection",)
+            registry = self.registry
+            return Histogram(f"gateway_{name}", words, labels, buckets=seconds, registry=registry)
+
+        words = "Calls by connection, access and how they ended."
+        self._calls = counter("calls", words, "connection", "access", "status")
+        words = "Calls that failed or were refused, by code."
+        self._errors = counter("errors", words, "connection", "code")
+        words = "Answers of upstream APIs by class of status."
+        self._answers = counter("upstream_answers", words, "connection", "status")
+        words = "How long calls took, from the first look at them to their record."
+        self._whole = seconds("call_seconds", words)
+        words = "How long upstream APIs and servers took to answer."
+        self._upstream = seconds("upstream_seconds", words)
+        words = "Calls of tools that the caller does not have, hidden or not there at all."
+        self._unknown = counter("unknown_tool_calls", words)
+        words = "Connections by status."
+        self._statuses = Gauge("gateway_connections", words, ["status"], registry=self.registry)
+        info = Gauge("gateway_info", "The running version.", ["version"], registry=self.registry)
+        info.labels(__version__).set(1)
+        self._unknown_counted = 0
+        self._gauges: dict[str, Gauge] = {}
+
+    def finished(self, execution: Execution) -> None:
+        """Counts one call; one that found no tool is counted where it was refused."""
+        name, status = execution.connection, execution.upstream_status
+        if not name:
+            return
+        self._names.add(name)
+        self._calls.labels(name, execution.access, execution.status).inc()
+        if status:
+            self._answers.labels(name, f"{status // 100}xx").inc()
+        if execution.error_code:
+            self._errors.labels(name, execution.error_code).inc()
+        if execution.result:
+            self._whole.labels(name).observe(execution.result["duration_ms"] / 1000)
+            if (waited := execution.result.get("upstream_ms")) is not None:
+                self._upstream.labels(name).observe(waited / 1000)
+
+    def forget_all_but(self, names: Iterable[str]) -> None:
+        """Forgets connections that are no more: names that come and go must not pile up."""
+        for name in self._names.difference(names):
+            for metric in (self._calls, self._errors, self._answers, self._whole, self._upstream):
+                metric.remove_by_labels({"connection": name})
+        self._names.intersection_update(names)
+
+    def text(
+        self, statuses: Iterable[str], unknown: int, figures: Mapping[str, float], *, named: bool
+    ) -> bytes:
+        """All figures, with those that are so at this moment; not `named`: summed up."""
+        self._unknown.inc(unknown - self._unknown_counted)
+        self._unknown_counted = unknown
+        self._statuses.clear()
+        for status, number in Tally(statuses).items():
+            self._statuses.labels(status).set(number)
+        for name, value in {**figures, "tasks": len(asyncio.all_tasks())}.items():
+            if name not in self._gauges:
+                words = name.replace("_", " ").capitalize()
+                self._gauges[name] = Gauge(f"gateway_{name}", words, registry=self.registry)
+            self._gauges[name].set(value)
+        return generate_latest(self.registry if named else _Summed(self.registry))
+
+
+class _Summed(Collector):
+    """The same figures without the names of connections."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            for sample in family.samples:
+                labels = tuple(pair for pair in sample.labels.items() if pair[0] != "connection")
+                key = (sample.name, labels)
+                sums[key] = sums.get(key, 0.0) + sample.value
+            summed = Metric(family.name, family.documentation, family.type, family.unit)
+            for (name, kept), value in sums.items():
+                summed.add_sample(name, dict(kept), value)
+            yield summed
+
+
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -132,16 +256,3 @@ def _attributes(execution: Execution) -> dict[str, Any]:
         "http.response.status_code": execution.upstream_status,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-log = structlog.get_logger("gateway.call")
-_LOGGED = "tool connection principal status upstream_status session".split()
-
-
-def log_call(execution: Execution) -> None:
-    """Logs how a call ended, unless it went well."""
-    if execution.status != "completed":
-        told = {name: getattr(execution, name) for name in _LOGGED}
-        took = (execution.result or {}).get("duration_ms")
-        code = execution.error_code
-        log.info("call ended", execution=execution.id, code=code, duration_ms=took, **told)

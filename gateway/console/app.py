@@ -54,7 +54,7 @@ from gateway.store.secrets import Seal
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
-    Refusal,
+    RefusedRequest,
     Say,
     Throttle,
     event_frame,
@@ -144,7 +144,7 @@ class Console:
         self.backend = Backend(gateway, identity, sessions, health, feed, public_url)
         self._throttle = Throttle()
         router = Router(self._routes(), default=self._answer_nowhere)
-        errors = (GatewayError, Unauthenticated, Refusal, ConnectionError, Exception)
+        errors = (GatewayError, Unauthenticated, RefusedRequest, ConnectionError, Exception)
         self._app = ExceptionMiddleware(router, dict.fromkeys(errors, _answer_error))
 
     def link(self, url: str) -> str:
@@ -189,7 +189,9 @@ class Console:
             session = await self._session(request)
             form = await read_form(request, FORM_BYTES)
             if not session.owns(request.headers.get("x-csrf-token") or form.get("csrf", "")):
-                raise Refusal(403, "This form is not from a page of your session: load it again.")
+                raise RefusedRequest(
+                    403, "This form is not from a page of your session: load it again."
+                )
             return await answer(await self._visit(request, form))
 
         return endpoint
@@ -275,9 +277,9 @@ def check_origin(request: Request) -> None:
     fields = fold(request.scope["headers"])
     origin, host = fields.get(b"origin"), fields.get(b"host", b"")
     if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
-        raise Refusal(403, "This form comes from another site.")
+        raise RefusedRequest(403, "This form comes from another site.")
     if fields.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
-        raise Refusal(403, "This form comes from another site.")
+        raise RefusedRequest(403, "This form comes from another site.")
 
 
 async def read_form(request: Request, limit: int) -> Form:
@@ -286,12 +288,12 @@ async def read_form(request: Request, limit: int) -> Form:
     body = await read_body(fields, request.receive, limit)
     kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
     if body and kind != b"application/x-www-form-urlencoded":
-        raise Refusal(415, "A form is expected here.")
+        raise RefusedRequest(415, "A form is expected here.")
     try:
         # In a thread: a pasted definition is megabytes.
         pairs = await asyncio.to_thread(parse_qsl, body.decode("ascii"), True, max_num_fields=500)
     except ValueError:
-        raise Refusal(400, "The form can't be read.") from None
+        raise RefusedRequest(400, "The form can't be read.") from None
     return dict(pairs)
 
 
@@ -302,7 +304,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case Unauthenticated():
             return _to_sign_in(request)
-        case Refusal():
+        case RefusedRequest():
             return Response(error.message, error.status, media_type="text/plain")
         case ConnectionError():
             return Response(status_code=400)  # the client has gone: nobody reads it

@@ -10,11 +10,12 @@ missing, so that a client of 2026 which forgot it is told just that.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from mcp_types import PROTOCOL_VERSION_META_KEY
 from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 from starlette.types import Scope as HttpScope
 
 from gateway.config.settings import ADDRESSED
@@ -33,15 +34,12 @@ from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
+    JSON_TYPE,
     Fields,
     HostRules,
-    Refusal,
-    accepted_types,
-    answer_preflight,
+    RefusedRequest,
     check_host,
     fold,
-    for_browser,
-    is_preflight,
     read_body,
     require_json,
     respond,
@@ -53,6 +51,13 @@ Heard = Callable[[str, bytes], None]
 
 _HANDSHAKE = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _KNOWN = frozenset(version.encode() for version in KNOWN_PROTOCOL_VERSIONS)
+# What a page of another origin may do; its request itself is checked when it comes.
+_PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"*, authorization"),
+    (b"access-control-max-age", b"600"),
+)
+_EXPOSED = b"mcp-session-id, www-authenticate, retry-after"
 
 
 class McpEndpoint:
@@ -103,7 +108,7 @@ class McpEndpoint:
             value = parse(body)
             era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
             await era.post(exchange, value)
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             error = RpcError(INVALID_REQUEST, refusal.message)
             await respond(send, refusal.status, error_body(None, error), refusal.headers)
         except RpcError as error:  # a body that can't be answered as the request it wants to be
@@ -114,17 +119,17 @@ class McpEndpoint:
             await respond(send, 500, error_body(None, rpc_error(error)))
 
     async def _admit(self, scope: HttpScope, receive: Receive, send: Send) -> Exchange | None:
-        """The request with its principal; None: it has been answered. Raises Refusal."""
+        """The request with its principal; None: it has been answered. Raises RefusedRequest."""
         view_scope = scope_of(scope["path"])
         if view_scope is None:
-            raise Refusal(404, "Not Found")
+            raise RefusedRequest(404, "Not Found")
         lines: list[tuple[bytes, bytes]] = scope["headers"]
         fields = fold(lines)
         check_host(self._rules, scope, fields)
         if b"origin" in fields:
             send = for_browser(send, fields[b"origin"])
-            if is_preflight(scope, fields):
-                await answer_preflight(send)
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in fields:
+                await respond(send, 204, headers=_PREFLIGHT)
                 return None
         try:
             principal = await self._identity.identify(fields)
@@ -137,7 +142,7 @@ class McpEndpoint:
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
         if scope["method"] == "POST":
             if not takes_json:
-                raise Refusal(406, "Not Acceptable: Client must accept application/json")
+                raise RefusedRequest(406, "Not Acceptable: Client must accept application/json")
             require_json(fields)
         return Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
 
@@ -145,7 +150,7 @@ class McpEndpoint:
         version = exchange.fields.get(b"mcp-protocol-version")
         modern = version is not None and version not in _HANDSHAKE
         if modern and version not in _KNOWN:
-            raise Refusal(400, "Bad Request: Unsupported protocol version")
+            raise RefusedRequest(400, "Bad Request: Unsupported protocol version")
         try:
             if method == "GET" and not modern:
                 await self._era_2025.get(exchange)
@@ -153,9 +158,9 @@ class McpEndpoint:
                 await self._era_2025.delete(exchange)
             else:
                 allow = b"POST" if modern else b"GET, POST, DELETE"
-                raise Refusal(405, "Method Not Allowed", ((b"allow", allow),))
+                raise RefusedRequest(405, "Method Not Allowed", ((b"allow", allow),))
         except GatewayError as error:
-            raise Refusal(404, error.message) from error
+            raise RefusedRequest(404, error.message) from error
 
     def figures(self) -> dict[str, int]:
         """What goes on here now, for operators."""
@@ -187,6 +192,32 @@ def scope_of(path: str) -> Scope | None:
         case _:
             return None
     return scope if all(map(ADDRESSED.fullmatch, scope.names)) else None
+
+
+@lru_cache(maxsize=256)
+def accepted_types(accept: bytes) -> tuple[bool, bool]:
+    """Whether an Accept header takes JSON, and whether it takes an event stream."""
+    types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
+    return (
+        not types.isdisjoint((b"*/*", b"application/*", JSON_TYPE)),
+        not types.isdisjoint((b"*/*", b"text/*", b"text/event-stream")),
+    )
+
+
+def for_browser(send: Send, origin: bytes) -> Send:
+    """A `send` that lets a page of this origin, which was checked, read the answer."""
+    lines = [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", _EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+    async def send_readable(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *lines]}
+        await send(message)
+
+    return send_readable
 
 
 def is_modern(fields: Fields, value: object) -> bool:

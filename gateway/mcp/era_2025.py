@@ -53,7 +53,7 @@ from gateway.mcp.wishes import tell_others
 from gateway.store.cluster import end_session, is_ended
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.guard import Refusal, event_frame, respond, write_json
+from gateway.web.guard import RefusedRequest, event_frame, respond, write_json
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
 ELICITATION_VERSION = "2025-06-18"  # the first one that has it
@@ -164,13 +164,13 @@ class Era2025:
         await reply.finish(200, await self._answer(exchange, session, message, reply))
 
     async def _open_session(self, exchange: Exchange) -> SealedSession:
-        """The session a request names. Raises Refusal."""
+        """The session a request names. Raises RefusedRequest."""
         header = exchange.fields.get(SESSION_HEADER)
         if header is None:
-            raise Refusal(400, "Bad Request: Missing session ID")
+            raise RefusedRequest(400, "Bad Request: Missing session ID")
         session = await self.sessions.open(header, exchange.principal.name)
         if session is None:
-            raise Refusal(404, "Session not found")
+            raise RefusedRequest(404, "Session not found")
         return session
 
     async def _initialize(self, exchange: Exchange, message: Message) -> None:
@@ -278,7 +278,7 @@ class Era2025:
     async def get(self, exchange: Exchange) -> None:
         """Opens the stream on which a session hears of changes."""
         if not exchange.streaming:
-            raise Refusal(406, "Not Acceptable: Client must accept text/event-stream")
+            raise RefusedRequest(406, "Not Acceptable: Client must accept text/event-stream")
         session, streams = await self._open_session(exchange), self._core.streams
         lists = streams.lists(exchange.principal, exchange.scope)
         # The event id is the digest of the view the client was last told of: a client that comes
@@ -306,7 +306,7 @@ class Era2025:
     async def _is_alive(self, exchange: Exchange) -> bool:
         try:
             await self._open_session(exchange)
-        except Refusal:
+        except RefusedRequest:
             return False
         except GatewayError:
             return True  # the store is away: it is found out later

@@ -37,7 +37,7 @@ from gateway.mcp.methods import (
     rpc_error,
 )
 from gateway.mcp.streams import ClientStream, Reply
-from gateway.web.guard import Refusal, event_frame, respond, write_json
+from gateway.web.guard import RefusedRequest, event_frame, respond, write_json
 
 _ROUTING = tuple(
     (name, name.encode())
@@ -67,7 +67,7 @@ class Era2026:
             return
         listens = message.method == "subscriptions/listen"
         if listens and not exchange.streaming:
-            raise Refusal(406, "Not Acceptable: Client must accept text/event-stream")
+            raise RefusedRequest(406, "Not Acceptable: Client must accept text/event-stream")
         reply = Reply(exchange.send, exchange.streaming)
         try:
             request = self._request(exchange, message, reply)
@@ -78,7 +78,7 @@ class Era2026:
             await reply.finish(200, result_body(message.id, result))
         except Stopped:
             return  # the client hung up: nobody is there to be answered
-        except Refusal:
+        except RefusedRequest:
             raise
         except Exception as error:
             failed = rpc_error(error, message.method)

@@ -43,7 +43,7 @@ from gateway.web.guard import (
     EVENT_STREAM_HEADERS,
     PING,
     EventStream,
-    Refusal,
+    RefusedRequest,
     Say,
     event_frame,
     respond,
@@ -234,9 +234,9 @@ class Streams:
         """Keeps a stream open until either side ends it."""
         name = stream.principal.name
         if self._closing:
-            raise Refusal(503, "The gateway is going down", ((b"retry-after", b"1"),))
+            raise RefusedRequest(503, "The gateway is going down", ((b"retry-after", b"1"),))
         if self._count[name] >= self._max_per_principal:
-            raise Refusal(429, "Too many open streams", ((b"retry-after", b"30"),))
+            raise RefusedRequest(429, "Too many open streams", ((b"retry-after", b"30"),))
         self._count[name] += 1
         self._open[stream] = None
         self._empty.clear()

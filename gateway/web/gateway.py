@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 from cachetools import LRUCache
 
+from gateway.azure.directory import AzureDirectory
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.call import Invoker
@@ -26,7 +27,6 @@ from gateway.calls.held import CANCEL, Ticket
 from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.schedule import AzureWatch
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
@@ -147,6 +147,8 @@ class Inquiry:
 
 
 Run = Callable[..., Awaitable[dict[str, Any]]]  # takes the inquiry, then the arguments by name
+# Lists Azure's resource group: since when what is known of it counts, and why it can't be listed.
+ListAzure = Callable[[], Awaitable[tuple[float, str | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,8 @@ class Gateway:
         invoker: Invoker,
         approvals: Approvals,
         db: Database,
-        azure: AzureWatch,
+        directory: AzureDirectory,
+        list_azure: ListAzure,
         work: Work,
         own_tools: Sequence[ServedTool],
     ) -> None:
@@ -175,7 +178,8 @@ class Gateway:
         self.invoker = invoker
         self.approvals = approvals
         self.db = db
-        self.azure = azure
+        self.directory = directory
+        self.list_azure = list_azure
         self.work = work
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None

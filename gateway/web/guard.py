@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import orjson
 from cachetools import LRUCache
 from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
 from gateway.limits import (
@@ -50,7 +50,7 @@ _SINGLE = frozenset(
 )
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """An HTTP request that is answered without being understood: status, words, extra headers."""
 
     def __init__(
@@ -97,14 +97,14 @@ def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
     server = scope.get("server")
     loopback = _loopback_hosts(server[1] if server else None)
     if not _is_allowed(fields.get(b"host", b"").lower(), rules.hosts, loopback):
-        raise Refusal(421, "Invalid Host header")
+        raise RefusedRequest(421, "Invalid Host header")
     origin = fields.get(b"origin")
     if origin is None:
         return
     scheme, _, host = origin.lower().partition(b"://")
     own_pages = loopback if scheme == b"http" else frozenset[bytes]()
     if host not in own_pages and not _is_allowed(origin.lower(), rules.origins):
-        raise Refusal(403, "Invalid Origin header")
+        raise RefusedRequest(403, "Invalid Origin header")
 
 
 @lru_cache(maxsize=64)
@@ -137,27 +137,16 @@ def fold(lines: HeaderLines) -> dict[bytes, bytes]:
     seen: dict[bytes, bytes] = {}
     for name, value in lines:
         if name in seen and name in _SINGLE:
-            raise Refusal(400, f"{name.decode('latin-1')} header appears more than once")
+            raise RefusedRequest(400, f"{name.decode('latin-1')} header appears more than once")
         seen[name] = seen[name] + b", " + value.strip() if name in seen else value.strip()
     return seen
-
-
-@lru_cache(maxsize=256)
-def accepted_types(accept: bytes) -> tuple[bool, bool]:
-    """Whether an Accept header takes JSON, and whether it takes an event stream."""
-    types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
-    anything = b"*/*" in types
-    return (
-        anything or not types.isdisjoint((JSON_TYPE, b"application/*")),
-        anything or not types.isdisjoint((b"text/event-stream", b"text/*")),
-    )
 
 
 def require_json(fields: Fields) -> None:
     """Refuses a body that does not say it is JSON."""
     content_type = fields.get(b"content-type", b"")
     if content_type != JSON_TYPE and content_type.split(b";")[0].strip().lower() != JSON_TYPE:
-        raise Refusal(415, "Unsupported Media Type: Content-Type must be application/json")
+        raise RefusedRequest(415, "Unsupported Media Type: Content-Type must be application/json")
 
 
 _CLOSE = ((b"connection", b"close"),)  # the rest of a body that was not read is still on its way
@@ -170,7 +159,7 @@ async def read_body(
     seconds: float = REQUEST_SECONDS,
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
-    too_large = Refusal(413, f"Request body too large: at most {limit} bytes", _CLOSE)
+    too_large = RefusedRequest(413, f"Request body too large: at most {limit} bytes", _CLOSE)
     declared = fields.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
@@ -189,7 +178,7 @@ async def read_body(
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
-        raise Refusal(408, "The request was not complete in time", _CLOSE) from None
+        raise RefusedRequest(408, "The request was not complete in time", _CLOSE) from None
 
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -265,40 +254,6 @@ async def respond(
         lines.append((b"content-type", content_type))
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})
-
-
-_PREFLIGHT = (
-    (b"access-control-allow-methods", b"GET, POST, DELETE"),
-    (b"access-control-allow-headers", b"*, authorization"),
-    (b"access-control-max-age", b"600"),
-)
-_EXPOSED = b"mcp-session-id, www-authenticate, retry-after"
-
-
-def is_preflight(scope: HttpScope, fields: Fields) -> bool:
-    """Whether a browser asks what a page of another origin may do."""
-    return scope["method"] == "OPTIONS" and b"access-control-request-method" in fields
-
-
-async def answer_preflight(send: Send) -> None:
-    """Says what is allowed; the request itself is checked when it comes."""
-    await respond(send, 204, headers=_PREFLIGHT)
-
-
-def for_browser(send: Send, origin: bytes) -> Send:
-    """A `send` that lets a page of this origin read the answer. Check the origin first."""
-    lines = [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", _EXPOSED),
-        (b"vary", b"origin"),
-    ]
-
-    async def send_readable(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *lines]}
-        await send(message)
-
-    return send_readable
 
 
 # --- server-sent events ---------------------------------------------------------------------------

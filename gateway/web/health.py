@@ -2,8 +2,6 @@
 
 `/healthz` and `/readyz` say nothing but that, to anyone. What connections there are is told to
 callers with a token, each as far as it may know; without one, `/health` and `/metrics` give sums.
-Labels are bounded: connections, states, access levels and error codes, never tools, principals or
-anything a caller can choose.
 
 People come back from signing a connection in to an address that holds a sealed note of which one it
 is about and until when, so that nobody can make one up.
@@ -11,25 +9,14 @@ is about and until when, so that nobody can make one up.
 
 from __future__ import annotations
 
-import asyncio
 import html
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
 from cryptography.fernet import InvalidToken
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -42,8 +29,8 @@ from gateway.model import Principal, Problem
 from gateway.policy.access import may_know
 from gateway.policy.problems import configuration_problems
 from gateway.store.approvals import count_waiting
-from gateway.store.ledger import Execution
 from gateway.store.secrets import Seal
+from gateway.telemetry import Metrics
 from gateway.web.gateway import Gateway
 from gateway.web.guard import fold, write_json
 from gateway.web.identity import Identity
@@ -96,11 +83,16 @@ class Health:
             waiting = float(await count_waiting(self._gateway.db, time.time()))
         except GatewayError:
             waiting = float("nan")  # the store does not answer: nobody knows
-        self.metrics.look(self._gateway, {"pending_approvals": waiting, **self._figures()})
+        snapshot, unknown = self._gateway.snapshot, self._gateway.unknown_calls
+        figures: dict[str, float] = {
+            "catalog_revision": snapshot.revision,
+            "tools": len(snapshot.tools),
+        }
+        figures |= {"pending_approvals": waiting, **self._figures()}
+        statuses = (state.status for state in snapshot.connections.values())
         principal = await self._principal(request)
         named = principal is not None and principal.admin
-        registry = self.metrics.registry
-        shown = generate_latest(registry if named else _Summed(registry))
+        shown = self.metrics.text(statuses, unknown, figures, named=named)
         return Response(shown, media_type=PROMETHEUS)
 
     async def _principal(self, request: Request) -> Principal | None:
@@ -170,102 +162,6 @@ class Health:
         return "ok"
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types for it
-
-
-class Metrics:
-    """Figures for Prometheus: read off execution records as calls end, the rest when asked."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._names: set[str] = set()  # of connections that have figures
-
-        def counter(name: str, words: str, *labels: str) -> Counter:
-            return Counter(f"gateway_{name}", words, labels, registry=self.registry)
-
-        def seconds(name: str, words: str) -> Histogram:
-            seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
-            labels = ("connection",)
-            registry = self.registry
-            return Histogram(f"gateway_{name}", words, labels, buckets=seconds, registry=registry)
-
-        words = "Calls by connection, access and how they ended."
-        self._calls = counter("calls", words, "connection", "access", "status")
-        words = "Calls that failed or were refused, by code."
-        self._errors = counter("errors", words, "connection", "code")
-        words = "Answers of upstream APIs by class of status."
-        self._answers = counter("upstream_answers", words, "connection", "status")
-        words = "How long calls took, from the first look at them to their record."
-        self._whole = seconds("call_seconds", words)
-        words = "How long upstream APIs and servers took to answer."
-        self._upstream = seconds("upstream_seconds", words)
-        words = "Calls of tools that the caller does not have, hidden or not there at all."
-        self._unknown = counter("unknown_tool_calls", words)
-        words = "Connections by status."
-        self._statuses = Gauge("gateway_connections", words, ["status"], registry=self.registry)
-        info = Gauge("gateway_info", "The running version.", ["version"], registry=self.registry)
-        info.labels(__version__).set(1)
-        self._unknown_counted = 0
-        self._gauges: dict[str, Gauge] = {}
-
-    def finished(self, execution: Execution) -> None:
-        """Counts one call; one that found no tool is counted where it was refused."""
-        name, status = execution.connection, execution.upstream_status
-        if not name:
-            return
-        self._names.add(name)
-        self._calls.labels(name, execution.access, execution.status).inc()
-        if status:
-            self._answers.labels(name, f"{status // 100}xx").inc()
-        if execution.error_code:
-            self._errors.labels(name, execution.error_code).inc()
-        if execution.result:
-            self._whole.labels(name).observe(execution.result["duration_ms"] / 1000)
-            if (waited := execution.result.get("upstream_ms")) is not None:
-                self._upstream.labels(name).observe(waited / 1000)
-
-    def forget_all_but(self, names: Iterable[str]) -> None:
-        """Forgets connections that are no more: names that come and go must not pile up."""
-        for name in self._names.difference(names):
-            for metric in (self._calls, self._errors, self._answers, self._whole, self._upstream):
-                metric.remove_by_labels({"connection": name})
-        self._names.intersection_update(names)
-
-    def look(self, gateway: Gateway, figures: dict[str, float]) -> None:
-        """Takes in what is so at this moment."""
-        snapshot = gateway.snapshot
-        self._unknown.inc(gateway.unknown_calls - self._unknown_counted)
-        self._unknown_counted = gateway.unknown_calls
-        self._statuses.clear()
-        for status, number in Tally(s.status for s in snapshot.connections.values()).items():
-            self._statuses.labels(status).set(number)
-        figures |= {"catalog_revision": snapshot.revision, "tools": len(snapshot.tools)}
-        for name, value in {**figures, "tasks": len(asyncio.all_tasks())}.items():
-            if name not in self._gauges:
-                words = name.replace("_", " ").capitalize()
-                self._gauges[name] = Gauge(f"gateway_{name}", words, registry=self.registry)
-            self._gauges[name].set(value)
-
-
-class _Summed(Collector):
-    """The same figures without the names of connections."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-            for sample in family.samples:
-                labels = tuple(pair for pair in sample.labels.items() if pair[0] != "connection")
-                key = (sample.name, labels)
-                sums[key] = sums.get(key, 0.0) + sample.value
-            summed = Metric(family.name, family.documentation, family.type, family.unit)
-            for (name, kept), value in sums.items():
-                summed.add_sample(name, dict(kept), value)
-            yield summed
-
-
 # --- where people come back to after signing a connection in --------------------------------------
 
 CONSENT = "/azure/consent/"
@@ -302,7 +198,7 @@ async def _confirm(gateway: Gateway, id_: str | None, code: str | None) -> tuple
     if not code:
         return "Not signed in", "The sign-in was not completed. Try the link again.", 400
     try:
-        await gateway.azure.directory.confirm(id_, code)
+        await gateway.directory.confirm(id_, code)
     except GatewayError as error:
         log.warning("consent not confirmed", error=error.message)
         return "Not signed in", "Azure did not accept the sign-in. Try the link again.", 502

@@ -163,7 +163,7 @@ async def list_connections(inquiry: Inquiry) -> Shown:
 def connection_rows(inquiry: Inquiry) -> list[Shown]:
     """Every connection that exists for the caller, with where to sign in as far as is known."""
     gateway, rows = inquiry.gateway, []
-    refreshed, directory = gateway.catalog.refreshed_at, gateway.azure.directory
+    refreshed, directory = gateway.catalog.refreshed_at, gateway.directory
     for state in inquiry.connections():
         at = refreshed.get(state.name)
         row = shown.connection_row(inquiry.snapshot, inquiry.principal, state, at)
@@ -185,22 +185,23 @@ async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str 
     """Where a person signs this connection in; None where there is nothing to sign, or no link."""
     if state is None or state.status != "unauthenticated":
         return None
-    return await inquiry.gateway.azure.directory.sign_in_link(state.name, state.settings)
+    return await inquiry.gateway.directory.sign_in_link(state.name, state.settings)
 
 
 @own_tool("admin", "Refresh tools", reads=False, connection=_NAME)
 async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
     """Reads the definition of one connection, or of all, again and reports what changed."""
     inquiry.require_admin()
-    gateway, principal, since = inquiry.gateway, inquiry.principal, None
+    gateway, principal = inquiry.gateway, inquiry.principal
+    since, problem = None, None
     if connection:
         names = [inquiry.connection(connection).name]
     else:
-        since = await gateway.azure.look(asked=True)
+        since, problem = await gateway.list_azure()
         states = gateway.snapshot.connections.values()
         names = [state.name for state in states if may_know(principal, state)]
     reports = await gateway.catalog.refresh(names, by=principal.name, asked=True, since=since)
-    if not connection and (problem := gateway.azure.problem):
+    if problem is not None:
         reports.append(Report(LISTING, "failing", error=problem))
     listed = [report.as_dict() for report in reports]
     return {"revision": gateway.snapshot.revision, "connections": listed}
@@ -378,7 +379,7 @@ async def list_managed_apis(
     inquiry: Inquiry, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
 ) -> Shown:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
-    listed = await inquiry.gateway.azure.directory.managed_apis()
+    listed = await inquiry.gateway.directory.managed_apis()
     rows = sorted(map(shown.managed_api_row, listed), key=lambda row: str(row["name"]))
     found = shown.matching_rows(rows, search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
@@ -396,7 +397,7 @@ async def get_managed_api(
     inquiry: Inquiry, name: str, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
 ) -> Shown:
     """What a connection to it needs, and what it can do. `search` finds an operation by words."""
-    directory = inquiry.gateway.azure.directory
+    directory = inquiry.gateway.directory
     entry, listed = await asyncio.gather(
         directory.managed_api(name), directory.api_operations(name)
     )

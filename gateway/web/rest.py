@@ -45,7 +45,15 @@ from gateway.store import catalog as changes
 from gateway.web import own_tools, shown
 from gateway.web.events import Feed, event_stream
 from gateway.web.gateway import Gateway, Inquiry, Run, proxy_door, tool_door
-from gateway.web.guard import NotJson, Refusal, fold, read_body, read_json, require_json, write_json
+from gateway.web.guard import (
+    NotJson,
+    RefusedRequest,
+    fold,
+    read_body,
+    read_json,
+    require_json,
+    write_json,
+)
 from gateway.web.identity import Identity
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
@@ -174,7 +182,7 @@ def error_response(error: GatewayError, status: int | None = None) -> Response:
     return json_response({"error": error.as_dict()}, status, _retry_header(error.details))
 
 
-def refusal_response(refusal: Refusal) -> Response:
+def refusal_response(refusal: RefusedRequest) -> Response:
     """A request that is not even understood, in the one shape of this API."""
     response = error_response(Fixable("invalid_arguments", refusal.message), refusal.status)
     response.raw_headers.extend(refusal.headers)
@@ -191,7 +199,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case GatewayError():
             return error_response(error)
-        case Refusal():
+        case RefusedRequest():
             return refusal_response(error)
         case NotJson():
             return error_response(Fixable("invalid_arguments", f"the body can't be read: {error}"))
@@ -200,16 +208,24 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             return error_response(NotFound("invalid_arguments", str(error), hint))
         case HTTPException(headers={"Allow": methods}):
             words = f"use {methods} here"
-            return refusal_response(Refusal(405, words, ((b"allow", methods.encode()),)))
+            return refusal_response(RefusedRequest(405, words, ((b"allow", methods.encode()),)))
         case HTTPException():
-            return refusal_response(Refusal(404, "there is nothing at this address"))
+            return refusal_response(RefusedRequest(404, "there is nothing at this address"))
         case ConnectionError():
             return Response(status_code=400)  # the client has gone: nobody reads it
     # A stack must never reach a client; Starlette passes the error on to the server's log.
     return error_response(Broken("internal", "the gateway failed on this request"))
 
 
-_ERRORS = (GatewayError, Refusal, NotJson, UnknownTool, HTTPException, ConnectionError, Exception)
+_ERRORS = (
+    GatewayError,
+    RefusedRequest,
+    NotJson,
+    UnknownTool,
+    HTTPException,
+    ConnectionError,
+    Exception,
+)
 
 
 # --- tools and connections ------------------------------------------------------------------------

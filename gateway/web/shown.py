@@ -309,39 +309,33 @@ def change_row(change: Change) -> dict[str, Any]:
 
 def managed_api_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     """One of Azure's connectors in a list."""
-    properties = _mapping(entry.get("properties"))
-    about = _mapping(properties.get("generalInformation"))
-    name = _words(entry.get("name")) or _words(properties.get("name"))
+    name = _words(entry, "name") or _words(entry, "properties", "name")
     return {
         "name": name,
-        "display_name": _words(about.get("displayName")) or name,
-        "description": _words(about.get("description")),
+        "display_name": _words(entry, "properties", "generalInformation", "displayName") or name,
+        "description": _words(entry, "properties", "generalInformation", "description"),
     }
 
 
 def managed_api_parameters(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a connection to this connector needs to be told."""
-    found = _mapping(_mapping(entry.get("properties")).get("connectionParameters"))
-    return [_parameter(name, _mapping(each)) for name, each in found.items()]
-
-
-def _parameter(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    about = _mapping(entry.get("uiDefinition"))
-    constraints = _mapping(about.get("constraints"))
-    return {
-        "name": name,
-        "type": _words(entry.get("type")),
-        "display_name": _words(about.get("displayName")) or name,
-        "description": _words(about.get("description")),
-        "required": str(constraints.get("required", "")).lower() == "true",
-    }
+    found = _value(entry, "properties", "connectionParameters")
+    return [
+        {
+            "name": name,
+            "type": _words(each, "type"),
+            "display_name": _words(each, "uiDefinition", "displayName") or name,
+            "description": _words(each, "uiDefinition", "description"),
+            "required": _words(each, "uiDefinition", "constraints", "required").lower() == "true",
+        }
+        for name, each in (found.items() if isinstance(found, Mapping) else ())
+    ]
 
 
 def managed_api_operation(entry: Mapping[str, Any]) -> dict[str, Any]:
     """One operation of such a connector."""
-    properties = _mapping(entry.get("properties"))
-    words = {key: _words(properties.get(key)) for key in ("summary", "description")}
-    return {"name": _words(entry.get("name")), **words}
+    words = {key: _words(entry, "properties", key) for key in ("summary", "description")}
+    return {"name": _words(entry, "name"), **words}
 
 
 def matching_rows(rows: list[dict[str, Any]], search: str) -> list[dict[str, Any]]:
@@ -355,9 +349,15 @@ def matching_rows(rows: list[dict[str, Any]], search: str) -> list[dict[str, Any
     return sorted(found, key=lambda row: words[0] not in row["name"].lower())
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _words(value: Any) -> str:
+def _words(entry: Any, *path: str) -> str:
+    """The text at this place of Azure's answer; "" where there is none."""
+    value = _value(entry, *path)
+    if isinstance(value, bool):
+        return str(value)
     return cut(visible(value).strip(), SUMMARY_CHARS) if isinstance(value, str) else ""
+
+
+def _value(entry: Any, *path: str) -> Any:
+    for name in path:
+        entry = entry.get(name) if isinstance(entry, Mapping) else None
+    return entry

@@ -48,7 +48,7 @@ async def test_a_first_listing_that_fails_is_shown_and_tried_again_until_azure_i
     async with azure("office365") as peer:
         break_it(peer)
         gateway: Running = await make_gateway(OPEN + peer.table)
-        watch = gateway.app.gateway.azure
+        watch = gateway.app.azure
         await until(lambda: watch.problem is not None)
         health = await shown(gateway, "/health")
         assert health["status"] == "degraded"
@@ -129,7 +129,7 @@ async def test_many_who_refresh_everything_at_once_cost_one_listing_and_one_expo
         gateway: Running = await make_gateway(OPEN + peer.table)
         await until(lambda: "mail_send_email_v2" in gateway.app.gateway.snapshot.tools)
         peer.requests.clear()
-        azure_watch, catalog = gateway.app.gateway.azure, gateway.app.gateway.catalog
+        azure_watch, catalog = gateway.app.azure, gateway.app.gateway.catalog
 
         async def refresh_all() -> None:
             since = await azure_watch.look(asked=True)
