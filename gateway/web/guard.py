@@ -320,7 +320,7 @@ class EventStream(Response):
         headers = [*EVENT_STREAM_HEADERS, (b"x-content-type-options", b"nosniff")]
         with suppress(TimeoutError, OSError):  # the reader takes nothing, or has gone
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await say(b"retry: 1000\n\n")
+            await say(b"retry: 2000\n\n")
             while await self._step(say):
                 if time.monotonic() - said > PING_SECONDS:
                     await say(PING)
