@@ -1,4 +1,4 @@
-"""Names and words of tools, whatever kind of definition they come from.
+"""Names and words of tools, whatever kind of definition they come from; words made safe to show.
 
 A name is the connection's prefix and the operation's words in snake_case, the same on every start
 and replica: what is too long is cut, and what collides is told apart, by a hash of method and path,
@@ -36,7 +36,6 @@ from gateway.model import (
     Tool,
     digest,
 )
-from gateway.text import cut, visible
 
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -190,6 +189,35 @@ def _exactness(pattern: str, names: Sequence[str]) -> tuple[int, int, int, str]:
     """Grows with how exactly a pattern means an operation, whose own name comes first."""
     own = -names.index(pattern) if pattern in names else -len(names)
     return own, len(_WILDCARDS.sub("", pattern)), -pattern.count("*"), pattern
+
+
+# --- words that are safe to show ------------------------------------------------------------------
+
+# What a person can't see must not reach a model either: zero-width and bidirectional controls, tag
+# characters, variation selectors, invisible fillers, private-use and control characters can carry
+# instructions that no reviewer sees.
+_HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad"
+    "\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ud800-\udfff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
+    "]"
+)
+_LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
+
+
+def visible(text: str, instead: str = "") -> str:
+    """The text with `instead` of each character that a person would not see; line ends as `\\n`."""
+    return _HIDDEN.sub(instead, _LINE_ENDS.sub("\n", text))
+
+
+def cut(text: str, limit: int) -> str:
+    """At most `limit` characters, ending in `…` where something is missing."""
+    if len(text) <= limit:
+        return text
+    return text[: limit - 1].rstrip() + "…" if limit > 0 else ""
 
 
 # --- words and entries ----------------------------------------------------------------------------

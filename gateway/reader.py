@@ -25,8 +25,8 @@ import msgspec
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.limits import ADVICE_CPU_SECONDS, MAX_ADVISED_BYTES, READ_CPU_SECONDS, READER_BYTES
 from gateway.model import Problem, Source, encode_build, unpack
+from gateway.naming import cut, visible
 from gateway.openapi.document import read_definition
-from gateway.text import cut, visible
 
 LENGTH = struct.Struct("!I")
 # A kind of connection and what builds its tools, imported when it is first needed.
@@ -49,7 +49,7 @@ class Job(msgspec.Struct):
     arguments: tuple[str, ...] = ()
 
 
-class Answer(msgspec.Struct):
+class JobResult(msgspec.Struct):
     """What comes of it."""
 
     data: bytes = b""
@@ -153,11 +153,11 @@ def _next_job(stream: BinaryIO) -> Job | None:
     return msgspec.msgpack.decode(body, type=Job) if body else None
 
 
-def _answer(job: Job) -> Answer:
+def _answer(job: Job) -> JobResult:
     try:
-        return Answer(_function(job.function)(job.data, *job.arguments))
+        return JobResult(_function(job.function)(job.data, *job.arguments))
     except DefinitionUnreadable as error:
-        return Answer(error=(error.message, error.hint))
+        return JobResult(error=(error.message, error.hint))
     except RecursionError:
         return _refused("The definition is nested too deeply to be read.")
     except (MemoryError, SystemError):  # libyaml has no other word for it
@@ -169,8 +169,8 @@ def _answer(job: Job) -> Answer:
         return _refused(f"The definition could not be read ({type(error).__name__}).")
 
 
-def _refused(message: str, *, retires: bool = False) -> Answer:
-    return Answer(error=(message, "Use a smaller or simpler definition."), retires=retires)
+def _refused(message: str, *, retires: bool = False) -> JobResult:
+    return JobResult(error=(message, "Use a smaller or simpler definition."), retires=retires)
 
 
 def _function(name: str) -> Any:

@@ -25,8 +25,8 @@ import msgspec
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
 from gateway.limits import MAX_WAITING_JOBS, QUEUE_SECONDS, READ_SECONDS, READER_BYTES
 from gateway.model import Build, Problem, Source, decode_build
-from gateway.reader import LENGTH, Answer, Job, advise, build_tools
-from gateway.upstream.stdio import streams_only
+from gateway.processes import streams_only
+from gateway.reader import LENGTH, Job, JobResult, advise, build_tools
 
 # Nothing else of our environment is a reader's business, secrets least of all.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TMPDIR")
@@ -193,7 +193,7 @@ async def _start_reader(role: str) -> Process:
     )
 
 
-async def _exchange(reader: Process, job: Job) -> Answer:
+async def _exchange(reader: Process, job: Job) -> JobResult:
     """One job, there and back."""
     assert reader.stdin is not None and reader.stdout is not None
     body = msgspec.msgpack.encode(job)
@@ -205,7 +205,7 @@ async def _exchange(reader: Process, job: Job) -> Answer:
     (size,) = LENGTH.unpack(await reader.stdout.readexactly(LENGTH.size))
     if size > READER_BYTES:
         raise EOFError("answer out of bounds")
-    return msgspec.msgpack.decode(await reader.stdout.readexactly(size), type=Answer)
+    return msgspec.msgpack.decode(await reader.stdout.readexactly(size), type=JobResult)
 
 
 async def _exit_status(reader: Process) -> int | None:

@@ -37,7 +37,7 @@ MAX_TRICKS = 0
 MAX_CALL_FILES, MAX_CALL_AWAITS = 40, 14
 MAX_LIST_FILES = 14
 
-PLAIN = {"errors", "model", "blocklist", "limits", "text", "naming"}
+PLAIN = {"errors", "model", "blocklist", "limits", "naming", "processes"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
@@ -48,8 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": set(),
     "limits": set(),
-    "text": set(),
-    "naming": {"errors", "limits", "model", "text"},
+    "processes": set(),
+    "naming": {"errors", "limits", "model"},
     "model": {"errors"},
     "blocklist": {"errors", "model"},
     "telemetry": {"store"},

@@ -25,8 +25,8 @@ import orjson
 
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source, digest
+from gateway.naming import cut, visible
 from gateway.openapi.build import build_openapi
-from gateway.text import cut, visible
 
 # Ids become part of URLs as they stand.
 _ID = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._()~-]*)+")

@@ -40,7 +40,7 @@ from gateway.calls.redact import names_a_secret
 from gateway.errors import Fixable
 from gateway.limits import CHECK_STEPS, MAX_QUOTE_CHARS, MAX_REMEMBERED, MAX_TOLD_ITEMS
 from gateway.model import Tool
-from gateway.text import cut
+from gateway.naming import cut
 
 _NEVER_FORGIVEN = (
     ValidationErrorKind.Required,

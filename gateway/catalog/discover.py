@@ -57,10 +57,10 @@ from gateway.limits import (
     LONGEST_PAUSE_SECONDS,
 )
 from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
+from gateway.naming import visible
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
-from gateway.text import visible
-from gateway.upstream.registry import Listed
+from gateway.upstream.registry import Listing
 from gateway.workers import Workers
 
 # What a connection proves itself with, and the way to send a request of its own with that.
@@ -83,7 +83,7 @@ class Discoverer:
 
     fetcher: Fetcher
     workers: Workers
-    read_upstream: Callable[[str, McpConnection], Awaitable[Listed]]
+    read_upstream: Callable[[str, McpConnection], Awaitable[Listing]]
     check_address: Callable[[str], Awaitable[None]]
     azure: AzureDirectory
     prove: Prove

@@ -40,11 +40,11 @@ from gateway.store.database import Database
 from gateway.store.ledger import Execution, Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal
 from gateway.store.tables import is_current
-from gateway.upstream.registry import Listed
+from gateway.upstream.registry import Listing
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers
 
-ReadUpstream = Callable[[str, McpConnection], Awaitable[Listed]]
+ReadUpstream = Callable[[str, McpConnection], Awaitable[Listing]]
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ Auth = Annotated[
 ]
 
 
-class RateLimit(Table):
+class RateLimitTable(Table):
     requests: PositiveInt
     window_seconds: PositiveFloat
 
@@ -132,7 +132,7 @@ class Connection(Table):
     include: Strings = ("*",)
     exclude: Strings = ()
     blocklist: Strings = ()
-    rate_limit: RateLimit | None = None
+    rate_limit: RateLimitTable | None = None
     timeout_seconds: Annotated[PositiveFloat, Field(le=3600)] | None = None
     refresh_seconds: Seconds = 0
     on_change: Literal["accept", "hold_risky", "hold_all"] | None = None

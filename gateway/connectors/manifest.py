@@ -22,8 +22,7 @@ from pydantic import ValidationError
 
 from gateway.config.reading import describe, keys_of
 from gateway.connectors import manifest_format as form
-from gateway.connectors.manifest_format import Manifest, Param, RequestBody, Value, params_of
-from gateway.connectors.manifest_format import Operation as Entry
+from gateway.connectors.manifest_format import Entry, EntryBody, Manifest, Param, Value, params_of
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.model import Build, Override, Problem, RateLimit, Skipped, Source, Tool
 from gateway.naming import did_you_mean, override_for, renamed, unmatched
@@ -244,7 +243,7 @@ def _plain(said: Any) -> Any:
     return int(said) if isinstance(said, float) and said.is_integer() else said
 
 
-def _object(value: Value | RequestBody) -> Schema:
+def _object(value: Value | EntryBody) -> Schema:
     properties = value.properties
     return {
         "type": "object",

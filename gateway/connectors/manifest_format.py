@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from gateway.config.connection import RateLimitTable, Table
 from gateway.limits import MANIFEST_DEPTH
 from gateway.model import ACCESS_OF_METHOD, OWN_HEADERS, Access, Risk
 
@@ -36,12 +37,6 @@ OPERATION_ID = r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$"
 CAPABILITY = r"^[a-z][a-z0-9_]{0,39}$"
 PATH = r"^/[^?#\s]*$"
 SCHEME = r"^[A-Za-z][A-Za-z0-9-]*$"
-
-
-class Table(BaseModel):
-    """A table of a manifest: no unknown keys, no silent conversions, immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
 
 
 class Value(Table):
@@ -73,7 +68,7 @@ class Param(Value):
     explode: bool = False  # an array as name=a&name=b; else name=a,b
 
 
-class RequestBody(Table):
+class EntryBody(Table):
     """An object whose properties are arguments; an open one is a single argument, `body`."""
 
     media_type: Literal[
@@ -84,7 +79,7 @@ class RequestBody(Table):
     required: bool = True
 
 
-class Operation(Table):
+class Entry(Table):
     """One thing the provider can do."""
 
     id: Annotated[str, Field(pattern=OPERATION_ID)]
@@ -95,7 +90,7 @@ class Operation(Table):
     access: Access | None = None
     risk: Risk | None = None
     params: Annotated[tuple[Param, ...], Field(strict=False)] = ()
-    body: RequestBody | None = None
+    body: EntryBody | None = None
     returns: str = ""
     paged: bool = False
     requires_on_behalf_of: bool = False
@@ -114,11 +109,6 @@ class Auth(Table):
     types: Annotated[tuple[AuthType, ...], Field(strict=False)]
     scheme: Annotated[str, Field(pattern=SCHEME)] | None = None
     hint: str = ""
-
-
-class RateLimit(Table):
-    requests: Annotated[int, Field(gt=0)]
-    window_seconds: Annotated[float, Field(gt=0)]
 
 
 class Regions(Table):
@@ -154,11 +144,11 @@ class Manifest(Table):
     auth: Auth
     regions: Regions | None = None
     on_behalf_of: OnBehalfOf | None = None
-    rate_limit: RateLimit | None = None
+    rate_limit: RateLimitTable | None = None
     blocklist: Annotated[tuple[Annotated[str, Field(pattern=PATH)], ...], Field(strict=False)] = ()
     headers: dict[str, str] = Field(default_factory=dict)
     paging: Paging = Paging()
-    operations: Annotated[tuple[Operation, ...], Field(strict=False)]
+    operations: Annotated[tuple[Entry, ...], Field(strict=False)]
 
     @field_validator("headers")
     @classmethod
@@ -181,7 +171,7 @@ def base_url(manifest: Manifest, region: str | None) -> str:
     return manifest.base_url.replace("{region}", piece).rstrip("/")
 
 
-def params_of(manifest: Manifest, operation: Operation) -> tuple[Param, ...]:
+def params_of(manifest: Manifest, operation: Entry) -> tuple[Param, ...]:
     """An operation's parameters, those it shares with other paged ones included."""
     return (*operation.params, *(manifest.paging.params if operation.paged else ()))
 
@@ -204,7 +194,7 @@ def inconsistencies(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield from _value(f"paging.params.{index}", param)
 
 
-def _numbered(manifest: Manifest) -> Iterator[tuple[str, Operation]]:
+def _numbered(manifest: Manifest) -> Iterator[tuple[str, Entry]]:
     for index, operation in enumerate(manifest.operations):
         yield f"operations.{index} ({operation.id})", operation
 
@@ -247,7 +237,7 @@ def _twins(manifest: Manifest, key: Literal["id", "capability"]) -> Iterator[tup
             yield f"{where}.{key}", f"{value!r} is here more than once; each must be its own"
 
 
-def _operation(manifest: Manifest, where: str, o: Operation) -> Iterator[tuple[str, str]]:
+def _operation(manifest: Manifest, where: str, o: Entry) -> Iterator[tuple[str, str]]:
     if o.body is not None and o.method in ("GET", "HEAD"):
         yield f"{where}.body", f"{o.method} sends no body; remove it or use another method"
     if o.wrap_in_data and o.body is None:
@@ -264,7 +254,7 @@ def _operation(manifest: Manifest, where: str, o: Operation) -> Iterator[tuple[s
         yield from _body(f"{where}.body", o.body)
 
 
-def _path(where: str, operation: Operation) -> Iterator[tuple[str, str]]:
+def _path(where: str, operation: Entry) -> Iterator[tuple[str, str]]:
     wanted = VARIABLE.findall(operation.path)
     declared = [p.name for p in operation.params if p.place == "path"]
     for name in dict.fromkeys(wanted):
@@ -297,7 +287,7 @@ def _arguments(where: str, params: tuple[Param, ...]) -> Iterator[tuple[str, str
             yield f"{where}.params", f"{param.name!r}: only a query parameter may be {kind}"
 
 
-def _body(where: str, body: RequestBody) -> Iterator[tuple[str, str]]:
+def _body(where: str, body: EntryBody) -> Iterator[tuple[str, str]]:
     if not body.properties and not body.open:
         yield f"{where}.properties", "is empty; name the properties, or allow any with open = true"
     if body.open and body.media_type != "application/json":

@@ -37,8 +37,7 @@ from gateway.model import (
     UpstreamOperation,
     digest,
 )
-from gateway.naming import matching, opening, override_for, token_cost, unmatched
-from gateway.text import cut, visible
+from gateway.naming import cut, matching, opening, override_for, token_cost, unmatched, visible
 from gateway.upstream.protocol import TOO_DEEP, mapping
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")

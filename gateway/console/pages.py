@@ -35,8 +35,8 @@ from gateway.console.sessions import ConsoleSession, ConsoleSessions
 from gateway.errors import Fixable
 from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, TEXT_CHARS
 from gateway.model import Principal
+from gateway.naming import cut, visible
 from gateway.store.approvals import Approval, list_open
-from gateway.text import cut, visible
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import write_json

@@ -57,8 +57,8 @@ from gateway.mcp.pass_through import HANDLERS, LOGGED, Hello, PassThrough
 from gateway.mcp.streams import Reply, Streams
 from gateway.mcp.wishes import reaches
 from gateway.model import Principal
+from gateway.naming import cut, visible
 from gateway.policy.view import Scope
-from gateway.text import cut, visible
 from gateway.web.gateway import Gateway, error_result
 from gateway.web.guard import Fields, event_frame, write_json
 

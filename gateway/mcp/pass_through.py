@@ -33,8 +33,8 @@ from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS,
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.wishes import Wishes, reaches
 from gateway.model import Principal
+from gateway.naming import cut, visible
 from gateway.policy.view import Offering, Scope, instructing, offering
-from gateway.text import cut, visible
 from gateway.web.gateway import Gateway, askable_of
 
 INSTRUCTIONS = (

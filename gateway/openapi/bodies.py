@@ -24,11 +24,9 @@ from gateway.openapi.document import (
     OCTETS,
     Document,
     Unusable,
-    found_at,
     is_internal,
     mapping,
     media_kind,
-    resolved,
     sendable,
     sequence,
     text_of,
@@ -140,7 +138,7 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
     try:
         parts = _parts(document, schema)
         properties = _properties(document, parts)
-        for name, raw in _of_kinds(document, resolved(document, schema)).items():
+        for name, raw in _of_kinds(document, document.resolve(schema)).items():
             properties.setdefault(name, raw)
     except Unusable:
         return None
@@ -193,7 +191,7 @@ def _parts(document: Document, schema: Any) -> list[Mapping[str, Any]]:
     waiting, seen = [schema], set[int]()
     found: list[Mapping[str, Any]] = []
     while waiting:
-        part = resolved(document, waiting.pop())
+        part = document.resolve(waiting.pop())
         if not _is_object(part):
             raise Unusable("not a plain object")
         if id(part) not in seen:
@@ -218,7 +216,7 @@ def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[
     for schema in named.values():
         parts = sequence(mapping(schema).get("allOf"))
         extended = (part for part in parts if "$ref" in mapping(part))
-        if any(found_at(document, part) is base for part in extended):
+        if any(document.find(part) is base for part in extended):
             with suppress(Unusable):
                 yield from _parts(document, schema)
 
@@ -363,7 +361,7 @@ def _field(
     file = _file_schema(around.document, raw, "".join(part_types[:1]))
     if file is None:
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
-    own = mapping(resolved(around.document, content.schema).get("properties"))
+    own = mapping(around.document.resolve(content.schema).get("properties"))
     told = [f"{name}_{what}" for what in ("filename", "content_type")]
     file_name, content_type = (None if t in own else names.take(t, "body") for t in told)
     return Field(
@@ -392,7 +390,7 @@ def _field_slots(
         least = _least(around.document, field, raw) if needed and form else {}
         yield replace(slot, schema={**mapping(slot.schema), **least}) if least else slot
         return
-    several = resolved(around.document, raw).get("type") == "array"
+    several = around.document.resolve(raw).get("type") == "array"
     file = _each({"type": "string", "contentEncoding": "base64"}, several)
     if several and needed:
         file["minItems"] = 1
@@ -410,7 +408,7 @@ def _field_slots(
 
 def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
     """In a form, an empty list is not there at all, nor is an object with a field for each key."""
-    types = types_of(found_at(document, raw))
+    types = types_of(document.find(raw))
     if types == ["array"] and field.media_type is None:
         return {"minItems": 1}
     return {"minProperties": 1} if types == ["object"] and field.style == "deepObject" else {}
@@ -422,15 +420,15 @@ def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
 
 def _file_schema(document: Document, raw: Any, part_type: str) -> Mapping[str, Any] | None:
     """What is said of a file, or of each in a list; None where the part is no file."""
-    found = found_at(document, raw)
+    found = document.find(raw)
     if found.get("type") == "array":
-        found = found_at(document, found.get("items"))
+        found = document.find(found.get("items"))
     return found if _is_file(document, found, part_type) else None
 
 
 def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
     try:
-        found = resolved(document, raw)
+        found = document.resolve(raw)
     except Unusable:
         return False  # nobody knows
     if found.get("type") == "file" or found.get("format") == "binary":
@@ -467,7 +465,7 @@ def _whole(
 def _as_form(document: Document, content: Content, fragment: Fragment) -> Fragment:
     """A form's fields are an object's properties; a text is one that the caller has written."""
     with suppress(Unusable):
-        types = types_of(resolved(document, content.schema))
+        types = types_of(document.resolve(content.schema))
         if not types or "object" in types:
             return Fragment({**mapping(fragment.schema), "type": "object"}, fragment.refs)
         if types == ["string"] and media_kind(content.media_type) == "form":
@@ -478,7 +476,7 @@ def _as_form(document: Document, content: Content, fragment: Fragment) -> Fragme
 def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:
     """Some write an object without properties for "no body", Stripe on every GET."""
     try:
-        found = resolved(around.document, content.schema)
+        found = around.document.resolve(content.schema)
     except Unusable:
         return False
     if not _is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *_DYNAMIC}:
@@ -524,7 +522,7 @@ def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:
 def _xml_layout(document: Document, schema: Any, level: int) -> dict[str, Any]:
     """The names and forms of a schema's elements, where they are not those of its properties."""
     with suppress(Unusable):
-        found = resolved(document, schema)
+        found = document.resolve(schema)
         said = mapping(found.get("xml"))
         layout: dict[str, Any] = {key: said.get(key) for key in ("attribute", "wrapped")}
         layout |= {key: text_of(said.get(key)) for key in ("name", "prefix", "namespace")}

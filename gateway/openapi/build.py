@@ -44,24 +44,16 @@ from gateway.naming import (
     tool_title,
     unmatched,
 )
+from gateway.openapi import bundle, operations
 from gateway.openapi.bodies import Surroundings, Taken, chosen_content, taken_body
-from gateway.openapi.bundle import (
-    Listed,
-    fair_share,
-    input_budget,
-    input_schema,
-    output_schema,
-    whole_input,
-)
 from gateway.openapi.document import (
     Document,
     Operation,
     Unusable,
-    found_at,
+    find_operations,
     mapping,
     media_kind,
     open_document,
-    operations,
     read_definition,
     sequence,
     text_of,
@@ -83,25 +75,7 @@ from gateway.openapi.inputs import (
     with_hint,
     without_detours,
 )
-from gateway.openapi.operations import (
-    Marks,
-    Refusal,
-    access_of,
-    base_url_of,
-    called_path,
-    declared_keys,
-    elsewhere,
-    home_of,
-    marks_of,
-    name_for_globs,
-    operation_base_url,
-    override_of,
-    refusal,
-    required_credentials,
-    revision_of,
-    sent_with_every_call,
-    superseded,
-)
+from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Fragment, Schemas
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -118,7 +92,7 @@ class Plan:
     risk: Risk
     http: HttpOperation
     input: Fragment  # before anything is left out of it
-    listed: Listed
+    listed: bundle.Listed
     answer: bytes | None
     keywords: str
     lookups: bytes
@@ -129,7 +103,7 @@ def build_openapi(raw: bytes, source: Source) -> Build:
     """The tools of one definition. Raises DefinitionUnreadable for what can't be read at all."""
     document = open_document(read_definition(raw))
     microsoft = b"x-ms-" in raw.replace(b"\0", b"")  # in UTF-16 too
-    marks = marks_of(document) if microsoft else Marks()
+    marks = operations.marks_of(document) if microsoft else Marks()
     title = _title(document, 60)
     source = replace(source, display_name=source.display_name or title or source.connection)
     return _Work(document, source, marks).build()
@@ -163,25 +137,25 @@ class _Work:
 
     def __post_init__(self) -> None:
         document, source = self.document, self.source
-        self.base_url = base_url_of(document, source)
-        self.home = home_of(document, source, self.base_url)
+        self.base_url = operations.base_url_of(document, source)
+        self.home = operations.home_of(document, source, self.base_url)
         self.taken = Schemas(document, asked=True, report=self.report)
         self.given = Schemas(document, asked=False, report=lambda severity, message: None)
-        self.provided = sent_with_every_call(document, source)
+        self.provided = operations.sent_with_every_call(document, source)
 
     def build(self) -> Build:
-        found = operations(self.document)
+        found = find_operations(self.document)
         if not self.base_url:
             self.add("error", "servers", "it does not say where the API is: give base_url")
         if not found:
             self.add("warning", "paths", "it has no operations, so there are no tools")
-        self.budget = input_budget(len(found))
+        self.budget = bundle.input_budget(len(found))
         for operation in found:
             self.take(operation)
         plans = self.fitted(self.newest())
         keys = self.checked_keys(plans)
         tools, hidden = self.tools(plans), self.tools(self.hidden)
-        own_base_url = base_url_of(self.document, replace(self.source, base_url=None))
+        own_base_url = operations.base_url_of(self.document, replace(self.source, base_url=None))
         return Build(
             format=self.document.format,
             title=_title(self.document, 200),
@@ -213,18 +187,20 @@ class _Work:
             self.skip(operation, operation.problem, self.base_url)
             return
         self.place = f"{operation.method} {operation.path}"
-        base_url = operation_base_url(self.document, operation, self.source, self.base_url)
+        base_url = operations.operation_base_url(
+            self.document, operation, self.source, self.base_url
+        )
         self.home = self.home or base_url
-        refused = refusal(self.document, operation, self.marks, self.source, base_url)
-        if away := elsewhere(self.source, self.home, base_url):
-            refused = Refusal(away)
+        refused = operations.refusal(self.document, operation, self.marks, self.source, base_url)
+        if away := operations.elsewhere(self.source, self.home, base_url):
+            refused = Exclusion(away)
         if refused is not None:
             self.skip(operation, refused.reason, base_url)
             wanted = refused.callable and operation.id in self.marks.looked_up
             if wanted and isinstance(plan := self.planned(operation, base_url), Plan):
                 self.hidden.append(plan)
         elif isinstance(plan := self.planned(operation, base_url), Plan):
-            self.names.add(name_for_globs(operation))
+            self.names.add(operations.name_for_globs(operation))
             self.plans.append(plan)
         else:
             self.skip(operation, plan, base_url)
@@ -242,14 +218,14 @@ class _Work:
             return f"not understandable ({type(error).__name__})"
 
     def skip(self, operation: Operation, reason: str, base_url: str) -> None:
-        self.names.add(name_for_globs(operation))
+        self.names.add(operations.name_for_globs(operation))
         self.skipped.append(
             Skipped(
                 operation.id,
                 operation.method,
                 operation.path,
                 reason,
-                access_of(operation, self.source),
+                operations.access_of(operation, self.source),
                 self.source.prefix + local_name(operation),
                 base_url,
             )
@@ -259,7 +235,7 @@ class _Work:
         """The plans without those of which a newer revision is there."""
         if not self.marks.microsoft:
             return self.plans
-        old = superseded([revision_of(plan.operation) for plan in self.plans])
+        old = operations.superseded([operations.revision_of(plan.operation) for plan in self.plans])
         for index, newer in old.items():
             plan = self.plans[index]
             self.skip(plan.operation, f"an older revision of {newer}", plan.http.base_url)
@@ -269,7 +245,7 @@ class _Work:
 
     def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
         """The same, with the largest inputs cut down until a whole listing has its size."""
-        share = fair_share([len(plan.listed.text) for plan in plans])
+        share = bundle.fair_share([len(plan.listed.text) for plan in plans])
         return [
             plan if len(plan.listed.text) <= share else self.cut_down(plan, share) for plan in plans
         ]
@@ -277,7 +253,7 @@ class _Work:
     def cut_down(self, plan: Plan, share: int) -> Plan:
         self.place = f"{plan.operation.method} {plan.operation.path}"
         try:
-            listed = input_schema(plan.input, self.taken, self.report, share)
+            listed = bundle.input_schema(plan.input, self.taken, self.report, share)
         except Unusable:  # it costs room then, but not the other operations
             return plan
         return replace(plan, listed=listed)
@@ -287,7 +263,7 @@ class _Work:
         if self.source.auth_type == "none" and all(plan.security for plan in plans) and plans:
             asked = plans[0].security
             self.add("warning", "security", f"asks for {asked}; the connection has no auth")
-        keys = declared_keys(self.document, self.source)
+        keys = operations.declared_keys(self.document, self.source)
         if self.source.auth_type == "api-key" and len(keys) > 1:
             several = ", ".join(f"{name} in {place}" for name, place in keys[:5])
             words = f"there are several API keys ({several}): auth.name and auth.in say which"
@@ -331,7 +307,7 @@ class _Work:
 
     def packed_whole(self, plan: Plan) -> bytes:
         """All of a tool's input, where more is known of it than is listed."""
-        whole = whole_input(plan.input, self.taken)
+        whole = bundle.whole_input(plan.input, self.taken)
         packed = pack(whole) if whole else b""
         self.whole_bytes += len(packed)
         return packed if self.whole_bytes <= MAX_EXTRA_BYTES else b""
@@ -353,9 +329,10 @@ def _entry(plan: Plan, name: str, schema: bytes) -> bytes:
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
     given = parameters(document, operation)
-    override, access = override_of(operation, source), access_of(operation, source)
+    override = operations.override_of(operation, source)
+    access = operations.access_of(operation, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
-    path, wanted, fixed = called_path(
+    path, wanted, fixed = operations.called_path(
         operation, inputs(document, given), microsoft=microsoft, arm=arm
     )
     wanted = [each for each in wanted if _is_asked_for(work, each, access)]
@@ -394,11 +371,11 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
             headers_out=override.headers_out or (),
         ),
         input=whole,
-        listed=input_schema(whole, work.taken, work.report, work.budget),
+        listed=bundle.input_schema(whole, work.taken, work.report, work.budget),
         answer=_answer(work, contents),
         keywords=_keywords(operation, slots),
         lookups=lookups,
-        security=required_credentials(document, operation),
+        security=operations.required_credentials(document, operation),
     )
 
 
@@ -447,7 +424,7 @@ def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
         return None  # a comfort that is not worth more
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":
-            answer = output_schema(work.given.translate(content.schema), work.given)
+            answer = bundle.output_schema(work.given.translate(content.schema), work.given)
             work.answer_bytes += len(answer or b"")
             return answer
     return None
@@ -457,7 +434,7 @@ def _answers(document: Document, operation: Operation) -> tuple[Content, ...]:
     """What a successful answer may be: the contents of the first 2xx response that has any."""
     responses = mapping(operation.raw.get("responses"))
     for status in sorted(key for key in responses if key.startswith("2")):
-        response = found_at(document, responses[status])
+        response = document.find(responses[status])
         if contents := _contents_of(document, operation, response):
             return contents
     return ()

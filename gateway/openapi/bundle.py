@@ -25,6 +25,7 @@ from gateway.limits import (
     MAX_WHOLE_BYTES,
     SMALL_INPUT_BYTES,
 )
+from gateway.naming import cut
 from gateway.openapi.document import Unusable, mapping
 from gateway.openapi.keywords import (
     MANY_SCHEMAS,
@@ -35,7 +36,6 @@ from gateway.openapi.keywords import (
     written,
 )
 from gateway.openapi.schema import Fragment, Schemas
-from gateway.text import cut
 
 # What is tried where room is short: levels of objects, and characters of an input's description.
 _LEVELS = ((math.inf, 100), (5, 100), (3, 100), (2, 100), (1, 100), (1, 0))

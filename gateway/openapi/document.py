@@ -40,8 +40,52 @@ class Document:
     root: Mapping[str, Any]
     format: str
     swagger: bool
-    found: dict[str, Any] = field(default_factory=dict)  # references resolved so far
-    anchors: dict[str, Any] = field(default_factory=dict)  # filled when one is first asked for
+    _found: dict[str, Any] = field(default_factory=dict)  # references resolved so far
+    _anchors: dict[str, Any] = field(default_factory=dict)  # filled when one is first asked for
+
+    def resolve(self, value: Any) -> Mapping[str, Any]:
+        """The object that a value is or, through references, stands for."""
+        for _ in range(MAX_HOPS):
+            if not isinstance(value, dict):
+                raise Unusable("a reference leads to something that is not an object")
+            reference = value.get("$ref")
+            if not isinstance(reference, str):
+                return value
+            value = self.target(reference)
+        raise Unusable("references lead to each other in a circle")
+
+    def find(self, value: Any) -> Mapping[str, Any]:
+        """The same, and an empty object where nothing is found."""
+        try:
+            return self.resolve(value)
+        except Unusable:
+            return _EMPTY
+
+    def target(self, reference: str) -> Any:
+        """What a local reference points at."""
+        if reference not in self._found:
+            if not reference.startswith("#"):
+                raise Unusable(f"reference to another document is not followed: {reference[:200]}")
+            find = self._pointed if reference.startswith("#/") else self._anchored
+            self._found[reference] = find(reference)
+        return self._found[reference]
+
+    def _pointed(self, reference: str) -> Any:
+        value: Any = self.root
+        for segment in reference[2:].split("/"):
+            value = _step(value, segment, reference)
+        return value
+
+    def _anchored(self, reference: str) -> Any:
+        """The schema that an `$anchor` of 3.1 names; `#` alone is the document."""
+        if not self._anchors:
+            for part in objects_in(self.root):
+                if isinstance(name := part.get("$anchor"), str):
+                    self._anchors[f"#{name}"] = part
+            self._anchors["#"] = self.root
+        if reference not in self._anchors:
+            raise Unusable(f"reference leads nowhere: {reference[:200]}")
+        return self._anchors[reference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +118,7 @@ def _version(value: Any) -> str:
     return "2.0" if text == "2" else text
 
 
-def operations(document: Document) -> list[Operation]:
+def find_operations(document: Document) -> list[Operation]:
     """Every operation in document order, with those that can't be understood."""
     found: list[Operation] = []
     for path, written in mapping(document.root.get("paths")).items():
@@ -104,7 +148,7 @@ def _path_item(document: Document, written: Any) -> Mapping[str, Any]:
         raise Unusable("the path item is not an object")
     if "$ref" not in written:
         return written
-    target = resolved(document, written)
+    target = document.resolve(written)
     return {**target, **{key: value for key, value in written.items() if key != "$ref"}}
 
 
@@ -116,46 +160,6 @@ def _operation(method: str, path: str, raw: Any, item: Mapping[str, Any]) -> Ope
     return Operation(name if known else None, method, path, raw, item)
 
 
-# --- references -----------------------------------------------------------------------------------
-
-
-def resolved(document: Document, value: Any) -> Mapping[str, Any]:
-    """The object that a value is or, through references, stands for."""
-    for _ in range(MAX_HOPS):
-        if not isinstance(value, dict):
-            raise Unusable("a reference leads to something that is not an object")
-        reference = value.get("$ref")
-        if not isinstance(reference, str):
-            return value
-        value = target_of(document, reference)
-    raise Unusable("references lead to each other in a circle")
-
-
-def found_at(document: Document, value: Any) -> Mapping[str, Any]:
-    """The same, and an empty object where nothing is found."""
-    try:
-        return resolved(document, value)
-    except Unusable:
-        return _EMPTY
-
-
-def target_of(document: Document, reference: str) -> Any:
-    """What a local reference points at."""
-    if reference not in document.found:
-        if not reference.startswith("#"):
-            raise Unusable(f"reference to another document is not followed: {reference[:200]}")
-        find = _pointed if reference.startswith("#/") else _anchored
-        document.found[reference] = find(document, reference)
-    return document.found[reference]
-
-
-def _pointed(document: Document, reference: str) -> Any:
-    value: Any = document.root
-    for segment in reference[2:].split("/"):
-        value = _step(value, segment, reference)
-    return value
-
-
 def _step(value: Any, segment: str, reference: str) -> Any:
     for name in (unquote(segment), segment):
         key = name.replace("~1", "/").replace("~0", "~")
@@ -164,18 +168,6 @@ def _step(value: Any, segment: str, reference: str) -> Any:
         if isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
             return value[int(key)]
     raise Unusable(f"reference leads nowhere: {reference[:200]}")
-
-
-def _anchored(document: Document, reference: str) -> Any:
-    """The schema that an `$anchor` of 3.1 names; `#` alone is the document."""
-    if not document.anchors:
-        for part in objects_in(document.root):
-            if isinstance(name := part.get("$anchor"), str):
-                document.anchors[f"#{name}"] = part
-        document.anchors["#"] = document.root
-    if reference not in document.anchors:
-        raise Unusable(f"reference leads nowhere: {reference[:200]}")
-    return document.anchors[reference]
 
 
 def objects_in(root: Any) -> Iterator[Mapping[str, Any]]:

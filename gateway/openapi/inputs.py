@@ -35,15 +35,13 @@ from gateway.openapi.document import (
     Document,
     Operation,
     Unusable,
-    found_at,
     is_internal,
     mapping,
-    resolved,
     sequence,
     text_of,
 )
 from gateway.openapi.keywords import written
-from gateway.openapi.schema import Schema, Schemas
+from gateway.openapi.schema import Schema, Schemas, letters
 
 _EMPTY: Mapping[str, Any] = {}
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
@@ -98,7 +96,7 @@ def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, A
     merged: dict[tuple[str, str], Mapping[str, Any]] = {}
     for entries in (operation.item.get("parameters"), operation.raw.get("parameters")):
         for entry in sequence(entries):
-            parameter = resolved(document, entry)
+            parameter = document.resolve(entry)
             name, place = parameter.get("name"), parameter.get("in")
             if not isinstance(name, str) or not isinstance(place, str) or len(name) > MAX_WIRE_NAME:
                 raise Unusable("a parameter has no name or no place")
@@ -181,13 +179,13 @@ def request_body(
         return _swagger_body(document, operation, listed)
     if "requestBody" not in operation.raw:
         return None
-    raw = resolved(document, operation.raw["requestBody"])
+    raw = document.resolve(operation.raw["requestBody"])
     contents = tuple(_content(document, *entry) for entry in media_entries(raw))
     return RequestBody(contents, _said(raw.get("required")), raw) if contents else None
 
 
 def _content(document: Document, media_type: str, written: Any) -> Content:
-    media = resolved(document, written) if isinstance(written, dict) else _EMPTY
+    media = document.resolve(written) if isinstance(written, dict) else _EMPTY
     return Content(media_type, media.get("schema", {}), mapping(media.get("encoding")))
 
 
@@ -382,15 +380,11 @@ def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
     result = dict(schema)
     if title := phrase(raw.get("x-ms-summary"), MAX_TITLE):
         result["title"] = title
-    if _letters(str(result.get("title", ""))) == _letters(argument):
+    if letters(str(result.get("title", ""))) == letters(argument):
         result.pop("title", None)
     if description := property_description(raw):
         result["description"] = description
     return result
-
-
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text)).lower()
 
 
 def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:
@@ -410,7 +404,7 @@ def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:
 def _least(document: Document, given: Input) -> Mapping[str, int]:
     """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
     try:
-        schema = resolved(document, given.schema)
+        schema = document.resolve(given.schema)
     except Unusable:
         return {}
     least = _LEAST.get(str(schema.get("type", "string")), "")
@@ -423,7 +417,7 @@ def _least(document: Document, given: Input) -> Mapping[str, int]:
 def _default_of(document: Document, given: Input) -> Any:
     if "default" in given.raw:
         return given.raw["default"]
-    return found_at(document, given.schema).get("default")
+    return document.find(given.schema).get("default")
 
 
 # --- look-ups -------------------------------------------------------------------------------------
@@ -478,7 +472,7 @@ def _operations(rules: Any) -> Iterator[str]:
 
 def _rules(document: Document, raw: Any) -> dict[str, Any]:
     try:
-        found = {**mapping(raw), **resolved(document, raw)} if raw else {}
+        found = {**mapping(raw), **document.resolve(raw)} if raw else {}
     except Unusable:
         return {}
     rules = {key: found[key] for key in (*VALUES, *SCHEMAS) if isinstance(found.get(key), dict)}

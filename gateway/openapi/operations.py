@@ -28,12 +28,11 @@ from gateway.model import (
     Place,
     Source,
 )
-from gateway.naming import Nameable, local_name, matching, override_for
+from gateway.naming import Nameable, cut, local_name, matching, override_for
 from gateway.openapi.document import (
     Document,
     Operation,
     Unusable,
-    found_at,
     is_internal,
     mapping,
     objects_in,
@@ -41,7 +40,6 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.inputs import Input, folded, parameters, request_body
-from gateway.text import cut
 
 _DYNAMIC = (
     "x-ms-dynamic-values",
@@ -66,7 +64,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Exclusion:
     """Why an operation is not a tool, and whether look-ups may call it all the same."""
 
     reason: str
@@ -105,7 +103,7 @@ def _operation_ids(value: Any) -> Iterator[str]:
 
 def refusal(
     document: Document, operation: Operation, marks: Marks, source: Source, base_url: str
-) -> Refusal | None:
+) -> Exclusion | None:
     """Why the operation is no tool by its own marks or by configuration; None if it is one."""
     return _configured(operation, source, base_url) or _marked(document, operation, marks)
 
@@ -126,30 +124,30 @@ def access_of(operation: Nameable, source: Source) -> Access:
     return override_of(operation, source).access or by_method
 
 
-def _configured(operation: Operation, source: Source, base_url: str) -> Refusal | None:
+def _configured(operation: Operation, source: Source, base_url: str) -> Exclusion | None:
     name = name_for_globs(operation)
     if pattern := matching(name, source.exclude):
-        return Refusal(f"excluded by {pattern!r}")
+        return Exclusion(f"excluded by {pattern!r}")
     for path in {operation.path, operation.path.replace("/{connectionId}", "", 1)}:
         if pattern := blocked_by(source.blocklist, base_url, path):
-            return Refusal(f"its path is on the blocklist ({pattern})")
+            return Exclusion(f"its path is on the blocklist ({pattern})")
     if override_of(operation, source).access == "dangerous":
-        return Refusal("dangerous: never exposed")
+        return Exclusion("dangerous: never exposed")
     if not matching(name, source.include):
-        return Refusal("not among the included operations", callable=True)
+        return Exclusion("not among the included operations", callable=True)
     return None
 
 
-def _marked(document: Document, operation: Operation, marks: Marks) -> Refusal | None:
+def _marked(document: Document, operation: Operation, marks: Marks) -> Exclusion | None:
     raw = operation.raw
     if operation.method in ("OPTIONS", "TRACE"):
-        return Refusal(f"{operation.method} operations are not tools", callable=True)
+        return Exclusion(f"{operation.method} operations are not tools", callable=True)
     if marks.microsoft and (reason := _microsoft_reason(document, operation, marks)):
-        return Refusal(reason)
+        return Exclusion(reason)
     if marks.microsoft and is_internal(raw):
-        return Refusal("internal: meant for look-ups only", callable=True)
+        return Exclusion("internal: meant for look-ups only", callable=True)
     if raw.get("deprecated") is True:
-        return Refusal("deprecated", callable=True)
+        return Exclusion("deprecated", callable=True)
     return None
 
 
@@ -191,7 +189,7 @@ def _has_callback(document: Document, schema: Any) -> bool:
     for _ in range(MAX_LEVELS):
         below: list[Any] = []
         for part in level:
-            found = found_at(document, part)
+            found = document.find(part)
             if found.get("x-ms-notification-url") is True:
                 return True
             if id(found) not in seen:
@@ -385,7 +383,7 @@ def _schemes(document: Document) -> Mapping[str, Any]:
 
 
 def _scheme(document: Document, name: str) -> Mapping[str, Any]:
-    return found_at(document, _schemes(document).get(name))
+    return document.find(_schemes(document).get(name))
 
 
 # --- its path -------------------------------------------------------------------------------------

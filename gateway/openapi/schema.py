@@ -23,32 +23,15 @@ from urllib.parse import unquote
 from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_TITLE, MAX_WIDTH
 from gateway.model import CONSTANTS
 from gateway.naming import phrase, property_description
+from gateway.openapi import keywords
 from gateway.openapi.document import (
     Document,
     Unusable,
     is_internal,
     mapping,
-    resolved,
     sequence,
-    target_of,
 )
-from gateway.openapi.keywords import (
-    MANY_SCHEMAS,
-    NAMED_SCHEMAS,
-    ONE_SCHEMA,
-    PLAIN,
-    SAME_VALUE,
-    allow_null,
-    compiles,
-    joined,
-    mend_enum,
-    mend_limits,
-    mended,
-    stub_of,
-    types_of,
-    usable_pattern,
-    written,
-)
+from gateway.openapi.keywords import usable_pattern, written
 
 Schema = dict[str, Any] | bool
 
@@ -131,7 +114,7 @@ class Schemas:
             if raw.get(self._hidden) is True or not isinstance(raw.get("$ref"), str):
                 break
             try:
-                raw = target_of(self.document, raw["$ref"])
+                raw = self.document.target(raw["$ref"])
             except Unusable:
                 return False
         return mapping(raw).get(self._hidden) is True
@@ -146,7 +129,7 @@ class Schemas:
             if self.is_hidden(part):
                 continue
             if self._asked and is_internal(mapping(part)):
-                value = PLAIN["default"](default_of(self.document, part))
+                value = keywords.PLAIN["default"](default_of(self.document, part))
                 if value is not None:
                     constants[name] = value
                 if value is not None or name not in sequence(raw.get("required")):
@@ -192,7 +175,7 @@ class Schemas:
 
     def _named_target(self, reference: str) -> str:
         for _ in range(MAX_HOPS):
-            target = target_of(self.document, reference)
+            target = self.document.target(reference)
             if not isinstance(target, (dict, bool)):
                 raise Unusable(f"reference leads to something that is no schema: {reference[:200]}")
             if isinstance(target, bool) or len(target) != 1 or "$ref" not in target:
@@ -238,7 +221,7 @@ class Schemas:
             weight += self._weigh(reference, depth + 1)
         if weight >= MAX_WIDTH:
             self._report("warning", f"schema {name} refers to itself without end; it is left open")
-            self._definitions[name] = Definition(stub_of(definition.text), (), ())
+            self._definitions[name] = Definition(keywords.stub_of(definition.text), (), ())
             weight = 1
         self._weights[name] = weight
         return weight
@@ -246,7 +229,7 @@ class Schemas:
     def _check(self, name: str) -> None:
         definition = self._definitions[name]
         anything = dict.fromkeys(definition.refs, b"{}")
-        if self._asked and not compiles(joined(definition.text, anything)):
+        if self._asked and not keywords.compiles(keywords.joined(definition.text, anything)):
             self._report("warning", f"schema {name} is not valid; anything is accepted there")
             self._definitions[name] = _OPEN
 
@@ -261,13 +244,14 @@ class Schemas:
             return self._reference(raw, trace, in_place)
         result: dict[str, Any] = {}
         for key, value in raw.items():
-            if key in PLAIN:
-                if (checked := PLAIN[key](value)) is not None:
+            if key in keywords.PLAIN:
+                if (checked := keywords.PLAIN[key](value)) is not None:
                     result[key] = checked
-            elif key in ONE_SCHEMA:
+            elif key in keywords.ONE_SCHEMA:
                 if isinstance(value, (dict, bool)):
-                    result[key] = self._schema(value, trace, in_place and key in SAME_VALUE)
-            elif key in MANY_SCHEMAS:
+                    below = in_place and key in keywords.SAME_VALUE
+                    result[key] = self._schema(value, trace, below)
+            elif key in keywords.MANY_SCHEMAS:
                 if isinstance(value, list) and value:
                     below = in_place and key != "prefixItems"
                     several = key == "allOf" and (len(value) > 1 or "properties" in raw)
@@ -275,7 +259,7 @@ class Schemas:
                     result[key] = [self._schema(part, trace, below) for part in parts]
             elif key == "properties" and isinstance(value, dict):
                 self._set_properties(raw, trace, result)
-            elif key in NAMED_SCHEMAS and isinstance(value, dict):
+            elif key in keywords.NAMED_SCHEMAS and isinstance(value, dict):
                 result[key] = {
                     usable: self._schema(part, trace, in_place=False)
                     for name, part in value.items()
@@ -287,7 +271,7 @@ class Schemas:
     def _opened(self, part: Any) -> Any:
         """A part of an object, not closed to what other parts name: else nothing would fit both."""
         with suppress(Unusable):
-            target = resolved(self.document, part)
+            target = self.document.resolve(part)
             if target.get("additionalProperties") is False:
                 opened = {k: v for k, v in target.items() if k != "additionalProperties"}
                 if target is part:
@@ -305,8 +289,8 @@ class Schemas:
         result["properties"] = parts = dict[str, Schema]()
         for name, part in visible.items():
             parts[name] = found = self._schema(part, trace, in_place=False)
-            if isinstance(found, dict) and _says_the_same(found.get("title"), name):
-                del found["title"]
+            if isinstance(found, dict) and letters(found.get("title", "")) == letters(name):
+                found.pop("title", None)
         if constants:
             result[CONSTANTS] = constants
 
@@ -329,13 +313,13 @@ class Schemas:
             self._mark_kinds(raw, result)
         if self._asked and not _ALTERNATIVES.isdisjoint(result):
             _loosen_alternatives(result)
-        mend_limits(raw, result)
-        if "enum" in result and not mend_enum(result):
+        keywords.mend_limits(raw, result)
+        if "enum" in result and not keywords.mend_enum(result):
             self._report("warning", f"no value of an enum has its type: {raw['enum']!s:.100}")
         if "default" in result:
-            result["default"] = mended(result["default"], types_of(result))
+            result["default"] = keywords.mended(result["default"], keywords.types_of(result))
         if raw.get("nullable") is True or raw.get("x-nullable") is True:
-            allow_null(result)
+            keywords.allow_null(result)
 
     def _mark_kinds(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
         """Say in each alternative which value stands for it, where only the mapping says so."""
@@ -349,7 +333,7 @@ class Schemas:
             for part, alternative in zip(result.get(key, ()), sequence(raw.get(key)), strict=False):
                 reference = str(mapping(alternative).get("$ref"))
                 known = values.get(reference, ()) if mapping(part).keys() == {"$ref"} else ()
-                if known and _takes_text(target_of(self.document, reference), name):
+                if known and _takes_text(self.document.target(reference), name):
                     part["properties"] = {name: {"enum": known}}
 
     def _mend_pattern(self, pattern: Any, result: dict[str, Any]) -> None:
@@ -379,7 +363,7 @@ class Schemas:
         absent = set[str]()
         for part in sequence(raw.get("allOf")) if level < MAX_LEVELS else ():
             with suppress(Unusable):
-                found = resolved(self.document, part)
+                found = self.document.resolve(part)
                 absent |= mapping(found.get("properties")).keys() - self.visible(found)[0].keys()
                 absent |= self._absent_by_parts(found, level + 1)
         return absent
@@ -388,11 +372,11 @@ class Schemas:
 def default_of(document: Document, schema: Any, level: int = 0) -> Any:
     """What a schema's defaults come to: its own, else those of its properties together."""
     try:
-        found = {**resolved(document, schema), **mapping(schema)}
+        found = {**document.resolve(schema), **mapping(schema)}
     except Unusable:
         return None
     if "default" in found:
-        return mended(found["default"], types_of(found))
+        return keywords.mended(found["default"], keywords.types_of(found))
     if level >= MAX_LEVELS:
         return None
     parts = {
@@ -426,9 +410,6 @@ def _takes_text(target: Any, name: str) -> bool:
     return own.get("type", "string") == "string" and not own.keys() & {"enum", "const", "$ref"}
 
 
-def _says_the_same(title: Any, name: str) -> bool:
-    return isinstance(title, str) and _letters(title) == _letters(name)
-
-
-def _letters(text: str) -> str:
+def letters(text: str) -> str:
+    """The letters and digits of a name: two names that share them say the same."""
     return "".join(filter(str.isalnum, text)).lower()

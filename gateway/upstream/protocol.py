@@ -27,7 +27,7 @@ from gateway import __version__
 from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefused
 from gateway.limits import HELD_SECONDS, MAX_CONTAINERS, MAX_LISTING_BYTES, MAX_WORDS
 from gateway.model import digest
-from gateway.text import cut, visible
+from gateway.naming import cut, visible
 
 Message = dict[str, Any]
 RawTool = dict[str, Any]

@@ -53,7 +53,7 @@ _SAME_NAMES = {"transport", "url", "headers", "command", "args", "env", "cwd", "
 log = structlog.get_logger(__name__)
 
 
-class Listed(NamedTuple):
+class Listing(NamedTuple):
     """What a server says of itself, and whether all principals share one session with it."""
 
     said: dict[str, Any]  # its tools and its instructions
@@ -107,7 +107,7 @@ class Upstreams:
             self._settings[name] = settings
             self.replace(name, upstream_of(name, settings, limits))
 
-    async def read(self, name: str, settings: McpConnection) -> Listed:
+    async def read(self, name: str, settings: McpConnection) -> Listing:
         """What the server says of itself now: its tools and its instructions.
 
         A connection that is being put is listed under a name of its own first: if that fails, the
@@ -123,11 +123,11 @@ class Upstreams:
         finally:
             self._drop(probe)
 
-    async def _read(self, name: str) -> Listed:
+    async def _read(self, name: str) -> Listing:
         tools = await self.list_tools(name)
         peer = self.status(name).peer
         instructions = ((peer.instructions if peer else None) or "")[:STEP_BYTES]
-        return Listed({"tools": tools, "instructions": instructions}, self.sharing(name))
+        return Listing({"tools": tools, "instructions": instructions}, self.sharing(name))
 
     def _drop(self, name: str) -> None:
         self._settings.pop(name, None)

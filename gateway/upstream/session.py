@@ -20,7 +20,7 @@ from mcp_types import METHOD_NOT_FOUND
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_ROUNDS, MAX_WORDS, REST_SECONDS
 from gateway.model import NO_TLS_FILES, TlsFiles
-from gateway.text import visible
+from gateway.naming import visible
 from gateway.upstream.protocol import (
     GREETING,
     INTERACTIVE,

@@ -14,13 +14,12 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import orjson
 import structlog
-import uvloop
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import (
@@ -32,7 +31,8 @@ from gateway.limits import (
     REST_SECONDS,
     STEP_BYTES,
 )
-from gateway.text import visible
+from gateway.naming import visible
+from gateway.processes import streams_only
 from gateway.upstream.protocol import (
     Era,
     Hooks,
@@ -262,23 +262,6 @@ async def start_child(upstream: Upstream) -> Child:
         raise unreachable(upstream.name, f"can't be started: {reason}", sent=False) from error
     # Shorter values are words that a log may hold by chance.
     return Child(upstream.name, running, [v for v in upstream.env.values() if len(v) > 5])
-
-
-def streams_only() -> Callable[[], None] | None:
-    """What runs in a child before its program, so that it holds its three streams and no more.
-
-    asyncio's own loop sees to that itself. uvloop closes nothing for a child, not even its own
-    copies of these streams.
-    """
-    return _keep_streams_only if isinstance(asyncio.get_running_loop(), uvloop.Loop) else None
-
-
-def _keep_streams_only() -> None:
-    """Marks all else to be closed as the program starts: by now that may still be needed."""
-    for name in os.listdir("/dev/fd"):
-        if int(name) > 2:
-            with suppress(OSError):  # the list itself is open no more
-                os.set_inheritable(int(name), False)
 
 
 def _signal_group(group: int, how: int) -> bool:

@@ -23,6 +23,7 @@ from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
 from gateway.model import Principal, Tool, whole_schema, without_constants
+from gateway.naming import cut, visible
 from gateway.policy.access import (
     admin_level,
     decide,
@@ -34,7 +35,6 @@ from gateway.policy.view import View
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change
 from gateway.store.ledger import Execution
-from gateway.text import cut, visible
 
 MASK = "**********"
 GOING_ON = ("pending_confirmation", "executing")

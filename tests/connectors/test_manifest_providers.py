@@ -11,7 +11,7 @@ from mcp_types import Tool as McpTool
 
 from gateway.blocklist import blocked_by
 from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest
-from gateway.connectors.manifest_format import Manifest, Operation
+from gateway.connectors.manifest_format import Entry, Manifest
 from gateway.model import Body, Parameter, RateLimit
 
 from .manifests import provider, tool
@@ -193,7 +193,7 @@ def test_portable_names_are_the_same_with_every_provider() -> None:
 
 @pytest.mark.parametrize(("manifest", "operation"), OPERATIONS)
 def test_operation_is_described_well_enough_to_choose_by(
-    manifest: Manifest, operation: Operation
+    manifest: Manifest, operation: Entry
 ) -> None:
     assert len(operation.title) <= 48
     assert operation.description.endswith(".")
