@@ -32,8 +32,8 @@ from gateway.calls.credentials import (
     Credentials,
     PreparedConnections,
     ask_azure,
-    auth_of,
     azure_identity,
+    proof_of,
     prove,
 )
 from gateway.calls.held import CANCEL, ApprovedRuns
@@ -230,7 +230,7 @@ class Assembly:
         self, name: str, settings: Connection, refused: bool
     ) -> tuple[tuple[str, str], ...]:
         """What proves us to an MCP server; a fresh token where it refused the last one."""
-        auth = auth_of(settings.auth)
+        auth = proof_of(settings.auth)
         grant = await self.credentials.grant(name, auth)
         if refused:
             self.credentials.reject(name, grant)

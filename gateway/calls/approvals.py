@@ -25,7 +25,6 @@ from gateway.calls.questions import (
     ELICIT,
     QUESTION,
     Decision,
-    always_words,
     approval_question,
     decision_of,
     input_required,
@@ -117,11 +116,25 @@ class Approvals:
         if approval.status == "pending":
             self._refuse_to_wait(attempt, approval)
             approval = await self._wait(attempt, approval)
-        return await self._usable(attempt, approval)
+        if approval.status == "denied":
+            raise NotApproved(
+                "approval_denied",
+                f"A person did not approve {attempt.tool.name}.",
+                "Don't try it again unless the user asks for it.",
+            )
+        if approval.status != "approved":
+            raise too_late(approval)
+        await self.recheck(attempt, approval)
+        return approval
 
-    async def waited_for(self, execution: Execution) -> bool:
+    async def has_waiter(self, execution_id: str, era: str, replica: str) -> bool:
         """Whether someone still waits for the decision on this call."""
-        return await self._has_waiter(execution.id, execution.era, execution.replica)
+        if era == UNATTENDED:
+            return True
+        if replica == self._replica:
+            _, gone = self._waiting.get(execution_id, ("", lambda: True))
+            return not gone()
+        return bool(replica) and replica in await living(self._db)
 
     async def decide(self, id: str, decision: Decision, by: Principal) -> Approval:
         """A person's decision, from wherever they sit; the first one stays."""
@@ -208,12 +221,17 @@ class Approvals:
                 "Call again without it to be asked anew.",
             )
         answer = (caller.input_responses or {}).get(QUESTION)
-        if approval.status == "pending" and answer is not None:
-            decision = decision_of(answer, may_always(attempt.snapshot, approval.risk))
-            mine = replace(approval, session=caller.session)
-            decided = await self._decide(mine, decision, attempt.principal)
-            return decided or await store.get_approval(self._db, approval.id)
-        return approval
+        if approval.status != "pending" or answer is None:
+            return approval
+        await self._take_answer(attempt, approval, answer)
+        return await store.get_approval(self._db, approval.id)
+
+    async def _take_answer(self, attempt: Attempt, approval: Approval, answer: object) -> None:
+        """The decision of the client that made the call, in whichever era it was asked."""
+        decision = decision_of(answer, may_always(attempt.snapshot, approval.risk))
+        # The session that answers may be another one than that which first asked.
+        mine = replace(approval, session=attempt.caller.session)
+        await self._decide(mine, decision, attempt.principal)
 
     async def _open(self, attempt: Attempt) -> Approval:
         """The approval this call left behind when it was cut off, else a new question."""
@@ -232,21 +250,13 @@ class Approvals:
 
     async def _took_over(self, found: OpenApproval) -> bool:
         approval, replica = found.approval, found.replica
-        if await self._has_waiter(approval.execution_id, found.era, replica):
+        if await self.has_waiter(approval.execution_id, found.era, replica):
             # Who waits uses an approval at once: one that lies there is nobody's any more.
             decided = approval.decided_at or time.time()
             return found.era != UNATTENDED and time.time() - decided > MOMENT_SECONDS
         if approval.status == "approved":
             return True  # of several who want to use it, one will
         return await store.take_over(self._db, approval.execution_id, replica, self._replica)
-
-    async def _has_waiter(self, execution_id: str, era: str, replica: str) -> bool:
-        if era == UNATTENDED:
-            return True
-        if replica == self._replica:
-            _, gone = self._waiting.get(execution_id, ("", lambda: True))
-            return not gone()
-        return bool(replica) and replica in await living(self._db)
 
     async def _ask(self, attempt: Attempt) -> Approval:
         now, tool, principal = time.time(), attempt.tool, attempt.principal
@@ -309,10 +319,8 @@ class Approvals:
             text = "The call waits for a person's decision and runs by itself once approved."
             raise Unanswered(pending_result(attempt, "pending_confirmation", text))
         if attempt.caller.takes_forms:
-            always = always_words(attempt.snapshot, approval)
             state = seal_state(self._seal, PURPOSE, [approval.id])
-            name = attempt.state.display_name
-            raise Unanswered(input_required(approval, name, always, state))
+            raise Unanswered(input_required(attempt, approval, state))
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval when it is no longer pending."""
@@ -328,8 +336,12 @@ class Approvals:
                     self._stop_waiting_for_nobody(attempt, gone)
                     await self._say_progress(attempt, approval)
                     left = approval.expires_at - time.time()
-                    if not await heard_within(heard, min(left, MOMENT_SECONDS)):
-                        await self._look_after(attempt, approval)
+                    if await heard_within(heard, min(left, MOMENT_SECONDS)):
+                        continue
+                    if time.time() >= approval.expires_at:
+                        await self.expire()
+                    else:
+                        await self.recheck(attempt, approval)
             self._stop_waiting_for_nobody(attempt, gone)
             return approval
         finally:
@@ -355,13 +367,6 @@ class Approvals:
             result = failed_result(attempt, restarting)
             raise Unanswered({**result, "_meta": meta_of(attempt, "pending_confirmation")})
 
-    async def _look_after(self, attempt: Attempt, approval: Approval) -> None:
-        """What has to be seen to while nothing is heard: the time, and whether it still holds."""
-        if time.time() >= approval.expires_at:
-            await self.expire()
-        else:
-            await self.recheck(attempt, approval)
-
     async def _say_progress(self, attempt: Attempt, approval: Approval) -> None:
         if attempt.caller.progress is not None:
             waited = round(time.time() - approval.created_at, 1)
@@ -371,18 +376,14 @@ class Approvals:
 
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
         """Asks the caller itself, where its client can be asked on the call's own stream."""
-        caller, always = attempt.caller, always_words(attempt.snapshot, approval)
+        caller = attempt.caller
         if caller.ask is None or "form" not in elicitation_modes(caller.capabilities):
             return
         try:
-            question = approval_question(approval, attempt.state.display_name, always)
-            answer = await caller.ask(ELICIT, question)
+            answer = await caller.ask(ELICIT, approval_question(attempt, approval))
             if caller.gone is not None and caller.gone():
                 return  # cut off, which is no answer
-            decision = decision_of(answer, bool(always))
-            # The session that answers may be another one than that which first asked.
-            mine = replace(approval, session=caller.session)
-            await self._decide(mine, decision, caller.principal.name)
+            await self._take_answer(attempt, approval, answer)
         except GatewayError as error:  # the store; an admin can still decide
             log.warning("answer not taken", approval=approval.id, error=error.code)
 
@@ -406,19 +407,6 @@ class Approvals:
         else:
             self._tell(decided)
         return decided
-
-    async def _usable(self, attempt: Attempt, approval: Approval) -> Approval:
-        """The approval, if it says yes and everything it was given for still holds."""
-        if approval.status == "denied":
-            raise NotApproved(
-                "approval_denied",
-                f"A person did not approve {attempt.tool.name}.",
-                "Don't try it again unless the user asks for it.",
-            )
-        if approval.status != "approved":
-            raise too_late(approval)
-        await self.recheck(attempt, approval)
-        return approval
 
     async def _end(self, approvals: Sequence[Approval]) -> None:
         """Tells of calls that ended without being made."""

@@ -236,8 +236,7 @@ class Invoker:
     async def _ask(self, attempt: Attempt) -> Approval | Result | None:
         """The approval to use up, or the answer where the caller's token had one already."""
         if attempt.token_given:
-            waited_for = self._approvals.waited_for
-            earlier = await _earlier_answer(self._db, self._signals, attempt, waited_for)
+            earlier = await self._earlier_answer(attempt)
             if earlier is not None:
                 return earlier
         return await self._approvals.obtain(attempt)
@@ -254,7 +253,7 @@ class Invoker:
             return None
         if approval is not None and begun.outcome != "ended":
             await self._approvals.void(approval)  # its call was made already, under its token
-        return await _first_answer(self._db, self._signals, attempt, begun)
+        return await self._first_answer(attempt, begun)
 
     def _send(self, attempt: Attempt) -> Awaitable[Result]:
         prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
@@ -264,6 +263,58 @@ class Invoker:
         """The result with what it says of its call."""
         meta = {**result.get("_meta", {}), **meta_of(attempt, _status(result))}
         return with_warnings(attempt, {**result, "_meta": meta})
+
+    # --- tokens that were used before -------------------------------------------------------------
+
+    async def _earlier_answer(self, attempt: Attempt) -> Result | None:
+        """The answer of an earlier call with the caller's token, before anyone is asked again.
+
+        None: there is none, or only one whose caller was cut off before a decision; it goes on in
+        this attempt.
+        """
+        assert attempt.token is not None
+        first = await first_with_token(self._db, attempt.principal, attempt.token)
+        if first is None:
+            return None
+        same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
+        if (first.tool, first.args_digest) != same_call:
+            raise _conflict(attempt)
+        if first.status == "pending_confirmation" and not await self._approvals.has_waiter(
+            first.id, first.era, first.replica
+        ):
+            return None
+        if first.status in _GOING_ON and attempt.unattended:
+            attempt.id = first.id
+            return pending_result(attempt, first.status, "The call is already on its way.")
+        return _answer_again(attempt, await self._end_of(attempt, first))
+
+    async def _first_answer(self, attempt: Attempt, begun: Begun) -> Result:
+        """The answer of the call that had this token first, once it has one."""
+        if begun.outcome == "conflict":
+            raise _conflict(attempt)
+        if begun.outcome == "ended" or begun.execution is None:
+            raise NotApproved(
+                "approval_expired",
+                "The approval for this call was used, has expired or was withdrawn.",
+                "Call again to ask for a new one.",
+            )
+        return _answer_again(attempt, await self._end_of(attempt, begun.execution))
+
+    async def _end_of(self, attempt: Attempt, first: Execution) -> Execution:
+        """The first call when it is over; its process may be another one."""
+        deadline = time.monotonic() + attempt.longest_seconds
+        with self._signals.awaiting(FINISHED, first.id) as heard:
+            while True:
+                first = await get_execution(self._db, first.id) or first
+                if first.status not in _GOING_ON:
+                    return first
+                if time.monotonic() > deadline:
+                    raise Overloaded(
+                        "busy",
+                        "The first call with this token is still on its way.",
+                        f"find_execution {attempt.token} tells what became of it.",
+                    )
+                await heard_within(heard, MOMENT_SECONDS)
 
     # --- the record -------------------------------------------------------------------------------
 
@@ -368,62 +419,6 @@ def _needs_token(tool: Tool) -> bool:
     if tool.http is not None:
         return tool.http.idempotency_header is not None and tool.access != "read"
     return tool.upstream is not None and tool.upstream.idempotency_field is not None
-
-
-async def _earlier_answer(
-    db: Database,
-    signals: Signals,
-    attempt: Attempt,
-    waited_for: Callable[[Execution], Awaitable[bool]],
-) -> Result | None:
-    """The answer of an earlier call with the caller's token, before anyone is asked again.
-
-    None: there is none, or only one whose caller was cut off before a decision; it goes on in this
-    attempt.
-    """
-    assert attempt.token is not None
-    first = await first_with_token(db, attempt.principal, attempt.token)
-    if first is None:
-        return None
-    same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
-    if (first.tool, first.args_digest) != same_call:
-        raise _conflict(attempt)
-    if first.status == "pending_confirmation" and not await waited_for(first):
-        return None
-    if first.status in _GOING_ON and attempt.unattended:
-        attempt.id = first.id
-        return pending_result(attempt, first.status, "The call is already on its way.")
-    return _answer_again(attempt, await _end_of(db, signals, attempt, first))
-
-
-async def _first_answer(db: Database, signals: Signals, attempt: Attempt, begun: Begun) -> Result:
-    """The answer of the call that had this token first, once it has one."""
-    if begun.outcome == "conflict":
-        raise _conflict(attempt)
-    if begun.outcome == "ended" or begun.execution is None:
-        raise NotApproved(
-            "approval_expired",
-            "The approval for this call was used, has expired or was withdrawn.",
-            "Call again to ask for a new one.",
-        )
-    return _answer_again(attempt, await _end_of(db, signals, attempt, begun.execution))
-
-
-async def _end_of(db: Database, signals: Signals, attempt: Attempt, first: Execution) -> Execution:
-    """The first call when it is over; its process may be another one."""
-    deadline = time.monotonic() + attempt.longest_seconds
-    with signals.awaiting(FINISHED, first.id) as heard:
-        while True:
-            first = await get_execution(db, first.id) or first
-            if first.status not in _GOING_ON:
-                return first
-            if time.monotonic() > deadline:
-                raise Overloaded(
-                    "busy",
-                    "The first call with this token is still on its way.",
-                    f"find_execution {attempt.token} tells what became of it.",
-                )
-            await heard_within(heard, MOMENT_SECONDS)
 
 
 def _conflict(attempt: Attempt) -> Fixable:

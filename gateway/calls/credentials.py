@@ -19,18 +19,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import jwt
 import msgspec
 import orjson
-from pydantic import SecretStr
 
 from gateway.calls.redact import Redactor, redactor_of, secrets_in, secrets_of
 from gateway.calls.request import with_headers
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import ArmConnection, Connection, OAuth2Auth
+from gateway.config.connection import (
+    ApiKeyAuth,
+    ArmConnection,
+    BasicAuth,
+    BearerAuth,
+    Connection,
+    NangoAuth,
+    NoAuth,
+    OAuth2Auth,
+)
 from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
@@ -38,31 +46,6 @@ from gateway.limits import AZURE_SECONDS, LARGE_BYTES, TOKEN_LIFE_SECONDS, TOKEN
 from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Egress, Request
-
-AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
-Place = Literal["header", "query"]
-
-
-@dataclass(frozen=True, slots=True)
-class AuthMethod:
-    """How a connection proves itself; which fields count depends on the type."""
-
-    type: AuthType = "none"
-    scheme: str = "Bearer"  # the word before a token
-    token: str = field(default="", repr=False)
-    username: str = ""
-    password: str = field(default="", repr=False)
-    name: str = ""  # of the header or query parameter that holds an API key
-    place: Place = "header"
-    value: str = field(default="", repr=False)
-    token_url: str = ""
-    client_id: str = ""
-    client_secret: str = field(default="", repr=False)
-    scopes: tuple[str, ...] = ()
-    url: str = ""
-    secret_key: str = field(default="", repr=False)
-    connection_id: str = ""
-    provider_config_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +55,51 @@ class Grant:
     headers: tuple[tuple[str, str], ...] = ()
     query: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How a connection proves itself: its settings, and what its definition says of them."""
+
+    settings: AuthSettings
+    scheme: str = "Bearer"  # the word before a token
+    ready: Grant | None = field(default=None, repr=False)  # None: it has to be asked for
+
+
+def proof_of(settings: AuthSettings, build: Build | None = None) -> Proof:
+    """How a connection proves itself; what it leaves open, its definition says."""
+    scheme = (build and build.auth_scheme) or "Bearer"
+    match settings:
+        case NoAuth():
+            ready = Grant()
+        case BearerAuth():
+            ready = _token_grant(scheme, settings.token.get_secret_value())
+        case BasicAuth():
+            ready = _basic_grant(settings.username, settings.password.get_secret_value())
+        case ApiKeyAuth():
+            ready = _key_grant(settings, build)
+        case _:
+            return Proof(settings, scheme)
+    return Proof(settings, scheme, ready)
+
+
+def _token_grant(scheme: str, token: str) -> Grant:
+    return Grant((("Authorization", f"{scheme} {token}".strip()),), secrets=(token,))
+
+
+def _basic_grant(username: str, password: str) -> Grant:
+    pair = f"{username}:{password}"
+    text = "Basic " + base64.b64encode(pair.encode()).decode()
+    return Grant((("Authorization", text),), secrets=(pair, password))
+
+
+def _key_grant(settings: ApiKeyAuth, build: Build | None) -> Grant:
+    name = settings.name or (build and build.auth_name) or DEFAULT_KEY_HEADER
+    place = settings.place or (build and build.auth_in) or "header"
+    value = settings.value.get_secret_value()
+    if place == "query":
+        return Grant(query=((name, value),), secrets=(value,))
+    return Grant(((name, value),), secrets=(value,))
 
 
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
@@ -103,15 +131,10 @@ def _with_query(url: str, grant: Grant) -> str:
     return f"{path}?{'&'.join([*kept, urlencode(grant.query, quote_via=quote, safe='')])}"
 
 
-def renewable(auth: AuthMethod) -> bool:
-    """Whether a rejected grant can be replaced by a fresh one."""
-    return auth.type in ("oauth2", "nango")
-
-
 async def send_granted(
     credentials: Credentials,
     connection: str,
-    auth: AuthMethod,
+    auth: Proof,
     request: Request,
     base_url: str,
     send: Callable[[Request], Awaitable[Answer]],
@@ -119,7 +142,7 @@ async def send_granted(
     """Send with credentials; once more with fresh ones if the API rejects a token as expired."""
     grant = await credentials.grant(connection, auth)
     answer = await send(with_grant(request, grant, base_url))
-    if answer.status == 401 and renewable(auth):
+    if answer.status == 401 and auth.ready is None:
         credentials.reject(connection, grant)
         refused, grant = grant, await credentials.grant(connection, auth)
         answer = await send(with_grant(request, grant, base_url))
@@ -135,12 +158,12 @@ class Credentials:
         self._egress = egress
         self._clock = clock
         self._held: dict[str, _HeldToken] = {}
-        self._asking: dict[tuple[str, AuthMethod], asyncio.Task[_HeldToken]] = {}
+        self._asking: dict[tuple[str, Proof], asyncio.Task[_HeldToken]] = {}
 
-    async def grant(self, connection: str, auth: AuthMethod) -> Grant:
+    async def grant(self, connection: str, auth: Proof) -> Grant:
         """What a call of this connection adds to its request."""
-        if not renewable(auth):
-            return _ready(auth)
+        if auth.ready is not None:
+            return auth.ready
         held = self._held.get(connection)
         if held is not None and held.auth == auth and self._clock() < held.renew_at:
             return held.grant
@@ -164,9 +187,7 @@ class Credentials:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _renew(
-        self, connection: str, auth: AuthMethod, held: _HeldToken | None
-    ) -> _HeldToken:
+    async def _renew(self, connection: str, auth: Proof, held: _HeldToken | None) -> _HeldToken:
         rejected = held is not None and held.expires_at == 0.0
         try:
             found = await self._fetch(auth, rejected)
@@ -178,67 +199,46 @@ class Credentials:
         self._held[connection] = found
         return found
 
-    def _note_end(self, key: tuple[str, AuthMethod], task: asyncio.Task[_HeldToken]) -> None:
+    def _note_end(self, key: tuple[str, Proof], task: asyncio.Task[_HeldToken]) -> None:
         del self._asking[key]
         if not task.cancelled():
             task.exception()  # its callers have it, unless all of them have gone
 
-    async def _fetch(self, auth: AuthMethod, rejected: bool) -> _HeldToken:
-        asked_at = self._clock()
-        if auth.type == "oauth2":
-            token, life = await _client_credentials(self._egress, auth)
-            grant = _token_grant(auth, token)
+    async def _fetch(self, auth: Proof, rejected: bool) -> _HeldToken:
+        asked_at, settings = self._clock(), auth.settings
+        if isinstance(settings, OAuth2Auth):
+            token, life = await _client_credentials(self._egress, settings)
+            grant = _token_grant(auth.scheme, token)
         else:
-            grant, life = await _from_nango(self._egress, auth, rejected, asked_at)
+            assert isinstance(settings, NangoAuth)
+            held = await _read_nango(self._egress, settings, rejected)
+            grant = _nango_grant(auth.scheme, held)
+            life = _seconds_until(held.get("expires_at"), asked_at)
         life = max(life, 1.0)
         return _HeldToken(auth, grant, asked_at + 0.8 * life, asked_at + life)
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldToken:
-    auth: AuthMethod
+    auth: Proof
     grant: Grant
     renew_at: float
     expires_at: float  # 0.0: the API did not accept it
 
 
-def _ready(auth: AuthMethod) -> Grant:
-    if auth.type == "bearer":
-        return _token_grant(auth, auth.token)
-    if auth.type == "basic":
-        return _basic_grant(auth.username, auth.password)
-    return _key_grant(auth, auth.value) if auth.type == "api-key" else Grant()
-
-
-def _token_grant(auth: AuthMethod, token: str) -> Grant:
-    text = f"{auth.scheme} {token}".strip()
-    return Grant((("Authorization", text),), secrets=(token,))
-
-
-def _basic_grant(username: str, password: str) -> Grant:
-    pair = f"{username}:{password}"
-    text = "Basic " + base64.b64encode(pair.encode()).decode()
-    return Grant((("Authorization", text),), secrets=(pair, password))
-
-
-def _key_grant(auth: AuthMethod, value: str) -> Grant:
-    if auth.place == "query":
-        return Grant(query=((auth.name, value),), secrets=(value,))
-    return Grant(((auth.name, value),), secrets=(value,))
-
-
 # --- OAuth 2 client credentials -------------------------------------------------------------------
 
 
-async def _client_credentials(egress: Egress, auth: AuthMethod) -> tuple[str, float]:
+async def _client_credentials(egress: Egress, auth: OAuth2Auth) -> tuple[str, float]:
     """A token and its life. Servers want the client's secret in the form, or else as basic auth."""
     form = [("grant_type", "client_credentials")]
     if auth.scopes:
         form.append(("scope", " ".join(auth.scopes)))
-    secret = [("client_id", auth.client_id), ("client_secret", auth.client_secret)]
-    answer = await _post(egress, auth.token_url, form + secret)
+    secret = auth.client_secret.get_secret_value()
+    client = [("client_id", auth.client_id), ("client_secret", secret)]
+    answer = await _post(egress, auth.token_url, form + client)
     if answer.status == 401 or (answer.status == 400 and b"invalid_client" in answer.body):
-        basic = _basic_grant(quote(auth.client_id, ""), quote(auth.client_secret, ""))
+        basic = _basic_grant(quote(auth.client_id, ""), quote(secret, ""))
         answer = await _post(egress, auth.token_url, form, basic.headers)
     value = _object(answer, "The token endpoint", "client_id, client_secret and token_url")
     token = value.get("access_token")
@@ -272,28 +272,28 @@ def _seconds(value: Any) -> float:
 # --- Nango ----------------------------------------------------------------------------------------
 
 
-async def _from_nango(
-    egress: Egress, auth: AuthMethod, fresh: bool, now: float
-) -> tuple[Grant, float]:
+async def _read_nango(egress: Egress, auth: NangoAuth, fresh: bool) -> dict[str, Any]:
     """The credentials that the vault holds; `fresh` makes it renew them first."""
     query = {"provider_config_key": auth.provider_config_key}
     if fresh:
         query["force_refresh"] = "true"
     url = f"{auth.url.rstrip('/')}/connection/{quote(auth.connection_id, '')}?{urlencode(query)}"
-    headers = (("Accept", "application/json"), ("Authorization", f"Bearer {auth.secret_key}"))
-    request = Request("GET", url, headers)
+    key = auth.secret_key.get_secret_value()
+    request = Request(
+        "GET", url, (("Accept", "application/json"), ("Authorization", f"Bearer {key}"))
+    )
     answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
     value = _object(answer, "Nango", "secret_key, connection_id and provider_config_key")
     credentials = value.get("credentials")
     if not isinstance(credentials, dict):
         raise UpstreamFailed("upstream_error", "Nango answered without credentials.")
-    return _nango_grant(auth, credentials), _until(credentials.get("expires_at"), now)
+    return credentials
 
 
 _NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oauth_token")
 
 
-def _nango_grant(auth: AuthMethod, credentials: dict[str, Any]) -> Grant:
+def _nango_grant(scheme: str, credentials: dict[str, Any]) -> Grant:
     if isinstance(credentials.get("username"), str) and "access_token" not in credentials:
         return _basic_grant(credentials["username"], str(credentials.get("password") or ""))
     token = next((t for n in _NANGO_TOKENS if (t := credentials.get(n)) and isinstance(t, str)), "")
@@ -301,10 +301,10 @@ def _nango_grant(auth: AuthMethod, credentials: dict[str, Any]) -> Grant:
         raise UpstreamFailed(
             "upstream_error", "Nango holds credentials of a kind that can't be sent as a token."
         )
-    return _key_grant(auth, token) if auth.name else _token_grant(auth, token)
+    return _token_grant(scheme, token)
 
 
-def _until(value: Any, now: float) -> float:
+def _seconds_until(value: Any, now: float) -> float:
     """Seconds until a time that is written as in ISO 8601."""
     try:
         moment = datetime.fromisoformat(str(value))
@@ -351,7 +351,7 @@ class Prepared:
 
     name: str
     settings: Connection
-    auth: AuthMethod
+    auth: Proof
     vouched_by: str  # whose token it is: the connection's own, or one that several share
     envelope: str | None  # Azure's resource that makes the call for us
     headers: tuple[tuple[str, str], ...]
@@ -391,7 +391,7 @@ def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
     return Prepared(
         state.name,
         settings,
-        auth_of(auth, build),
+        proof_of(auth, build),
         vouched_by,
         build.envelope if build else None,
         tuple(settings.headers.items()),
@@ -418,18 +418,6 @@ def _vouching(state: ConnectionState, azure: Azure | None) -> tuple[AuthSettings
     return azure.auth, AZURE_RUNTIME
 
 
-def auth_of(settings: AuthSettings, build: Build | None = None) -> AuthMethod:
-    """How a connection proves itself; what it leaves open, its definition says."""
-    values = {name: _plain(value) for name, value in settings if value is not None}
-    if build is not None and build.auth_scheme:
-        values["scheme"] = build.auth_scheme
-    if settings.type == "api-key":
-        name, place = (build.auth_name, build.auth_in) if build else (None, None)
-        declared = {"name": name or DEFAULT_KEY_HEADER, "place": place or "header"}
-        values = declared | values
-    return AuthMethod(**values)
-
-
 def prove(
     credentials: Credentials, name: str, settings: Connection, build: Build | None
 ) -> tuple[object, Callable[[Request, Exchange], Awaitable[Answer]]]:
@@ -438,7 +426,7 @@ def prove(
     A token that the host no longer accepts is replaced once. The request's own host is the only
     one that sees any of it.
     """
-    auth, headers = auth_of(settings.auth, build), tuple(settings.headers.items())
+    auth, headers = proof_of(settings.auth, build), tuple(settings.headers.items())
 
     async def send(request: Request, exchange: Exchange) -> Answer:
         request = with_headers(request, headers)
@@ -450,13 +438,9 @@ def prove(
 
 def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:
     """What clears an answer of the connection's secrets and of the token it was asked with."""
-    if not renewable(prepared.auth) or not grant.secrets:
+    if prepared.auth.ready is not None:
         return prepared.redactor
     return redactor_of(prepared.secrets.union(grant.secrets))
-
-
-def _plain(value: Any) -> Any:
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 # --- Azure ----------------------------------------------------------------------------------------
@@ -470,7 +454,7 @@ async def ask_azure(
     async def send(granted: Request) -> Answer:
         return await egress.send(granted, deadline=AZURE_SECONDS, max_bytes=max_bytes)
 
-    auth = auth_of(azure.auth)
+    auth = proof_of(azure.auth)
     answer, _ = await send_granted(credentials, AZURE, auth, request, azure.endpoint, send)
     return answer
 
@@ -480,7 +464,7 @@ async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, st
 
     It is not checked: Azure checks what it is told.
     """
-    grant = await credentials.grant(AZURE, auth_of(azure.auth))
+    grant = await credentials.grant(AZURE, proof_of(azure.auth))
     try:
         claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
     except (IndexError, jwt.InvalidTokenError):

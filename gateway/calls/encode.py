@@ -18,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from fnmatch import fnmatch
+from functools import lru_cache
 from mimetypes import MimeTypes
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +29,7 @@ import orjson
 from gateway.blocklist import may_reroute
 from gateway.calls.arguments import problem
 from gateway.errors import Fixable
+from gateway.limits import MAX_REMEMBERED
 from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
 
 Encode = Callable[[str], str]
@@ -127,7 +129,7 @@ def _present(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def percent(text: str) -> str:
     """Everything but letters, digits and `-._~` percent-encoded."""
-    return quote(text, safe="")
+    return text if text.isascii() and text.isalnum() else quote(text, safe="")
 
 
 # `&` would begin another parameter, to some servers `;` would too, and `#` would end the query.
@@ -140,6 +142,7 @@ def percent_but_reserved(text: str) -> str:
     return "".join(p if i % 2 else quote(p, safe=_RESERVED) for i, p in enumerate(pieces))
 
 
+@lru_cache(maxsize=MAX_REMEMBERED)
 def parameter_name(name: str) -> str:
     """A name for a query or form: `$filter` and `a:b` stay readable, nothing can inject."""
     return quote(name, safe="$@:!*(),'/")

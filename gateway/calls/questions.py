@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
+from gateway.calls.answer import Result
 from gateway.calls.record import Ask, AskClient, Attempt, Caller
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
@@ -52,13 +53,16 @@ def message(approval: Approval, display_name: str) -> str:
     return "\n".join(lines)
 
 
-def approval_question(approval: Approval, display_name: str, always: str) -> dict[str, Any]:
-    """What a person is shown: the words and the form; `always`, what "always allow" would mean."""
-    return {"message": message(approval, display_name), "requestedSchema": form(always)}
+def approval_question(attempt: Attempt, approval: Approval) -> dict[str, Any]:
+    """What a person is shown: the words and the form."""
+    return {
+        "message": message(approval, attempt.state.display_name),
+        "requestedSchema": form(always_words(attempt.snapshot, approval)),
+    }
 
 
 def form(always: str) -> dict[str, Any]:
-    """The form that goes with it; without an answer it says no."""
+    """The form that goes with it; without an answer it says no. `always`: what that would mean."""
     choices = ["deny", "approve", *(["always_allow"] if always else [])]
     about = "approve: this call, once. deny: the agent is told no."
     if always:
@@ -89,12 +93,12 @@ def decision_of(answer: object, always: bool) -> Decision:
     return "always_allow" if decision == "always_allow" and always else "deny"
 
 
-def input_required(approval: Approval, display_name: str, always: str, state: str) -> Any:
+def input_required(attempt: Attempt, approval: Approval, state: str) -> Result:
     """The question as a result (2026-07-28): the client answers by calling again."""
-    params = {"mode": "form", **approval_question(approval, display_name, always)}
+    params = {"mode": "form", **approval_question(attempt, approval)}
     return {
         "resultType": "input_required",
-        "inputRequests": {QUESTION: {"method": "elicitation/create", "params": params}},
+        "inputRequests": {QUESTION: {"method": ELICIT, "params": params}},
         "requestState": state,
         "_meta": {
             "gateway/execution_id": approval.execution_id,

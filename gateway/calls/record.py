@@ -240,6 +240,9 @@ def shown_arguments(attempt: Attempt) -> Any:
         masked = redact_arguments(dict(attempt.arguments))
     except RecursionError:
         return {"truncated": True, "preview": "nested too deeply to be shown"}
+    text = json_bytes(masked)
+    if len(text) <= MAX_RECORDED_BYTES and attempt.redactor.bytes(text) is text:
+        return masked  # as nearly always: there is nothing to clear
     return _bounded(attempt.redactor.json(masked), MAX_RECORDED_BYTES)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.app import demo_connection
 from gateway.azure.directory import AzureDirectory
-from gateway.calls.credentials import Credentials, ask_azure, auth_of, prove
+from gateway.calls.credentials import Credentials, ask_azure, proof_of, prove
 from gateway.catalog.definitions import Fetcher, kind_of, source_of
 from gateway.catalog.discover import Discoverer, previewed, problem_dict, wraps_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
@@ -105,7 +105,7 @@ async def upstreams_over(egress: Egress) -> AsyncIterator[Upstreams]:
     async def headers(
         name: str, connection: Connection, refused: bool
     ) -> tuple[tuple[str, str], ...]:
-        return (await credentials.grant(name, auth_of(connection.auth))).headers
+        return (await credentials.grant(name, proof_of(connection.auth))).headers
 
     async with Upstreams(egress, headers) as upstreams:
         yield upstreams

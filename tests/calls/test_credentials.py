@@ -8,9 +8,19 @@ from urllib.parse import parse_qsl
 
 import orjson
 import pytest
+from pydantic import TypeAdapter
 
-from gateway.calls.credentials import AuthMethod, Credentials, Grant, send_granted, with_grant
+from gateway.calls.credentials import (
+    Credentials,
+    Grant,
+    Proof,
+    proof_of,
+    send_granted,
+    with_grant,
+)
+from gateway.config.connection import Auth
 from gateway.errors import GatewayError, Refused
+from gateway.model import Build
 from gateway.outbound.client import Answer, Egress, Request
 from tests.raw_server import Connection, answer, raw_server
 
@@ -48,8 +58,12 @@ class TokenServer:
             await connection.write(reply)
 
 
-def oauth2(url: str) -> AuthMethod:
-    return AuthMethod(
+def proof(type: str, build: Build | None = None, **settings: Any) -> Proof:
+    return proof_of(TypeAdapter[Auth](Auth).validate_python({"type": type, **settings}), build)
+
+
+def oauth2(url: str) -> Proof:
+    return proof(
         "oauth2",
         token_url=f"{url}/token",
         client_id="me",
@@ -65,29 +79,29 @@ def bearer(token: str) -> Grant:
 @pytest.mark.parametrize(
     ("auth", "grant"),
     [
-        (AuthMethod(), Grant()),
-        (AuthMethod("bearer", token="t"), Grant((("Authorization", "Bearer t"),), secrets=("t",))),
+        (proof("none"), Grant()),
+        (proof("bearer", token="t"), Grant((("Authorization", "Bearer t"),), secrets=("t",))),
         (
-            AuthMethod("bearer", token="t", scheme="Zoho-oauthtoken"),
+            proof("bearer", Build("manifest", "", "", auth_scheme="Zoho-oauthtoken"), token="t"),
             Grant((("Authorization", "Zoho-oauthtoken t"),), secrets=("t",)),
         ),
         (
-            AuthMethod("basic", username="ü", password="p"),
+            proof("basic", username="ü", password="p"),
             Grant((("Authorization", "Basic w7w6cA=="),), secrets=("ü:p", "p")),
         ),
-        (AuthMethod("api-key", name="X-Key", value="k"), Grant((("X-Key", "k"),), secrets=("k",))),
+        (proof("api-key", name="X-Key", value="k"), Grant((("X-Key", "k"),), secrets=("k",))),
         (
-            AuthMethod("api-key", name="key", place="query", value="k"),
+            proof("api-key", name="key", place="query", value="k"),
             Grant(query=(("key", "k"),), secrets=("k",)),
         ),
     ],
 )
-async def test_grants_that_need_no_asking(egress: Egress, auth: AuthMethod, grant: Grant) -> None:
+async def test_grants_that_need_no_asking(egress: Egress, auth: Proof, grant: Grant) -> None:
     assert await Credentials(egress).grant("c", auth) == grant
 
 
 def test_secrets_are_not_in_the_representation() -> None:
-    auth = AuthMethod("basic", username="u", password="hunter2", token="hunter2", value="hunter2")
+    auth = proof("basic", username="u", password="hunter2")
     assert "hunter2" not in repr(auth)
 
 
@@ -210,41 +224,34 @@ async def test_failure_to_get_a_token_names_no_secret(
 # --- Nango ----------------------------------------------------------------------------------------
 
 
-def nango(url: str, **more: Any) -> AuthMethod:
-    return AuthMethod(
+def nango(url: str) -> Proof:
+    return proof(
         "nango",
         url=url + "/",
         secret_key="nango-secret",
         connection_id="a/b",
         provider_config_key="green house",
-        **more,
     )
 
 
 @pytest.mark.parametrize(
-    ("credentials", "more", "grant"),
+    ("credentials", "grant"),
     [
-        ({"type": "OAUTH2", "access_token": "t"}, {}, bearer("t")),
-        ({"type": "OAUTH2_CC", "token": "t"}, {}, bearer("t")),
-        ({"type": "API_KEY", "apiKey": "t"}, {}, bearer("t")),
-        (
-            {"type": "API_KEY", "apiKey": "t"},
-            {"name": "X-Key"},
-            Grant((("X-Key", "t"),), secrets=("t",)),
-        ),
+        ({"type": "OAUTH2", "access_token": "t"}, bearer("t")),
+        ({"type": "OAUTH2_CC", "token": "t"}, bearer("t")),
+        ({"type": "API_KEY", "apiKey": "t"}, bearer("t")),
         (
             {"type": "BASIC", "username": "u", "password": "p"},
-            {},
             Grant((("Authorization", "Basic dTpw"),), secrets=("u:p", "p")),
         ),
     ],
 )
 async def test_nango_gives_credentials_of_several_kinds(
-    egress: Egress, credentials: dict[str, str], more: dict[str, Any], grant: Grant
+    egress: Egress, credentials: dict[str, str], grant: Grant
 ) -> None:
     reply = answer(orjson.dumps({"id": 1, "credentials": credentials}))
     async with raw_server(TokenServer(reply)) as server, asyncio.timeout(5):
-        assert await Credentials(egress).grant("c", nango(server.url, **more)) == grant
+        assert await Credentials(egress).grant("c", nango(server.url)) == grant
     head = server.requests[0].decode()
     assert head.startswith("GET /connection/a%2Fb?provider_config_key=green+house HTTP/1.1\r\n")
     assert "\r\nAuthorization: Bearer nango-secret\r\n" in head
@@ -328,7 +335,7 @@ async def test_rejected_password_is_not_tried_again(egress: Egress) -> None:
         return Answer(401, (), b"")
 
     sent: list[Request] = []
-    auth = AuthMethod("basic", username="u", password="p")
+    auth = proof("basic", username="u", password="p")
     request = Request("GET", "https://a.test/x")
     reply, _ = await send_granted(Credentials(egress), "c", auth, request, "https://a.test", send)
     assert (reply.status, len(sent)) == (401, 1)
