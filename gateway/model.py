@@ -8,6 +8,7 @@ so their fields are plain types only.
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -324,6 +325,19 @@ _decoder = msgspec.msgpack.Decoder(Build)
 
 encode_build = msgspec.msgpack.Encoder().encode  # for the way between processes and for the store
 decode_build = _decoder.decode
+
+
+def json_bytes(value: object) -> bytes:
+    """A value as JSON, whatever a client may have put into it."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # huge integers, lone surrogates; the blank says who can read it back
+        return b" " + json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def json_value(data: bytes) -> Any:
+    """The value `json_bytes` wrote."""
+    return json.loads(data) if data.startswith(b" ") else orjson.loads(data)
 
 
 def pack(raw: bytes) -> bytes:

@@ -1,16 +1,23 @@
-"""Azure Resource Manager as a client sees it: paths, one API version, pages, throttling, errors.
+"""Azure Resource Manager as a client sees it, and the managed connections it tells of.
 
-It asks only its own endpoint: a page's `nextLink` to anywhere else is refused. Being throttled is
-normal there; all requests wait out a pause that was asked for, briefly, then give up with the time
-that is left. Credentials are added by the one who hands in `send`.
+The client asks only its own endpoint: a page's `nextLink` to anywhere else is refused. Being
+throttled is normal there; all requests wait out a pause that Azure asked for, briefly, then give up
+with the time that is left. `send` adds the credentials.
+
+A managed connection is a resource in Azure that holds someone's sign-in to an API. Little of what
+Azure answers is documented: everything is read as optional, ids regardless of case.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -23,6 +30,8 @@ from gateway.limits import (
     AZURE_TRIES,
     WORKER_BYTES,
 )
+from gateway.model import BuiltStatus, digest
+from gateway.naming import cut, visible
 from gateway.outbound.addresses import locate
 from gateway.outbound.client import Answer, Request
 
@@ -163,3 +172,117 @@ async def _json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise UpstreamFailed("upstream_error", "Azure's answer is not JSON.") from error
+
+
+# Ids become part of URLs as they stand.
+_ID = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._()~-]*)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A connection as Azure describes it."""
+
+    id: str
+    name: str
+    display_name: str
+    api_id: str
+    api_name: str
+    status: BuiltStatus = "connected"
+    problem: str = ""  # what a person should know of its status
+    runtime_url: str = ""
+
+
+def read_resource(value: Any) -> Resource | None:
+    """The connection in an answer of Azure; None where there is nothing to call."""
+    entry = _mapping(value)
+    properties, id_ = _mapping(entry.get("properties")), _text(entry.get("id"))
+    api = _mapping(properties.get("api"))
+    api_id, name = _text(api.get("id")), _text(entry.get("name")) or _last(id_)
+    if not is_id(id_) or not is_id(api_id):
+        return None
+    status, problem = _status(properties)
+    shown = _text(properties.get("displayName")) or _text(api.get("displayName")) or name
+    return Resource(
+        id_,
+        name,
+        cut(visible(shown), 128),
+        api_id,
+        _text(api.get("name")) or _last(api_id),
+        status,
+        problem,
+        _runtime_url(properties.get("connectionRuntimeUrl")),
+    )
+
+
+def is_id(text: str) -> bool:
+    """Whether this can be a resource's id: segments of a path, none of them a way out of it."""
+    return _ID.fullmatch(text) is not None
+
+
+def _status(properties: Mapping[str, Any]) -> tuple[BuiltStatus, str]:
+    listed = properties.get("statuses")
+    first = _mapping(listed[0]) if isinstance(listed, list) and listed else {}
+    said = _text(properties.get("overallStatus")) or _text(first.get("status"))
+    error = _mapping(first.get("error"))
+    words = cut(visible(_text(error.get("message")) or _text(error.get("code"))), 200)
+    if _text(properties.get("connectionState")).lower() == "disabled":
+        return "failing", "the connection is disabled in Azure"
+    match said.lower():
+        case "connected" | "ready":
+            return "connected", ""
+        case "unauthenticated":
+            return "unauthenticated", words or "the connection is not signed in"
+        case "":
+            return "connected", "Azure does not say whether the connection is signed in"
+        case "error" if "unauth" in _text(error.get("code")).lower():
+            return "unauthenticated", words or "the connection is not signed in"
+        case _:
+            return "failing", words or f"Azure says of the connection: {said[:50]}"
+
+
+def _runtime_url(value: Any) -> str:
+    text = _text(value).rstrip("/")
+    parts = urlsplit(text)
+    return text if parts.scheme in ("https", "http") and parts.netloc and not parts.query else ""
+
+
+def named(resources: Iterable[Resource], taken: Collection[str]) -> dict[str, Resource]:
+    """Each connection under a name of its own, the same on every start and replica.
+
+    Names that would give tools the same prefix are told apart by a hash of the resource's id.
+    """
+    plain = [(connection_name(resource.name), resource) for resource in resources]
+    counts = Counter(_prefix(name) for name, _ in plain)
+    counts.update(_prefix(name) for name in taken)
+    return {
+        name if counts[_prefix(name)] == 1 else _with_hash(name, resource): resource
+        for name, resource in plain
+    }
+
+
+def connection_name(text: str) -> str:
+    """A connection's name made of Azure's: lower case, no dots, at most 32 characters."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-_")
+    if not name[:1].isalpha():
+        name = f"azure-{name}"
+    return name[:32].rstrip("-_")
+
+
+def _prefix(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _with_hash(name: str, resource: Resource) -> str:
+    return f"{name[:25]}-{digest(resource.id.lower().encode())[:6]}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _last(id_: str) -> str:
+    return id_.rpartition("/")[2]

@@ -20,8 +20,7 @@ import orjson
 import structlog
 from cachetools import TTLCache
 
-from gateway.azure.arm import ArmClient, Send, is_missing
-from gateway.azure.connector import Facts, Resource, is_id, packed, read_resource
+from gateway.azure.arm import ArmClient, Resource, Send, is_id, is_missing, read_resource
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
@@ -107,15 +106,15 @@ class AzureDirectory:
             raise DefinitionUnreadable(
                 f"the definition can't be fetched: {error.message}", error.hint
             ) from error
-        facts = Facts(
-            azure.endpoint.rstrip("/"),
-            resource.id,
-            resource.status,
-            resource.problem,
-            resource.runtime_url if settings.invoke == "runtime" else "",
-            settings.invoke,
-        )
-        return packed(facts, export)
+        facts = {  # `connector.Facts`, for the reader process
+            "endpoint": azure.endpoint.rstrip("/"),
+            "id": resource.id,
+            "status": resource.status,
+            "problem": resource.problem,
+            "runtime_url": resource.runtime_url if settings.invoke == "runtime" else "",
+            "invoke": settings.invoke,
+        }
+        return orjson.dumps(facts) + b"\n" + export
 
     async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
         """Makes the connection in Azure unless it is there; its settings, and whether it was made.

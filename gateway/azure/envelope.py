@@ -4,14 +4,7 @@ A call of a managed connection is not sent to its API but posted, whole, to the 
 resource in Azure, which makes the call with credentials of its own. Azure answers 200 around
 whatever came of it: the API's status is inside, as .NET's name for it or as a number. `enveloped`
 wraps a request that is ready to be sent, `opened` takes the answer out; what lies between does not
-know of the envelope.
-
-`opened` parses the whole body, in another process where it is large (see `envelope_inside`).
-
-What Azure's `dynamicInvoke` answers holds: the status, headers and body that an API answered.
-
-Pure, and parses the whole body: for another process where it is large, which is why
-little is imported here.
+know of the envelope. An answer is parsed whole, in a worker process where it is large.
 """
 
 from __future__ import annotations
@@ -32,6 +25,61 @@ from gateway.outbound.client import Answer, Request
 from gateway.outbound.content import NOT_JSON, Work, as_json, essence
 
 JSON = "application/json"
+API_VERSION = "2016-06-01"
+
+
+def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
+    """The request that has Azure make this one; `base_url` is the resource's own address."""
+    path, _, query = request.url.removeprefix(base_url).partition("?")
+    inner: dict[str, Any] = {
+        "method": request.method,
+        "path": path or "/",
+        "queries": _queries(query),
+        "headers": _inner_headers(request.headers),
+    }
+    content_type = _header(request.headers, "content-type")
+    if request.body is not None:
+        inner["body"] = _inner_body(request.body, content_type)
+    endpoint = base_url.removesuffix(resource_id)
+    return Request(
+        "POST",
+        f"{endpoint}{resource_id}/dynamicInvoke?api-version={API_VERSION}",
+        (("Accept", JSON), ("Content-Type", JSON)),
+        orjson.dumps({"request": inner}),
+    )
+
+
+def _queries(query: str) -> dict[str, str]:
+    """The query by name, decoded; the envelope has one text a name, so repeated ones are joined."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+def _inner_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What the caller or the definition gives; what speaks of bodies is Azure's to say."""
+    return {
+        name: value
+        for name, value in headers
+        if not name.lower().startswith("content-") and name.lower() != "accept"
+    }
+
+
+def _inner_body(body: bytes, content_type: str) -> Any:
+    kind = essence(content_type)
+    if kind == JSON or kind.endswith("+json"):
+        return orjson.loads(body)
+    if kind.startswith("text/"):
+        return body.decode("utf-8", "replace")
+    return {"$content-type": content_type, "$content": base64.b64encode(body).decode()}
+
+
+def _header(headers: Iterable[tuple[str, str]], wanted: str) -> str:
+    return next((value for name, value in headers if name.lower() == wanted), "")
+
+
+# --- the answer -----------------------------------------------------------------------------------
 
 
 class Inside(NamedTuple):
@@ -42,8 +90,31 @@ class Inside(NamedTuple):
     body: bytes
 
 
-def inside(body: bytes, media_type: str) -> Inside | None:
-    """What an envelope holds; None if it is none."""
+async def opened(answer: Answer, work: Work) -> Answer:
+    """What the API answered; Azure's own answer where that is all there is, or all we can read."""
+    if not 200 <= answer.status < 300 or answer.truncated:
+        return answer
+    media_type = answer.header("content-type") or JSON
+    if len(answer.body) <= WORKER_BYTES:
+        found = _inside(answer.body, media_type)
+    else:
+        data = await work(read_envelope, answer.body, media_type)
+        found = None if data is None else msgspec.msgpack.decode(data, type=Inside | None)
+    if found is None:
+        return answer
+    headers = found.headers
+    for name in ("x-ms-client-request-id", "x-ms-request-id"):
+        if "x-ms-client-request-id" not in headers and (given := answer.header(name)):
+            headers["x-ms-client-request-id"] = given
+    return replace(answer, status=found.status, headers=tuple(headers.items()), body=found.body)
+
+
+def read_envelope(body: bytes, media_type: str) -> bytes:
+    """An envelope's `Inside` (None if it is none) as MessagePack, which workers answer in."""
+    return msgspec.msgpack.encode(_inside(body, media_type))
+
+
+def _inside(body: bytes, media_type: str) -> Inside | None:
     value = as_json(body, media_type)
     response = value.get("response") if isinstance(value, Mapping) else None
     if value is NOT_JSON or not isinstance(response, Mapping):
@@ -53,16 +124,6 @@ def inside(body: bytes, media_type: str) -> Inside | None:
     if content_type:
         headers["content-type"] = content_type
     return Inside(status_number(response.get("statusCode", HTTPStatus.OK)), headers, content)
-
-
-def packed(body: bytes, media_type: str) -> bytes:
-    """As `inside`, from and to another process."""
-    return msgspec.msgpack.encode(inside(body, media_type))
-
-
-def unpacked(data: bytes | bytearray) -> Inside | None:
-    """What was packed."""
-    return msgspec.msgpack.decode(data, type=Inside | None)
 
 
 # Where .NET's name for a status is not the one it has in HTTP.
@@ -137,81 +198,3 @@ def _text(body: str, content_type: str) -> tuple[bytes, str]:
     if essence(content_type).endswith("json") and as_json(data, JSON) is NOT_JSON:
         return orjson.dumps(body), content_type
     return data, content_type or "text/plain; charset=utf-8"
-
-
-API_VERSION = "2016-06-01"
-
-
-def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
-    """The request that has Azure make this one; `base_url` is the resource's own address."""
-    path, _, query = request.url.removeprefix(base_url).partition("?")
-    inner: dict[str, Any] = {
-        "method": request.method,
-        "path": path or "/",
-        "queries": _queries(query),
-        "headers": _inner_headers(request.headers),
-    }
-    content_type = _header(request.headers, "content-type")
-    if request.body is not None:
-        inner["body"] = _inner_body(request.body, content_type)
-    endpoint = base_url.removesuffix(resource_id)
-    return Request(
-        "POST",
-        f"{endpoint}{resource_id}/dynamicInvoke?api-version={API_VERSION}",
-        (("Accept", JSON), ("Content-Type", JSON)),
-        orjson.dumps({"request": inner}),
-    )
-
-
-async def opened(answer: Answer, work: Work) -> Answer:
-    """What the API answered; Azure's own answer where that is all there is, or all we can read."""
-    if not 200 <= answer.status < 300 or answer.truncated:
-        return answer
-    media_type = answer.header("content-type") or JSON
-    if len(answer.body) <= WORKER_BYTES:
-        found = inside(answer.body, media_type)
-    else:
-        data = await work(packed, answer.body, media_type)
-        found = unpacked(data) if data is not None else None
-    return answer if found is None else _with(found, answer)
-
-
-def _with(found: Inside, answer: Answer) -> Answer:
-    headers = found.headers
-    for name in ("x-ms-client-request-id", "x-ms-request-id"):
-        if "x-ms-client-request-id" not in headers and (given := answer.header(name)):
-            headers["x-ms-client-request-id"] = given
-    return replace(answer, status=found.status, headers=tuple(headers.items()), body=found.body)
-
-
-# --- the request inside ---------------------------------------------------------------------------
-
-
-def _queries(query: str) -> dict[str, str]:
-    """The query by name, decoded; the envelope has one text a name, so repeated ones are joined."""
-    found: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
-
-
-def _inner_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What the caller or the definition gives; what speaks of bodies is Azure's to say."""
-    return {
-        name: value
-        for name, value in headers
-        if not name.lower().startswith("content-") and name.lower() != "accept"
-    }
-
-
-def _inner_body(body: bytes, content_type: str) -> Any:
-    kind = essence(content_type)
-    if kind == JSON or kind.endswith("+json"):
-        return orjson.loads(body)
-    if kind.startswith("text/"):
-        return body.decode("utf-8", "replace")
-    return {"$content-type": content_type, "$content": base64.b64encode(body).decode()}
-
-
-def _header(headers: Iterable[tuple[str, str]], wanted: str) -> str:
-    return next((value for name, value in headers if name.lower() == wanted), "")

@@ -29,9 +29,9 @@ from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import UpstreamFailed
 from gateway.limits import HEAVY_BYTES, MAX_QUOTE_CHARS, MAX_TOLD_ITEMS
+from gateway.model import json_bytes
 from gateway.policy.view import elicitation_modes
 from gateway.store.approvals import Approval
-from gateway.store.tables import json_bytes
 
 Decision = Literal["approve", "deny", "always_allow"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)

@@ -27,11 +27,10 @@ from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS, SILENT_SECONDS
-from gateway.model import Principal, Tool
+from gateway.model import Principal, Tool, json_bytes
 from gateway.policy.view import Scope, elicitation_modes
 from gateway.store.ledger import Execution, ExecutionStatus
 from gateway.store.secrets import new_id
-from gateway.store.tables import json_bytes
 
 # What results and calls say of themselves in `_meta`.
 TOKEN_META = "gateway/idempotency_token"

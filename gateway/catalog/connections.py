@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from gateway.azure.connector import named
+from gateway.azure.arm import named
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
 from gateway.catalog.definitions import RawDefinition
 from gateway.catalog.snapshot import ConnectionState, Origin, Snapshot

@@ -24,10 +24,8 @@ import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Select,
     delete,
     func,
-    literal_column,
     select,
     update,
 )
@@ -38,10 +36,11 @@ from gateway.store.database import (
     CHANNEL,
     Database,
     Row,
+    alive,
     insert_new,
-    is_postgres,
     many,
     signal,
+    store_time,
     upsert,
     values,
 )
@@ -240,7 +239,7 @@ async def beat(db: Database, replica: Replica) -> None:
     def unit(tx: Connection) -> None:
         tx.execute(insert_new(tx, _replicas), {**values(replica), "heartbeat_at": 0.0})
         us = update(_replicas).filter_by(id=replica.id)
-        tx.execute(us.values(heartbeat_at=_store_time(tx)))
+        tx.execute(us.values(heartbeat_at=store_time(tx)))
 
     await db.write(unit, f"replica {replica.id}")
 
@@ -265,12 +264,6 @@ async def bury_the_dead(db: Database, us: Replica) -> list[str]:
     return dead
 
 
-def alive(tx: Connection) -> Select[tuple[str]]:
-    """The ids of processes that are alive, as a statement or inside another one."""
-    heard = _replicas.c.heartbeat_at > _store_time(tx) - limits.SILENT_SECONDS
-    return select(_replicas.c.id).where(heard)
-
-
 def this_host() -> str:
     """Where a process id means the same process: machine, boot and process namespace."""
     boot = namespace = ""
@@ -288,13 +281,6 @@ def _runs(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _store_time(tx: Connection) -> ColumnElement[float]:
-    """The store's own clock, for what processes with different clocks compare."""
-    postgres = "extract(epoch from clock_timestamp())::double precision"
-    sqlite = "((julianday('now') - 2440587.5) * 86400.0)"
-    return literal_column(postgres if is_postgres(tx) else sqlite)
 
 
 async def take_of_window(
@@ -367,14 +353,6 @@ async def end_session(db: Database, id: str, expires_at: float) -> None:
             tx.execute(delete(_grants).filter_by(session=id))
 
     await db.write(unit)
-
-
-async def ended_sessions(db: Database, now: float, limit: int) -> list[str]:
-    """Ended sessions that have not expired, the last `limit` to do so, the next one first."""
-    table = _ended_sessions
-    latest = select(table.c.id).where(table.c.expires_at > now)
-    statement = latest.order_by(table.c.expires_at.desc(), table.c.id).limit(limit)
-    return await db.read(lambda tx: [*tx.execute(statement).scalars()][::-1])
 
 
 async def first_use(db: Database, id: str, expires_at: float) -> bool:

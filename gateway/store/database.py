@@ -22,7 +22,17 @@ from functools import cache
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Executable, Table, insert, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    Select,
+    Table,
+    insert,
+    literal_column,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import limits
@@ -312,6 +322,19 @@ def _write_signals(tx: Connection) -> None:
 
 def is_postgres(tx: Connection) -> bool:
     return tx.dialect.name == "postgresql"
+
+
+def store_time(tx: Connection) -> ColumnElement[float]:
+    """The store's own clock, for what processes with different clocks compare."""
+    postgres = "extract(epoch from clock_timestamp())::double precision"
+    sqlite = "((julianday('now') - 2440587.5) * 86400.0)"
+    return literal_column(postgres if is_postgres(tx) else sqlite)
+
+
+def alive(tx: Connection) -> Select[tuple[str]]:
+    """The ids of processes that are alive, as a statement or inside another one."""
+    heard = tables.replicas.c.heartbeat_at > store_time(tx) - limits.SILENT_SECONDS
+    return select(tables.replicas.c.id).where(heard)
 
 
 def insert_new(tx: Connection, table: Table) -> Insert:

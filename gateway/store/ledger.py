@@ -37,12 +37,13 @@ from sqlalchemy import (
 
 from gateway.errors import Broken, Fixable
 from gateway.limits import LEDGER_PAGE, STORE_MANY_ROWS, STORE_ROWS
+from gateway.model import json_bytes
 from gateway.store import tables
-from gateway.store.cluster import alive
 from gateway.store.database import (
     Database,
     Insert,
     Row,
+    alive,
     insert_new,
     insert_on,
     is_postgres,
@@ -50,7 +51,6 @@ from gateway.store.database import (
     one,
     signal,
 )
-from gateway.store.tables import json_bytes
 
 _table = tables.executions
 _claims = tables.claims

@@ -23,9 +23,9 @@ from sqlalchemy import Connection, select
 
 from gateway.errors import ConfigInvalid
 from gateway.limits import PASSPHRASE_CHARS
+from gateway.model import json_bytes, json_value
 from gateway.store import tables
 from gateway.store.database import Database, insert_new
-from gateway.store.tables import json_bytes, json_value
 
 SEALED = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
 CHECK_NAME = "secret_key_check"

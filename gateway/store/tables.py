@@ -2,17 +2,15 @@
 
 Times are seconds since 1970, UTC. Ids are time-prefixed hex (`secrets.new_id`), so that they sort
 by age. Columns are named as the fields of the frozen row in the module that owns the table. JSON
-is kept as bytes: `orjson` writes it where it can, the standard library what `orjson` refuses.
+is kept as the bytes that `model.json_bytes` writes.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
-import orjson
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -31,19 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 
 from gateway.errors import ConfigInvalid
-
-
-def json_bytes(value: object) -> bytes:
-    """A value as JSON, whatever a client may have put into it."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # huge integers, lone surrogates; the blank says who can read it back
-        return b" " + json.dumps(value, separators=(",", ":")).encode("ascii")
-
-
-def json_value(data: bytes) -> Any:
-    """The value `json_bytes` wrote."""
-    return json.loads(data) if data.startswith(b" ") else orjson.loads(data)
+from gateway.model import json_bytes, json_value
 
 
 class Json(TypeDecorator[Any]):

@@ -7,18 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.azure.connector import (
-    Facts,
-    Resource,
-    build_arm,
-    connection_name,
-    is_id,
-    named,
-    packed,
-    read_resource,
-)
+from gateway.azure.arm import Resource, connection_name, is_id, named, read_resource
+from gateway.azure.connector import Facts, build_arm
 from gateway.errors import DefinitionUnreadable
-from gateway.model import Problem, Source
+from gateway.model import Build, Problem, Source
 from tests.definitions import operation, schema_of, swagger
 from tests.peers_arm import FIXTURES
 
@@ -144,9 +136,13 @@ def test_names_that_clash_are_told_apart_and_stay_the_same() -> None:
 SOURCE = Source("mail", "arm", "Mail", "mail_")
 
 
+def built(facts: Facts, export: bytes) -> Build:
+    return build_arm(orjson.dumps(facts) + b"\n" + export, SOURCE)
+
+
 def test_a_connection_that_is_not_signed_in_has_tools_that_say_so() -> None:
     facts = Facts("https://azure.example", f"{GROUP}/connections/mail", "unauthenticated", "No.")
-    build = build_arm(packed(facts, (FIXTURES / "office365.json").read_bytes()), SOURCE)
+    build = built(facts, (FIXTURES / "office365.json").read_bytes())
     assert build.status == "unauthenticated"
     assert build.problems[0] == Problem("error", "connection", "No.")
     assert all("not authenticated" in tool.description for tool in build.tools)
@@ -158,7 +154,7 @@ def test_a_connection_that_is_not_signed_in_has_tools_that_say_so() -> None:
 
 def test_a_runtime_address_that_is_missing_is_said() -> None:
     facts = Facts("https://azure.example", f"{GROUP}/connections/mail", invoke="runtime")
-    build = build_arm(packed(facts, (FIXTURES / "teams.json").read_bytes()), SOURCE)
+    build = built(facts, (FIXTURES / "teams.json").read_bytes())
     assert build.envelope == facts.id
     said = [problem.severity for problem in build.problems if problem.where == "connection"]
     assert said == ["info"]
@@ -175,7 +171,7 @@ def test_headers_that_azure_says_itself_are_not_asked_for(invoke: Any, asked: li
     definition = swagger({"/a": {"get": operation(parameters=headers)}})
     address = "https://runtime.example/apim/mail"
     facts = Facts("https://azure.example", f"{GROUP}/x", runtime_url=address, invoke=invoke)
-    build = build_arm(packed(facts, orjson.dumps(definition)), SOURCE)
+    build = built(facts, orjson.dumps(definition))
     assert list(schema_of(build.tools[0])["properties"]) == asked
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, update
 
 from gateway.errors import Fixable
+from gateway.model import json_bytes, json_value
 from gateway.store import tables
 from gateway.store.approvals import create_approval
 from gateway.store.cluster import Replica, beat
@@ -34,7 +35,6 @@ from gateway.store.ledger import (
     record_finished,
     values_of,
 )
-from gateway.store.tables import json_bytes, json_value
 from tests.databases import eventually
 from tests.store.rows import add_execution, approval, execution
 
