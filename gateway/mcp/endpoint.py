@@ -77,7 +77,9 @@ class McpEndpoint:
         self._identity = identity
         self._rules = rules
         self._pass_through = pass_through
-        self._streams = Streams(gateway, identity, pass_through, max_streams)
+        wishes, marks = pass_through.wishes, pass_through.marks
+        self._streams = Streams(gateway, identity, wishes, marks, max_streams)
+        pass_through.report_to(self._streams.look_again, self._streams.tell_notice)
         core = Core(gateway, pass_through, self._streams)
         self._calls = core.calls
         self._era_2025, self._era_2026 = Era2025(core, seal, db), Era2026(core)

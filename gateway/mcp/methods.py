@@ -53,9 +53,9 @@ from gateway.mcp.messages import (
     method_not_found,
     notification,
 )
-from gateway.mcp.pass_through import HANDLERS, LOGGED, Hello, PassThrough
+from gateway.mcp.pass_through import HANDLERS, Hello, PassThrough
 from gateway.mcp.streams import Reply, Streams
-from gateway.mcp.wishes import reaches
+from gateway.mcp.wishes import LOGGED, reaches
 from gateway.model import Principal
 from gateway.naming import cut, visible
 from gateway.policy.view import Scope

@@ -31,7 +31,7 @@ from gateway.config.connection import McpConnection
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS, MEET_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
-from gateway.mcp.wishes import Wishes, reaches
+from gateway.mcp.wishes import LOGGED, UPDATED, Notice, Wishes
 from gateway.model import Principal
 from gateway.naming import cut, visible
 from gateway.policy.view import Offering, Scope, instructing, offering
@@ -47,7 +47,6 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "completions": (),
     "logging": (),
 }
-UPDATED, LOGGED = "notifications/resources/updated", "notifications/message"
 NOTICE_FIELDS = {UPDATED: ("uri",), LOGGED: ("level", "logger", "data")}
 # A kind of list: the method that lists it, and what tells its items apart.
 LISTS: Mapping[str, tuple[str, str]] = {
@@ -71,16 +70,6 @@ class Hello:
     instructions: str = INSTRUCTIONS
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What a server tells unasked: that a resource was updated, or a log message."""
-
-    server: str
-    method: str
-    params: Mapping[str, Any]
-    principal: str | None  # whom it concerns; None: whoever wants to hear of it
-
-
 class PassThrough:
     """Prompts, resources, completion and logs of the servers in a view."""
 
@@ -93,9 +82,13 @@ class PassThrough:
         # What each server last listed to a principal, by server, principal and kind.
         self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_SESSIONS)
         self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
-        self._on_change: list[Callable[[], None]] = []
-        self._on_notice: list[Callable[[Notice], None]] = []
         self._upstreams.on_notification(self._hear)
+
+    def report_to(
+        self, look_again: Callable[[], None], tell_notice: Callable[[Notice], None]
+    ) -> None:
+        """Has these called when the marks of some view may have changed, and with each notice."""
+        self._look_again, self._tell_notice = look_again, tell_notice
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
         """What a view has beside tools; servers that were never met get a moment to answer."""
@@ -170,28 +163,6 @@ class PassThrough:
         except (GatewayError, RpcError):
             return False
         return True
-
-    def concerns(self, notice: Notice, principal: Principal, scope: Scope, holder: str) -> bool:
-        """Whether a notice is for this session or stream."""
-        if notice.principal not in (None, principal.name):
-            return False
-        if notice.method == UPDATED:
-            wanted = self.wishes.watches(holder, notice.server, str(notice.params.get("uri")))
-        else:  # outside any call a log message is for those who said from which level on
-            level = self.wishes.level(holder)
-            wanted = level is not None and reaches(notice.params.get("level"), level)
-        if not wanted:
-            return False
-        _, offered = self._look(principal, scope)
-        return any(server.name == notice.server for server in offered.servers)
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called when the marks of some view may have changed."""
-        self._on_change.append(listener)
-
-    def on_notice(self, listener: Callable[[Notice], None]) -> None:
-        """Has `listener` called with each notice."""
-        self._on_notice.append(listener)
 
     async def list_of(self, asked: Asked, server: ConnectionState, kind: str) -> list[Item]:
         """All that a server lists of a kind now; what tells the items apart is remembered."""
@@ -272,12 +243,11 @@ class PassThrough:
             self._changes[server, kind] += 1
             for key in [key for key in self._listings if key[0] == server]:
                 self._listings.pop(key, None)
-            for changed in self._on_change:
-                changed()
+            self._look_again()
         elif method in NOTICE_FIELDS and server in self._gateway.snapshot.connections:
             cleared = self._clear(server, method, params)
-            for tell in self._on_notice if cleared is not None else ():
-                tell(Notice(server, method, cleared or {}, principal))
+            if cleared is not None:
+                self._tell_notice(Notice(server, method, cleared, principal))
 
     def _clear(self, server: str, method: str, params: Params) -> Params | None:
         """A notice's params without the connection's secrets; None: they are too large."""

@@ -34,9 +34,9 @@ from gateway.limits import (
     SEND_SECONDS,
     STREAM_CHECK_SECONDS,
 )
-from gateway.mcp.pass_through import Notice, PassThrough
+from gateway.mcp.wishes import Notice, Wishes
 from gateway.model import Principal
-from gateway.policy.view import Scope
+from gateway.policy.view import Scope, offering
 from gateway.store.cluster import heard_within
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
@@ -145,6 +145,8 @@ class Reply:
             await respond(self._send, status, body)
 
 
+# What changes exactly when a view's prompts, or its resources, may have changed.
+Marks = Callable[[Principal, Scope], Mapping[str, str]]
 Frame = Callable[[str, Mapping[str, Any], str | None], bytes]  # of a method, params, event id
 
 
@@ -203,12 +205,14 @@ class Streams:
         self,
         gateway: Gateway,
         identity: Identity,
-        pass_through: PassThrough,
+        wishes: Wishes,
+        marks: Marks,
         max_per_principal: int,
     ) -> None:
         self._gateway = gateway
         self._identity = identity
-        self._pass_through = pass_through
+        self._wishes = wishes
+        self._marks = marks
         self._max_per_principal = max_per_principal
         self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()
@@ -219,8 +223,6 @@ class Streams:
         self._empty = asyncio.Event()
         gateway.on_change(self._woken.set)
         identity.on_change(self._woken.set)
-        pass_through.on_change(self._woken.set)
-        pass_through.on_notice(self._tell_notice)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -228,7 +230,7 @@ class Streams:
     def lists(self, principal: Principal, scope: Scope) -> dict[str, str]:
         """What tells one list from another, by kind: it changes exactly when the list may have."""
         tools = self._gateway.view(principal, scope).digest
-        return {"tools": tools, **self._pass_through.marks(principal, scope)}
+        return {"tools": tools, **self._marks(principal, scope)}
 
     async def serve(self, stream: ClientStream, receive: Receive, send: Send) -> None:
         """Keeps a stream open until either side ends it."""
@@ -242,10 +244,10 @@ class Streams:
         self._empty.clear()
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep())
-        self._pass_through.wishes.attend(stream.holder)
+        self._wishes.attend(stream.holder)
 
         def leave() -> None:
-            self._pass_through.wishes.leave(stream.holder)
+            self._wishes.leave(stream.holder)
             del self._open[stream]
             self._count[name] -= 1
             self._count += Counter()  # without those that are at nothing
@@ -316,16 +318,25 @@ class Streams:
             log.error("stream_check_failed", error=type(error).__name__)
             return {}
 
-    def _tell_notice(self, notice: Notice) -> None:
+    def tell_notice(self, notice: Notice) -> None:
         """Passes a server's notice on, to each client on one stream."""
         done: set[str] = set()
         for stream in reversed(self._open):
             if stream.holder in done or not ("logs" in stream.hears or "uri" in notice.params):
                 continue
-            if self._pass_through.concerns(notice, stream.principal, stream.scope, stream.holder):
+            if self._concerns(notice, stream):
                 done.add(stream.holder)
                 key = notice.params.get("uri") or object()
                 stream.tell(key, notice.method, notice.params)
+
+    def _concerns(self, notice: Notice, stream: ClientStream) -> bool:
+        principal, snapshot = stream.principal, self._gateway.snapshot
+        if notice.principal not in (None, principal.name):
+            return False
+        if not self._wishes.wants(stream.holder, notice):
+            return False
+        view = self._gateway.view_of(snapshot, principal, stream.scope)
+        return any(s.name == notice.server for s in offering(snapshot, principal, view).servers)
 
     def accept_no_more(self) -> None:
         """Refuses new streams; those that are open go on."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import orjson
 import structlog
+from cachetools import LRUCache
 from sqlalchemy import Connection
 
 from gateway.calls.send import UpstreamRequests
@@ -28,11 +31,33 @@ from gateway.store.database import Database, Row, signal
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
+UPDATED, LOGGED = "notifications/resources/updated", "notifications/message"
 WISHED = "mcp_wished"  # the signal: what a session wants
 
 log = structlog.get_logger(__name__)
 
 Watched = tuple[str, str]  # server, URI
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a server tells unasked: that a resource was updated, or a log message."""
+
+    server: str
+    method: str
+    params: Mapping[str, Any]
+    principal: str | None  # whom it concerns; None: whoever wants to hear of it
+
+
+@dataclass(slots=True)
+class Holder:
+    """What one session or stream wants, and whether it can hear of it in this process."""
+
+    principal: str = ""
+    watched: set[Watched] = field(default_factory=set)
+    level: str | None = None
+    streams: int = 0  # that are open here
+    seen: float = -inf  # when it last watched something, or had a stream here
 
 
 class Wishes:
@@ -45,11 +70,8 @@ class Wishes:
         self._db = db
         self._linger = linger  # for a client to open its stream, or to open it again
         self._own_name = secrets.token_hex(8)
-        self._watched: dict[str, set[Watched]] = {}  # by holder, the oldest first
-        self._principals: dict[str, str] = {}  # by holder
-        self._levels: dict[str, tuple[str, str]] = {}  # principal and level, by session
-        self._streams: Counter[str] = Counter()  # that are open here, by holder
-        self._left: dict[str, float] = {}  # when a holder was last seen here
+        # The one that was used least of late makes room.
+        self._holders: LRUCache[str, Holder] = LRUCache(MAX_SESSIONS)
         self._told: defaultdict[str, set[Watched]] = defaultdict(set)  # by principal
         self._settling: dict[str, asyncio.Task[None]] = {}  # by principal
         self._upstreams.log_level = self._lowest_level
@@ -79,98 +101,102 @@ class Wishes:
         else:
             self.unwatch(session, wish["server"], wish["uri"])
 
-    async def watch(self, holder: str, principal: str, server: str, uri: str) -> None:
-        """Has the holder hear of updates; raises what the server says against it."""
-        if (server, uri) in self._watched.get(holder, ()):
+    async def watch(self, name: str, principal: str, server: str, uri: str) -> None:
+        """Has the holder of this name hear of updates; raises what the server says against it."""
+        holder = self._holders.get(name)
+        if holder is not None and (server, uri) in holder.watched:
             return
-        if sum(len(self._watched[mine]) for mine in self._holders(principal)) >= MAX_WATCHED:
+        if sum(len(mine.watched) for mine in self._of(principal)) >= MAX_WATCHED:
             hint = "Let go of some, or end sessions that are no longer needed."
             raise Overloaded("busy", f"You watch {MAX_WATCHED} resources already.", hint)
         if (server, uri) not in self._told[principal]:
             await self._upstreams.subscribe(server, principal, uri, self._linger)
             self._told[principal].add((server, uri))
-        self._note(holder, principal, server, uri)
+        self._note(name, principal, server, uri)
 
-    def _note(self, holder: str, principal: str, server: str, uri: str) -> None:
-        while len(self._watched) >= MAX_SESSIONS and holder not in self._watched:
-            self.forget(next(iter(self._watched)))  # the oldest makes room
-        self._principals[holder] = principal
-        self._watched.setdefault(holder, set()).add((server, uri))
+    def _note(self, name: str, principal: str, server: str, uri: str) -> None:
+        holder = self._holders.setdefault(name, Holder())
+        holder.principal = principal
+        holder.watched.add((server, uri))
         self._linger_on(holder)
         self._settle_soon(principal)
 
-    def unwatch(self, holder: str, server: str, uri: str) -> bool:
+    def unwatch(self, name: str, server: str, uri: str) -> bool:
         """The holder wants to hear no more of it; False: it did not hear of it."""
-        watched = self._watched.get(holder, set())
-        if (server, uri) not in watched:
+        holder = self._holders.get(name)
+        if holder is None or (server, uri) not in holder.watched:
             return False
-        watched.discard((server, uri))
-        self._settle_soon(self._principals[holder])
+        holder.watched.discard((server, uri))
+        self._settle_soon(holder.principal)
         return True
 
-    def attend(self, holder: str) -> None:
+    def attend(self, name: str) -> None:
         """A stream of the holder is open here."""
-        self._streams[holder] += 1
-        if holder in self._principals:
-            self._settle_soon(self._principals[holder])
+        holder = self._holders.setdefault(name, Holder())
+        holder.streams += 1
+        self._settle_soon(holder.principal)
 
-    def leave(self, holder: str) -> None:
+    def leave(self, name: str) -> None:
         """The stream is closed; the client may open another one soon."""
-        self._streams[holder] -= 1
-        if not self._streams[holder]:
-            del self._streams[holder]
+        holder = self._holders.get(name)
+        if holder is not None:
+            holder.streams -= 1
             self._linger_on(holder)
 
-    def forget(self, holder: str) -> None:
+    def forget(self, name: str) -> None:
         """The holder is gone, and its wishes with it."""
-        self._levels.pop(holder, None)
-        self._left.pop(holder, None)
-        if self._watched.pop(holder, None) is not None:
-            self._settle_soon(self._principals.pop(holder))
+        holder = self._holders.pop(name, None)
+        if holder is not None:
+            self._settle_soon(holder.principal)
 
-    def watches(self, holder: str, server: str, uri: str) -> bool:
+    def wants(self, name: str, notice: Notice) -> bool:
+        """Whether a notice is what this holder wants to hear of."""
+        if notice.method == UPDATED:
+            return self.watches(name, notice.server, str(notice.params.get("uri")))
+        level = self.level(name)  # outside any call a log is for those who said from which level on
+        return level is not None and reaches(notice.params.get("level"), level)
+
+    def watches(self, name: str, server: str, uri: str) -> bool:
         """Whether an update of this URI, or of one beneath it, is for this holder."""
+        holder = self._holders.get(name, Holder())
         return any(
             server == owner and (uri == watched or uri.startswith(watched.rstrip("/") + "/"))
-            for owner, watched in self._watched.get(holder, ())
+            for owner, watched in holder.watched
         )
 
-    def set_level(self, session: str, principal: str, level: str, servers: Sequence[str]) -> None:
+    def set_level(self, name: str, principal: str, level: str, servers: Sequence[str]) -> None:
         """From this level on a session reads logs."""
-        if len(self._levels) >= MAX_SESSIONS and session not in self._levels:
-            self._levels.pop(next(iter(self._levels)))
-        self._levels[session] = principal, level
+        holder = self._holders.setdefault(name, Holder())
+        holder.principal, holder.level = principal, level
         for server in servers:
             self._upstreams.tell_log_level(server, principal)
 
-    def level(self, holder: str | None) -> str | None:
+    def level(self, name: str | None) -> str | None:
         """The level a session has set."""
-        return self._levels[holder][1] if holder in self._levels else None
+        holder = self._holders.get(name) if name is not None else None
+        return holder.level if holder is not None else None
 
     def _lowest_level(self, principal: str | None) -> str | None:
         """Servers log from the lowest level that any session wants, of a principal or of all."""
-        levels = [level for who, level in self._levels.values() if principal in (None, who)]
+        levels = [holder.level for holder in self._of(principal) if holder.level is not None]
         return min(levels, key=RANK.__getitem__, default=None)
 
-    def _holders(self, principal: str) -> list[str]:
-        return [holder for holder, owner in self._principals.items() if owner == principal]
+    def _of(self, principal: str | None) -> list[Holder]:
+        """The holders of a principal; None: of all."""
+        holders = self._holders.values()
+        return [holder for holder in holders if principal in (None, holder.principal)]
 
-    def _linger_on(self, holder: str) -> None:
+    def _linger_on(self, holder: Holder) -> None:
         """Counts the holder as present for a little longer."""
-        if holder in self._principals:
-            loop = asyncio.get_running_loop()
-            self._left[holder] = loop.time()
-            loop.call_later(self._linger, self._settle_soon, self._principals[holder])
+        loop = asyncio.get_running_loop()
+        holder.seen = loop.time()
+        loop.call_later(self._linger, self._settle_soon, holder.principal)
 
     def _wanted(self, principal: str) -> set[Watched]:
         """What those holders of a principal want that have a stream here, or had one lately."""
         gone = asyncio.get_running_loop().time() - self._linger
-        present = [
-            holder
-            for holder in self._holders(principal)
-            if self._streams[holder] or self._left.get(holder, gone) > gone
-        ]
-        return {watched for holder in present for watched in self._watched[holder]}
+        present = (each for each in self._of(principal) if each.streams > 0 or each.seen > gone)
+        return {watched for holder in present for watched in holder.watched}
 
     def _tell_again(self, server: str) -> None:
         """A server is reached in another way: it knows nothing of what is wanted."""
@@ -179,7 +205,7 @@ class Wishes:
             self._settle_soon(principal)
 
     def _settle_soon(self, principal: str) -> None:
-        if principal not in self._settling:
+        if principal and principal not in self._settling:
             self._settling[principal] = asyncio.create_task(self._settle(principal))
 
     async def _settle(self, principal: str) -> None:
@@ -202,8 +228,8 @@ class Wishes:
         try:
             await self._upstreams.subscribe(server, principal, uri, self._linger)
         except UpstreamRefused:
-            for holder in self._holders(principal):  # it is not there any more
-                self._watched[holder].discard((server, uri))
+            for holder in self._of(principal):  # it is not there any more
+                holder.watched.discard((server, uri))
         except GatewayError as error:
             log.info("wish_waits", server=server, error=error.code)
             return False
