@@ -12,7 +12,6 @@ from typing import Any, Literal, NoReturn, TypeGuard
 import msgspec
 from mcp_types import methods as sdk_methods
 from mcp_types.jsonrpc import (
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -100,11 +99,6 @@ def check_params(message: Message, version: str) -> None:
 def method_not_found(method: str) -> RpcError:
     """The error for a method that this version, or this server, does not have."""
     return RpcError(METHOD_NOT_FOUND, "Method not found", method)
-
-
-def internal_error() -> RpcError:
-    """The error that says nothing but that it was ours."""
-    return RpcError(INTERNAL_ERROR, "Internal error")
 
 
 def error_body(request_id: RequestId | None, error: RpcError) -> bytes:

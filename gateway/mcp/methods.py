@@ -48,7 +48,6 @@ from gateway.mcp.messages import (
     RequestId,
     RpcError,
     check_params,
-    internal_error,
     is_request_id,
     method_not_found,
     notification,
@@ -135,7 +134,7 @@ def rpc_error(error: Exception, method: str = "") -> RpcError:
     # Its kind and place, not its words or values.
     trace = "".join(traceback.format_tb(error.__traceback__)[-4:])
     log.error("request_failed", method=method, error=type(error).__name__, trace=trace)
-    return internal_error()
+    return RpcError(INTERNAL_ERROR, "Internal error")
 
 
 async def _ping(request: RpcRequest) -> bytes:

@@ -76,9 +76,9 @@ class PassThrough:
     def __init__(self, gateway: Gateway, requests: UpstreamRequests, wishes: Wishes) -> None:
         self.wishes = wishes
         self._gateway = gateway
-        self._requests = requests
+        self.requests = requests
         self._upstreams = requests.upstreams
-        self._prepared = PreparedConnections()
+        self.prepared = PreparedConnections()
         # What each server last listed to a principal, by server, principal and kind.
         self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_SESSIONS)
         self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
@@ -111,22 +111,6 @@ class PassThrough:
         if not servers:
             raise method_not_found(method)
         return await handler(Asked(self, snapshot, offered.sole, servers, caller), params)
-
-    async def ask(
-        self,
-        snapshot: Snapshot,
-        server: ConnectionState,
-        method: str,
-        params: Params,
-        caller: Caller,
-    ) -> Result:
-        """One server's result of one request."""
-        prepared, seconds = (
-            self._prepared.of(snapshot, server.name),
-            snapshot.permissions.timeout_seconds,
-        )
-        caller = replace(caller, askable=askable_of(caller, server))
-        return await self._requests.ask(prepared, method, params, caller, seconds)
 
     def marks(self, principal: Principal, scope: Scope) -> dict[str, str]:
         """What changes exactly when the prompts, or the resources, of a view may have changed."""
@@ -217,7 +201,7 @@ class PassThrough:
     ) -> str:
         """How the servers say they are to be used; where one is all there is, its words alone."""
         said = {
-            state.name: self._prepared.of(snapshot, state.name).redactor.text(words)
+            state.name: self.prepared.of(snapshot, state.name).redactor.text(words)
             for state in servers
             if (words := self._words(state))
         }
@@ -253,7 +237,7 @@ class PassThrough:
         """A notice's params without the connection's secrets; None: they are too large."""
         snapshot = self._gateway.snapshot
         kept = {name: params[name] for name in NOTICE_FIELDS[method] if name in params}
-        cleared: Params = self._prepared.of(snapshot, server).redactor.json(kept)
+        cleared: Params = self.prepared.of(snapshot, server).redactor.json(kept)
         try:
             size = len(orjson.dumps(cleared))
         except TypeError:
@@ -272,7 +256,11 @@ class Asked:
     caller: Caller
 
     async def ask(self, server: ConnectionState, method: str, params: Params) -> Result:
-        return await self.offers.ask(self.snapshot, server, method, params, self.caller)
+        """One server's result of one request."""
+        prepared = self.offers.prepared.of(self.snapshot, server.name)
+        caller = replace(self.caller, askable=askable_of(self.caller, server))
+        seconds = self.snapshot.permissions.timeout_seconds
+        return await self.offers.requests.ask(prepared, method, params, caller, seconds)
 
     async def list_all(
         self, servers: Sequence[ConnectionState], kind: str

@@ -336,13 +336,9 @@ def error_result(error: GatewayError) -> dict[str, Any]:
 def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
     """JSON has one kind of number: `2.0` fits an integer, but Python can't count with it."""
     return {
-        name: int(min(value, 2.0**53)) if _is_whole(value) else value
+        name: int(min(value, 2.0**53)) if isinstance(value, float) and value.is_integer() else value
         for name, value in arguments.items()
     }
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, float) and value.is_integer()
 
 
 def tool_door(gateway: Gateway, name: str, scope: Scope, *, unattended: bool = False) -> Door:

@@ -95,13 +95,12 @@ class Identity:
     def settings(self, settings: AuthSettings) -> None:
         if settings != self._settings:
             self._apply(settings)
-            for listener in list(self._listeners):
+            for listener in self._listeners:
                 listener()
 
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has `listener` called when other settings hold; returns how to stop it."""
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called when other settings hold."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
 
     def _apply(self, settings: AuthSettings) -> None:
         self._settings = settings

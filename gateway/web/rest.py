@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -144,11 +145,11 @@ def http_app(
         response.headers["www-authenticate"] = identity.challenge(False).decode()
         return response
 
-    routes = {**ROUTES, "/events": {"GET": events}}
-    api = [
-        Route(PREFIX + path, endpoint(handlers), methods=list(handlers))
-        for path, handlers in routes.items()
-    ]
+    routes: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
+    for address, handler in {**ADDRESSES, "GET /events": events}.items():
+        method, path = address.split()
+        routes[PREFIX + path][method] = handler
+    api = [Route(path, endpoint(each), methods=list(each)) for path, each in routes.items()]
     handlers = {**dict.fromkeys(_ERRORS, _answer_error), Unauthenticated: challenge}
     return Starlette(routes=[*api, *others], exception_handlers=handlers)
 
@@ -475,38 +476,33 @@ async def delete_permissions(call: ApiCall) -> dict[str, Any]:
     return await get_permissions(call)
 
 
-ROUTES: Mapping[str, Mapping[str, Handler]] = {
-    "/capabilities": {"GET": capabilities},
-    "/access/{connection}": {"PUT": choose_access},
-    "/connections": {"GET": at_address(own_tools.list_connections)},
-    "/connections/preview": {"POST": preview_connection},
-    "/connections/{name}": {
-        "GET": get_connection,
-        "PUT": put_connection,
-        "DELETE": delete_connection,
-    },
-    "/connections/{name}/refresh": {"POST": refresh_connection},
-    "/tools": {"GET": at_address(own_tools.list_dynamic_tools)},
-    "/tools/{name}": {"GET": get_tool},
-    "/tools/{name}/call": {"POST": call_tool},
-    "/steps/resolve": {"POST": resolve_step},
-    "/results/{result_id}": {"GET": at_address(own_tools.read_result)},
-    "/proxy": {"POST": proxy},
-    "/executions": {"GET": at_address(own_tools.list_executions)},
-    "/executions/{id}": {
-        "GET": at_address(own_tools.get_execution),
-        "DELETE": delete_execution,
-    },
-    "/approvals": {"GET": list_approvals},
-    "/approvals/{id}": {"GET": get_approval, "POST": decide_approval},
-    "/standing-grants": {"GET": list_grants},
-    "/standing-grants/{id}": {"DELETE": delete_grant},
-    "/changes": {"GET": at_address(list_changes)},
-    "/changes/{id}/accept": {"POST": partial(decide_change, status="accepted")},
-    "/changes/{id}/reject": {"POST": partial(decide_change, status="rejected")},
-    "/permissions": {
-        "GET": get_permissions,
-        "PUT": put_permissions,
-        "DELETE": delete_permissions,
-    },
+ADDRESSES: Mapping[str, Handler] = {
+    "GET /capabilities": capabilities,
+    "PUT /access/{connection}": choose_access,
+    "GET /connections": at_address(own_tools.list_connections),
+    "POST /connections/preview": preview_connection,
+    "GET /connections/{name}": get_connection,
+    "PUT /connections/{name}": put_connection,
+    "DELETE /connections/{name}": delete_connection,
+    "POST /connections/{name}/refresh": refresh_connection,
+    "GET /tools": at_address(own_tools.list_dynamic_tools),
+    "GET /tools/{name}": get_tool,
+    "POST /tools/{name}/call": call_tool,
+    "POST /steps/resolve": resolve_step,
+    "GET /results/{result_id}": at_address(own_tools.read_result),
+    "POST /proxy": proxy,
+    "GET /executions": at_address(own_tools.list_executions),
+    "GET /executions/{id}": at_address(own_tools.get_execution),
+    "DELETE /executions/{id}": delete_execution,
+    "GET /approvals": list_approvals,
+    "GET /approvals/{id}": get_approval,
+    "POST /approvals/{id}": decide_approval,
+    "GET /standing-grants": list_grants,
+    "DELETE /standing-grants/{id}": delete_grant,
+    "GET /changes": at_address(list_changes),
+    "POST /changes/{id}/accept": partial(decide_change, status="accepted"),
+    "POST /changes/{id}/reject": partial(decide_change, status="rejected"),
+    "GET /permissions": get_permissions,
+    "PUT /permissions": put_permissions,
+    "DELETE /permissions": delete_permissions,
 }
