@@ -303,6 +303,15 @@ class Source:
     carries_secrets: bool = False  # calls hold credentials, headers or injected values: one host's
 
 
+@dataclass(frozen=True, slots=True)
+class Nameable:
+    """An operation that wants a name."""
+
+    id: str | None
+    method: str
+    path: str
+
+
 # --- who asks -------------------------------------------------------------------------------------
 
 

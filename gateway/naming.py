@@ -18,7 +18,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
@@ -30,6 +30,7 @@ from gateway.model import (
     OWN_TOOL_NAMES,
     Access,
     HttpOperation,
+    Nameable,
     Override,
     Problem,
     Source,
@@ -42,15 +43,6 @@ _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _GAP = re.compile(r"__+")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
-
-
-@dataclass(frozen=True, slots=True)
-class Nameable:
-    """An operation that wants a name."""
-
-    id: str | None
-    method: str
-    path: str
 
 
 def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:

@@ -15,8 +15,18 @@ from typing import Literal
 
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Permissions, Settings
-from gateway.model import OWN_TOOL_NAMES, Build, Level, Override, Problem, Skipped, Status, Tool
-from gateway.naming import Nameable, local_name, matching, override_for
+from gateway.model import (
+    OWN_TOOL_NAMES,
+    Build,
+    Level,
+    Nameable,
+    Override,
+    Problem,
+    Skipped,
+    Status,
+    Tool,
+)
+from gateway.naming import local_name, matching, override_for
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
 Origin = Literal["config", "stored", "demo", "azure"]

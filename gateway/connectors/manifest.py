@@ -12,13 +12,14 @@ bundles, stays the provider's own.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 import orjson
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from gateway.config.reading import describe, keys_of
 from gateway.connectors import manifest_format as form
@@ -217,18 +218,8 @@ def _constants(manifest: Manifest, entry: Entry, source: Source) -> Iterator[Sch
         yield {"name": name, "in": place, "schema": schema, "x-ms-visibility": "internal"}
 
 
-_KEYWORDS: Mapping[str, str] = {
-    "description": "description",
-    "enum": "enum",
-    "default": "default",
-    "format": "format",
-    "minimum": "minimum",
-    "maximum": "maximum",
-    "min_length": "minLength",
-    "max_length": "maxLength",
-    "min_items": "minItems",
-    "max_items": "maxItems",
-}
+_SAID = "description enum default format minimum maximum min_length max_length min_items max_items"
+_KEYWORDS = {key: to_camel(key) for key in _SAID.split()}
 
 
 def _schema(value: Value) -> Schema:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import orjson
 
+from gateway import naming
 from gateway.blocklist import left_out
 from gateway.limits import INPUT_BYTES, MAX_EXTRA_BYTES, MAX_PROBLEMS
 from gateway.model import (
@@ -32,19 +33,7 @@ from gateway.model import (
     pack,
     without_constants,
 )
-from gateway.naming import (
-    collisions,
-    fingerprint,
-    local_name,
-    phrase,
-    token_cost,
-    tool_annotations,
-    tool_description,
-    tool_names,
-    tool_title,
-    unmatched,
-)
-from gateway.openapi import bundle, operations
+from gateway.openapi import bundle, inputs, operations
 from gateway.openapi.bodies import Surroundings, Taken, chosen_content, taken_body
 from gateway.openapi.document import (
     Document,
@@ -58,23 +47,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import (
-    ArgumentNames,
-    Content,
-    Input,
-    Slot,
-    dead_look_ups,
-    folded,
-    inputs,
-    look_ups,
-    media_entries,
-    media_types,
-    parameter_slots,
-    parameters,
-    request_body,
-    with_hint,
-    without_detours,
-)
+from gateway.openapi.inputs import ArgumentNames, Content, Input, Slot
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Fragment, Schemas
 
@@ -110,7 +83,7 @@ def build_openapi(raw: bytes, source: Source) -> Build:
 
 
 def _title(document: Document, length: int) -> str:
-    return phrase(mapping(document.root.get("info")).get("title"), length)
+    return naming.phrase(mapping(document.root.get("info")).get("title"), length)
 
 
 @dataclass(slots=True)
@@ -163,10 +136,10 @@ class _Work:
             tools=tools,
             skipped=tuple(self.skipped),
             problems=(
-                *unmatched(self.source, self.names),
+                *naming.unmatched(self.source, self.names),
                 *self.problems,
-                *dead_look_ups(tools, hidden),
-                *collisions(self.source.prefix, [plan.operation for plan in plans]),
+                *inputs.dead_look_ups(tools, hidden),
+                *naming.collisions(self.source.prefix, [plan.operation for plan in plans]),
             ),
             hidden=hidden,
             auth_name=keys[0][0] if len(keys) == 1 else None,
@@ -226,7 +199,7 @@ class _Work:
                 operation.path,
                 reason,
                 operations.access_of(operation, self.source),
-                self.source.prefix + local_name(operation),
+                self.source.prefix + naming.local_name(operation),
                 base_url,
             )
         )
@@ -271,14 +244,14 @@ class _Work:
         return keys
 
     def tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
-        names = tool_names(self.source.prefix, [plan.operation for plan in plans])
+        names = naming.tool_names(self.source.prefix, [plan.operation for plan in plans])
         return tuple(self.tool(plan, name) for plan, name in zip(plans, names, strict=True))
 
     def tool(self, plan: Plan, name: str) -> Tool:
         shown = without_constants(plan.listed.text)
         is_whole = shown is plan.listed.text and plan.listed.complete
         entry = _entry(plan, name, shown)
-        plain = fingerprint(self.source, plan.http, plan.access, plan.description, shown)
+        plain = naming.fingerprint(self.source, plan.http, plan.access, plan.description, shown)
         # Another credential is another tool to whoever approved it.
         secured = digest(f"{plain} {plan.security}".encode()) if plan.security else plain
         return Tool(
@@ -295,7 +268,7 @@ class _Work:
             description=plan.description,
             input_schema=shown,
             entry=entry,
-            tokens=token_cost(entry),
+            tokens=naming.token_cost(entry),
             fingerprint=secured,
             http=plan.http,
             output_schema=plan.answer,
@@ -315,7 +288,7 @@ class _Work:
 
 def _entry(plan: Plan, name: str, schema: bytes) -> bytes:
     """The tools/list entry, serialised once; the schema is text already and goes in as it is."""
-    annotations = tool_annotations(plan.title, plan.access, plan.operation.method)
+    annotations = naming.tool_annotations(plan.title, plan.access, plan.operation.method)
     if plan.operation.raw.get("x-ms-safe-operation") is True:
         annotations["readOnlyHint"] = True
     start = orjson.dumps({"name": name, "title": plan.title, "description": plan.description})
@@ -328,34 +301,34 @@ def _entry(plan: Plan, name: str, schema: bytes) -> bytes:
 
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
-    given = parameters(document, operation)
+    given = inputs.parameters(document, operation)
     override = operations.override_of(operation, source)
     access = operations.access_of(operation, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
     path, wanted, fixed = operations.called_path(
-        operation, inputs(document, given), microsoft=microsoft, arm=arm
+        operation, inputs.read_inputs(document, given), microsoft=microsoft, arm=arm
     )
     wanted = [each for each in wanted if _is_asked_for(work, each, access)]
     names = ArgumentNames()
-    sent, slots = parameter_slots(document, wanted, names, work.taken, source)
-    sent, slots = without_detours(source, work.report, sent, slots)
+    sent, slots = inputs.parameter_slots(document, wanted, names, work.taken, source)
+    sent, slots = inputs.without_detours(source, work.report, sent, slots)
     taken, body_schema = Taken(None), None
-    if (body := request_body(document, operation, given)) is not None:
+    if (body := inputs.request_body(document, operation, given)) is not None:
         around = Surroundings(document, work.taken, source, operation.method, tuple(slots))
         taken = taken_body(around, body, names)
         slots.extend(taken.slots)
         body_schema = chosen_content(document, body).schema
         for name in taken.left_out:
             work.report("warning", left_out(name, "body"))
-    lookups = look_ups(document, slots, body_schema) if microsoft else b""
+    lookups = inputs.look_ups(document, slots, body_schema) if microsoft else b""
     if lookups:
-        slots = [with_hint(document, slot) for slot in slots]
+        slots = [inputs.with_hint(document, slot) for slot in slots]
     contents = _answers(document, operation)
     whole = _whole_input(slots, taken)
     return Plan(
         operation=operation,
-        title=tool_title(operation.raw, local_name(operation)),
-        description=tool_description(
+        title=naming.tool_title(operation.raw, naming.local_name(operation)),
+        description=naming.tool_description(
             source, operation.raw, override.description, f"{operation.method} {operation.path}"
         ),
         access=access,
@@ -381,7 +354,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
 
 def _is_asked_for(work: _Work, given: Input, access: Access) -> bool:
     """Whether callers can give this, and the connection does not send it itself."""
-    place, name = given.place, folded(given.place, given.name)
+    place, name = given.place, inputs.folded(given.place, given.name)
     if place == "header" and not _HEADER_NAME.fullmatch(name):
         work.report("warning", f"no header can be called {name!r}: it is never sent")
         return False
@@ -446,11 +419,11 @@ def _contents_of(
     if not document.swagger:
         return tuple(
             Content(media_type, mapping(media).get("schema"))
-            for media_type, media in media_entries(response)
+            for media_type, media in inputs.media_entries(response)
         )
     if "schema" not in response:
         return ()
-    types = media_types(document, operation, "produces") or ("application/json",)
+    types = inputs.media_types(document, operation, "produces") or ("application/json",)
     return tuple(Content(kind, response["schema"]) for kind in types)
 
 

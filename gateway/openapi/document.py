@@ -23,7 +23,7 @@ import yaml
 
 from gateway.errors import DefinitionUnreadable
 from gateway.limits import MAX_HOPS, MAX_OPERATIONS, MAX_WIRE_NAME, MAX_YAML_NODES
-from gateway.naming import Nameable
+from gateway.model import Nameable
 
 METHODS = frozenset({"get", "put", "post", "delete", "options", "head", "patch", "trace"})
 _EMPTY: Mapping[str, Any] = {}

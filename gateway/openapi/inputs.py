@@ -40,7 +40,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.keywords import written
+from gateway.openapi.keywords import DYNAMIC_SCHEMAS, written
 from gateway.openapi.schema import Schema, Schemas, letters
 
 _EMPTY: Mapping[str, Any] = {}
@@ -106,7 +106,7 @@ def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, A
     return tuple(merged.values())
 
 
-def inputs(document: Document, listed: Sequence[Mapping[str, Any]]) -> tuple[Input, ...]:
+def read_inputs(document: Document, listed: Sequence[Mapping[str, Any]]) -> tuple[Input, ...]:
     """The parameters that are not part of the body."""
     return tuple(
         _input(document, raw, raw["in"])
@@ -423,7 +423,6 @@ def _default_of(document: Document, given: Input) -> Any:
 # --- look-ups -------------------------------------------------------------------------------------
 
 VALUES = ("x-ms-dynamic-values", "x-ms-dynamic-list", "x-ms-dynamic-tree")
-SCHEMAS = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
 
 
 def look_ups(document: Document, slots: Sequence[Slot], body: Any) -> bytes:
@@ -475,7 +474,8 @@ def _rules(document: Document, raw: Any) -> dict[str, Any]:
         found = {**mapping(raw), **document.resolve(raw)} if raw else {}
     except Unusable:
         return {}
-    rules = {key: found[key] for key in (*VALUES, *SCHEMAS) if isinstance(found.get(key), dict)}
+    keys = (*VALUES, *DYNAMIC_SCHEMAS)
+    rules = {key: found[key] for key in keys if isinstance(found.get(key), dict)}
     capability = text_of(mapping(rules.get("x-ms-dynamic-values")).get("capability"))
     picker = mapping(document.root.get("x-ms-capabilities")).get(capability)
     if capability and isinstance(picker, Mapping):

@@ -1,22 +1,25 @@
-"""JSON Schema keywords one by one: which are kept, what each may hold, and whether it all compiles.
+"""JSON Schema keywords one by one: which are kept, what each may hold, what an object has of them.
 
 OpenAPI's dialects differ from 2020-12 in a few keywords, and writers get many values wrong. A
 keyword with a value it may not have is left out: the schema then accepts more, never less. Whether
-a schema can be used to check arguments is asked of the very engine that will check them.
+a schema can be used to check arguments is asked of the very engine that will check them. What an
+object is made of is read from its own keywords and those of every part of its allOf.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import jsonschema_rs
 import orjson
 
-from gateway.limits import MAX_VALUE_BYTES, PATTERN_BYTES
+from gateway.limits import MAX_VALUE_BYTES, MAX_WIDTH, PATTERN_BYTES
+from gateway.openapi.document import Document, Unusable, mapping, sequence
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _PYTHON_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
@@ -243,3 +246,123 @@ def stub_of(text: bytes) -> bytes:
     schema = orjson.loads(text)
     has_type = isinstance(schema, dict) and "type" in schema
     return written({"type": schema["type"]} if has_type else {})
+
+
+# --- what an object is made of --------------------------------------------------------------------
+
+_ANYTHING: Mapping[str, Any] = {}
+DYNAMIC_SCHEMAS = ("x-ms-dynamic-schema", "x-ms-dynamic-properties")
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
+_OF_ALL = frozenset(
+    "maxProperties patternProperties propertyNames dependentRequired dependentSchemas"
+    " if not".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an object body is made of, allOf included."""
+
+    properties: Mapping[str, Any]
+    required: frozenset[str]
+    alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # of each, one set must be there
+    at_least: int = 0  # properties
+    more: tuple[Any, ...] | None = ()  # what it says of other properties; None: there are none
+    of_all: bool = False  # it says of all properties together what can't be said of arguments
+
+
+def shape_of(document: Document, schema: Any) -> Shape | None:
+    """What an object consists of; None for what is not one, or can't be said of its properties."""
+    try:
+        parts = _parts_of(document, schema)
+        properties = _properties(document, parts)
+        for name, raw in _of_kinds(document, document.resolve(schema)).items():
+            properties.setdefault(name, raw)
+    except Unusable:
+        return None
+    required = frozenset().union(*(_names_in(part) for part in parts))
+    alternatives = tuple(
+        [_names_in(each) for each in sequence(part[key])]
+        for part in parts
+        for key in ("anyOf", "oneOf")
+        if part.get(key)
+    )
+    more = _more(parts)
+    demanded = required.union(*(each for group in alternatives for each in group))
+    for name in sorted(demanded):  # in the same order on every start
+        properties.setdefault(name, more[0] if more else True)  # named nowhere else
+    if not properties or len(properties) > MAX_WIDTH:
+        return None
+    at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
+    of_all = any(part.keys() & _OF_ALL for part in parts)
+    return Shape(properties, required, alternatives, at_least, more, of_all)
+
+
+def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for part in parts:
+        for name, raw in mapping(part.get("properties")).items():
+            properties[name] = _refined(properties[name], raw) if name in properties else raw
+        if any(key in part for key in DYNAMIC_SCHEMAS):
+            properties.pop("dynamicProperties", None)  # the designer's placeholder
+    return properties
+
+
+def _refined(base: Any, raw: Any) -> Any:
+    """A property that a part of an object says more of than another part did before."""
+    plain = isinstance(base, dict) and isinstance(raw, dict) and "$ref" not in {**base, **raw}
+    return {**base, **raw} if plain and base != raw else raw
+
+
+def _names_in(part: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in sequence(part.get("required")) if type(name) is str)
+
+
+def _more(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    """What is said of properties that have no name here; None where there are no others."""
+    said = [part[key] for part in parts for key in _OTHERS if key in part]
+    return None if False in said else tuple(each for each in said if isinstance(each, (dict, bool)))
+
+
+def _parts_of(document: Document, schema: Any) -> list[Mapping[str, Any]]:
+    """The schema and what its allOf adds, base first."""
+    waiting, seen = [schema], set[int]()
+    found: list[Mapping[str, Any]] = []
+    while waiting:
+        part = document.resolve(waiting.pop())
+        if not is_object(part):
+            raise Unusable("not a plain object")
+        if id(part) not in seen:
+            seen.add(id(part))
+            found.append(part)
+            waiting.extend(sequence(part.get("allOf")))
+    return found[::-1]
+
+
+def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an object may have besides, if it says its kind: the properties of what extends it."""
+    found: dict[str, Any] = {}
+    for part in _extending(document, base) if "discriminator" in base else ():
+        for name, raw in mapping(part.get("properties")).items():
+            found[name] = raw if found.get(name, raw) == raw else _ANYTHING
+    return found
+
+
+def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    home = document.root if document.swagger else mapping(document.root.get("components"))
+    named = mapping(home.get("definitions" if document.swagger else "schemas"))
+    for schema in named.values():
+        parts = sequence(mapping(schema).get("allOf"))
+        extended = (part for part in parts if "$ref" in mapping(part))
+        if any(document.find(part) is base for part in extended):
+            with suppress(Unusable):
+                yield from _parts_of(document, schema)
+
+
+def is_object(part: Mapping[str, Any]) -> bool:
+    """Whether a schema is that of a plain object."""
+    kind = part.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        return False
+    alternatives = [*sequence(part.get("oneOf")), *sequence(part.get("anyOf"))]
+    return all(isinstance(each, Mapping) and set(each) <= {"required"} for each in alternatives)

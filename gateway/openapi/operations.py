@@ -23,12 +23,13 @@ from gateway.model import (
     ACCESS_OF_METHOD,
     DEFAULT_KEY_HEADER,
     Access,
+    Nameable,
     Override,
     Parameter,
     Place,
     Source,
 )
-from gateway.naming import Nameable, cut, local_name, matching, override_for
+from gateway.naming import cut, local_name, matching, override_for
 from gateway.openapi.document import (
     Document,
     Operation,
@@ -39,16 +40,10 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import Input, folded, parameters, request_body
+from gateway.openapi.inputs import VALUES, Input, folded, parameters, request_body
+from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 
-_DYNAMIC = (
-    "x-ms-dynamic-values",
-    "x-ms-dynamic-list",
-    "x-ms-dynamic-schema",
-    "x-ms-dynamic-properties",
-    "x-ms-dynamic-tree",
-    "x-ms-capabilities",
-)
+_LOOK_UPS = (*VALUES, *DYNAMIC_SCHEMAS, "x-ms-capabilities")
 _TUNNEL_TAGS = frozenset({"agentic", "McpStreamable"})
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
@@ -90,7 +85,7 @@ def marks_of(document: Document) -> Marks:
         callbacks = callbacks or "x-ms-notification-url" in part
         if isinstance(notification := part.get("x-ms-notification"), dict):
             subscribing.update(_operation_ids(notification))
-        for key in _DYNAMIC:
+        for key in _LOOK_UPS:
             if key in part:
                 looked_up.update(_operation_ids(part[key]))
     return Marks(True, callbacks, frozenset(subscribing), frozenset(looked_up))

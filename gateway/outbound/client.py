@@ -272,13 +272,8 @@ def _options(request: Request) -> dict[str, Any]:
     if request.method not in _METHODS:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
     body = request.body
-    if body is not None and len(body) > WORKER_BYTES:
-        return {
-            "headers": _sendable(request.headers),
-            "allow_redirects": False,
-            "data": BytesIO(body),
-        }
-    return {"headers": _sendable(request.headers), "allow_redirects": False, "data": body}
+    data = BytesIO(body) if body is not None and len(body) > WORKER_BYTES else body
+    return {"headers": _sendable(request.headers), "allow_redirects": False, "data": data}
 
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -40,21 +40,16 @@ from gateway.limits import (
     STEP_BYTES,
 )
 from gateway.outbound.client import Egress, Request, Stream
+from gateway.upstream import protocol
 from gateway.upstream.protocol import (
     Holds,
     Hooks,
     Message,
     Notice,
-    NotOffered,
     Peer,
-    RpcFailed,
     SessionGone,
     broken,
-    encoded,
-    is_intricate,
     mapping,
-    outcome,
-    too_large,
 )
 from gateway.upstream.session import Session, Upstream
 
@@ -100,13 +95,13 @@ class HttpSession(Session):
 
     async def _send(self, message: Message) -> None:
         head = await self._headers(self.peer)
-        async with self._open("POST", head, encoded(message), HELD_SECONDS) as stream:
+        async with self._open("POST", head, protocol.encoded(message), HELD_SECONDS) as stream:
             await _read_to_end(stream)
 
     async def _answer(
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
     ) -> dict[str, Any]:
-        body, ends, refused = encoded(message), limit.when() or 0, False
+        body, ends, refused = protocol.encoded(message), limit.when() or 0, False
         while True:
             head = [*await self._headers(peer, refused), *self._routing(message, peer)]
             left = ends - asyncio.get_running_loop().time()
@@ -126,7 +121,7 @@ class HttpSession(Session):
             self._session_id = _header(stream, "mcp-session-id")
         if not _is_events(stream):
             body = await _read_body(stream, MAX_MESSAGE_BYTES, self.name, hooks.holds)
-            return outcome(_message(body, self.name), self.name)
+            return protocol.outcome(_message(body, self.name), self.name)
         async with aclosing(self._messages(stream, peer, hooks.holds, Event(), 0)) as messages:
             found = await self._settle(messages, hooks)
         await _read_to_end(stream)
@@ -164,7 +159,7 @@ class HttpSession(Session):
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
             what = f"answered with HTTP status {status}"
             return broken(self.name, what, status=status, hint=hint)
-        refused = RpcFailed(self.name, error)
+        refused = protocol.RpcFailed(self.name, error)
         other_version = refused.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
         return SessionGone() if other_version and peer is self.peer and peer.version else refused
 
@@ -179,7 +174,7 @@ class HttpSession(Session):
                 if self._session_id and status == 404:
                     raise SessionGone
                 if status in NO_STREAM and not (status == 200 and _is_events(stream)):
-                    raise NotOffered
+                    raise protocol.NotOffered
                 if status != 200:
                     raise broken(self.name, f"answered with HTTP status {status}", status=status)
                 opened()
@@ -264,7 +259,7 @@ async def read_events(
                 break
         held = len(rest) + size
         if held > MAX_MESSAGE_BYTES or (holds is not None and not await holds(held)):
-            raise too_large(upstream, MAX_MESSAGE_BYTES)
+            raise protocol.too_large(upstream, MAX_MESSAGE_BYTES)
 
 
 async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | None = None) -> bytes:
@@ -272,7 +267,7 @@ async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | No
     async for chunk in stream.chunks:
         size += len(chunk)
         if size > most or (holds is not None and not await holds(size)):
-            raise too_large(upstream, most)
+            raise protocol.too_large(upstream, most)
         parts.append(chunk)
     return b"".join(parts)
 
@@ -287,8 +282,8 @@ async def _read_to_end(stream: Stream) -> None:
 
 def _message(data: bytes, upstream: str) -> Message:
     """The JSON-RPC message that some bytes hold."""
-    if is_intricate(data):
-        raise too_large(upstream, MAX_CONTAINERS, "lists and objects")
+    if protocol.is_intricate(data):
+        raise protocol.too_large(upstream, MAX_CONTAINERS, "lists and objects")
     try:
         message = orjson.loads(data)
     except orjson.JSONDecodeError:

@@ -32,18 +32,8 @@ from gateway.limits import (
     REST_SECONDS,
     UNUSED_SECONDS,
 )
-from gateway.upstream.protocol import (
-    LISTEN_FILTER,
-    NO_HOOKS,
-    UPDATED,
-    Hooks,
-    Notice,
-    NotOffered,
-    Peer,
-    SessionGone,
-    timed_out,
-    unreachable,
-)
+from gateway.upstream import protocol
+from gateway.upstream.protocol import NO_HOOKS, Hooks, Notice, Peer, SessionGone, unreachable
 from gateway.upstream.session import Session, Upstream
 
 State = Literal["idle", "connecting", "connected", "resting"]
@@ -180,7 +170,7 @@ class Link:
             async with asyncio.timeout_at(ends):
                 return await self._connected()
         except TimeoutError:
-            raise timed_out(self.name, seconds, sent=False) from None
+            raise protocol.timed_out(self.name, seconds, sent=False) from None
 
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
@@ -196,7 +186,7 @@ class Link:
         self,
         session: Session,
         opened: Callable[[], None],
-        wanted: Mapping[str, Any] = LISTEN_FILTER,
+        wanted: Mapping[str, Any] = protocol.LISTEN_FILTER,
     ) -> None:
         """Keeps a stream of notices open, where the upstream has one."""
 
@@ -209,7 +199,7 @@ class Link:
             began = self._loop.time()
             try:
                 await session.listen(is_open, wanted)
-            except NotOffered:
+            except protocol.NotOffered:
                 self.hearing.set()
                 return
             except SessionGone:
@@ -372,7 +362,7 @@ class Watches:
         except BaseException as error:
             self.unsubscribe(uri, principal)
             if isinstance(error, TimeoutError):
-                raise timed_out(self._link.name, seconds, sent=True) from None
+                raise protocol.timed_out(self._link.name, seconds, sent=True) from None
             raise
         await wait_for_event(self._link.hearing, PATIENCE_SECONDS)
 
@@ -436,7 +426,7 @@ class Watches:
 
     def _tell_missed(self, uris: Iterable[str]) -> None:
         for uri in uris:
-            self._notice(UPDATED, {"uri": uri})
+            self._notice(protocol.UPDATED, {"uri": uri})
 
 
 async def _try_request(session: Session, method: str, params: Mapping[str, Any]) -> None:

@@ -24,15 +24,9 @@ from mcp_types import METHOD_NOT_FOUND
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS
+from gateway.upstream import protocol
 from gateway.upstream.link import Link, Pace, pause, wait_for_event
-from gateway.upstream.protocol import (
-    Notice,
-    RawTool,
-    RpcFailed,
-    SessionGone,
-    every_page,
-    listing_digest,
-)
+from gateway.upstream.protocol import Notice, RawTool, SessionGone, every_page
 from gateway.upstream.session import Session, Sharing, Upstream
 
 LISTS: Mapping[str, Mapping[str, str]] = {
@@ -94,7 +88,7 @@ class ListingLink(Link):
             self.owed = True
             self._look.set()
             raise
-        self._listed, self.owed, self.error = listing_digest(tools), False, None
+        self._listed, self.owed, self.error = protocol.listing_digest(tools), False, None
         return tools
 
     async def read_tools(self, seconds: float) -> list[RawTool]:
@@ -191,7 +185,7 @@ class ListingLink(Link):
                 session.lost.set()  # it may be another one by now
             return False
         self.error = None
-        if self.owed or self._listed not in (None, listing_digest(tools)):
+        if self.owed or self._listed not in (None, protocol.listing_digest(tools)):
             self.owed = False
             self.report_change()
         return True
@@ -199,7 +193,7 @@ class ListingLink(Link):
     async def _page(self, ends: float, params: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return await self.ask("tools/list", params, ends)
-        except RpcFailed as error:
+        except protocol.RpcFailed as error:
             offered = self.peer is None or "tools" in self.peer.capabilities
             if error.rpc_code != METHOD_NOT_FOUND or offered:
                 raise
@@ -218,7 +212,7 @@ class ListingLink(Link):
             found = ""
             for of, method in methods.items():
                 page = partial(session.request, method, seconds=HELD_SECONDS)
-                found += listing_digest(await every_page(page, self.name, of))
+                found += protocol.listing_digest(await every_page(page, self.name, of))
             known = self._known.get(kind)
             self._known[kind] = found
             if known is not None and known != found:

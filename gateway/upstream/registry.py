@@ -28,20 +28,11 @@ from gateway.config.settings import Limits
 from gateway.errors import GatewayError, Overloaded, Refused
 from gateway.limits import STEP_BYTES
 from gateway.outbound.client import Egress
+from gateway.upstream import protocol
 from gateway.upstream.http import Headers, HttpSession
 from gateway.upstream.link import Link, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
-from gateway.upstream.protocol import (
-    LOGGED,
-    NO_HOOKS,
-    SESSION_CAPABILITIES,
-    UPDATED,
-    Hooks,
-    Notice,
-    Peer,
-    RawTool,
-    RpcFailed,
-)
+from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
 from gateway.upstream.session import Session, Sharing, Upstream, complete
 from gateway.upstream.stdio import StdioSession
 
@@ -124,10 +115,9 @@ class Upstreams:
             self._drop(probe)
 
     async def _read(self, name: str) -> Listing:
-        tools = await self.list_tools(name)
-        peer = self.status(name).peer
-        instructions = ((peer.instructions if peer else None) or "")[:STEP_BYTES]
-        return Listing({"tools": tools, "instructions": instructions}, self.sharing(name))
+        tools, link = await self.list_tools(name), self.status(name)
+        instructions = ((link.peer.instructions if link.peer else None) or "")[:STEP_BYTES]
+        return Listing({"tools": tools, "instructions": instructions}, link.sharing)
 
     def _drop(self, name: str) -> None:
         self._settings.pop(name, None)
@@ -163,10 +153,6 @@ class Upstreams:
             return self._listing[name]
         except KeyError:
             raise Refused("not_connected", f"{name} is not connected") from None
-
-    def sharing(self, name: str) -> Sharing | None:
-        """Whether principals share a session; None: nobody knows before the upstream is met."""
-        return self.status(name).sharing
 
     async def meet(self, name: str, seconds: float) -> Peer | None:
         """What an upstream says of itself, if it can be met in so many seconds."""
@@ -210,7 +196,7 @@ class Upstreams:
         async def send(params: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 return await link.request(method, params, seconds, hooks)
-            except RpcFailed as error:
+            except protocol.RpcFailed as error:
                 if error.rpc_code != HEADER_MISMATCH or method != "tools/call":
                     raise
             await lists.read_tools(seconds)  # refused unread: learn what it wants repeated
@@ -304,7 +290,7 @@ class Upstreams:
 
         link = ListingLink(
             upstream,
-            lambda: self._session(name, link, notice, SESSION_CAPABILITIES["sampling"]),
+            lambda: self._session(name, link, notice, protocol.SESSION_CAPABILITIES["sampling"]),
             tell,
             self._pace,
             log_level=lambda: self.log_level(None) if link.sharing == "shared" else None,
@@ -329,7 +315,7 @@ class Upstreams:
         )
 
     def _session(self, name: str, lists: ListingLink, notice: Notice, sampling: Any) -> Session:
-        offers = {key: value for key, value in SESSION_CAPABILITIES.items() if key != "sampling"}
+        offers = {k: v for k, v in protocol.SESSION_CAPABILITIES.items() if k != "sampling"}
         offers |= {} if sampling is None else {"sampling": sampling}
         if lists.upstream.transport == "stdio":
             return StdioSession(lists.upstream, notice, offers)

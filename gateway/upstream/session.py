@@ -21,31 +21,8 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_ROUNDS, MAX_WORDS, REST_SECONDS
 from gateway.model import NO_TLS_FILES, TlsFiles
 from gateway.naming import visible
-from gateway.upstream.protocol import (
-    GREETING,
-    INTERACTIVE,
-    LISTEN_FILTER,
-    LOGGED,
-    NO_HOOKS,
-    Ask,
-    Era,
-    Hooks,
-    Message,
-    Notice,
-    NotOffered,
-    Peer,
-    Progress,
-    RpcFailed,
-    Spoken,
-    broken,
-    mapping,
-    negotiate,
-    outcome,
-    request_message,
-    timed_out,
-    unreachable,
-    without_envelope,
-)
+from gateway.upstream import protocol
+from gateway.upstream.protocol import NO_HOOKS, Ask, Era, Hooks, Message, Notice, Peer, Spoken
 
 Sharing = Literal["shared", "principal"]
 Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -85,7 +62,7 @@ class Session:
 
     def __init__(self, upstream: Upstream, notice: Notice, offers: Mapping[str, Any]) -> None:
         self.name = upstream.name
-        self.peer = GREETING
+        self.peer = protocol.GREETING
         self.lost = asyncio.Event()
         self._upstream = upstream
         self._notice = notice
@@ -97,7 +74,7 @@ class Session:
     async def connect(self, remembered: Era | None, seconds: float) -> None:
         """Meets the upstream; afterwards requests can be made."""
         spoken = self._upstream.protocol
-        peer = await negotiate(self._exchange, remembered, seconds, spoken, self._offers)
+        peer = await protocol.negotiate(self._exchange, remembered, seconds, spoken, self._offers)
         self.peer = replace(peer, keeps_state=self._keeps_state())
         if self.peer.era == "handshake":
             await self._tell("notifications/initialized", {})
@@ -106,10 +83,11 @@ class Session:
         self, method: str, params: Mapping[str, Any], *, seconds: float, hooks: Hooks = NO_HOOKS
     ) -> dict[str, Any]:
         """The result of one request."""
-        return without_envelope(await self._exchange(method, params, self.peer, seconds, hooks))
+        found = await self._exchange(method, params, self.peer, seconds, hooks)
+        return protocol.without_envelope(found)
 
     async def listen(
-        self, opened: Callable[[], None], wanted: Mapping[str, Any] = LISTEN_FILTER
+        self, opened: Callable[[], None], wanted: Mapping[str, Any] = protocol.LISTEN_FILTER
     ) -> None:
         """Passes the upstream's notices on until its stream ends, or has been open for long."""
         if self.peer.era == "handshake":
@@ -122,8 +100,8 @@ class Session:
         asked, hooks = {"notifications": wanted}, Hooks(notice=notice)
         try:
             await self._exchange("subscriptions/listen", asked, self.peer, LISTEN_SECONDS, hooks)
-        except RpcFailed as error:
-            raise NotOffered from error if error.rpc_code == METHOD_NOT_FOUND else error
+        except protocol.RpcFailed as error:
+            raise protocol.NotOffered from error if error.rpc_code == METHOD_NOT_FOUND else error
         except UpstreamFailed as error:
             if error.code != "upstream_timeout":  # then anew: a stream may have gone deaf
                 raise
@@ -142,7 +120,7 @@ class Session:
 
     async def _listen_unasked(self, opened: Callable[[], None]) -> None:
         """Up to 2025-11-25 notices are not asked for."""
-        raise NotOffered
+        raise protocol.NotOffered
 
     async def _send(self, message: Message) -> None:
         """Sends what has no answer."""
@@ -162,57 +140,49 @@ class Session:
         seconds: float,
         hooks: Hooks = NO_HOOKS,
     ) -> dict[str, Any]:
-        message = request_message(next(self._ids), method, params, peer, hooks)
+        message = protocol.request_message(next(self._ids), method, params, peer, hooks)
+        began = asyncio.get_running_loop().time()
         try:
-            return await self._answer_within(seconds, message, peer, hooks)
-        except asyncio.CancelledError:
+            async with asyncio.timeout(seconds) as limit:
+                hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
+                if method in protocol.INTERACTIVE:
+                    self._asking[message["id"]] = hooks
+                return await self._answer(message, peer, hooks, limit)
+        except TimeoutError:
             self._give_up(message, peer)
-            raise
-        except UpstreamFailed as error:
-            if error.code == "upstream_timeout":
+            taken = asyncio.get_running_loop().time() - began
+            raise protocol.timed_out(self.name, taken, sent=True) from None
+        except (asyncio.CancelledError, UpstreamFailed) as error:
+            if not isinstance(error, UpstreamFailed) or error.code == "upstream_timeout":
                 self._give_up(message, peer)
             raise
         finally:
             self._asking.pop(message["id"], None)
 
-    async def _answer_within(
-        self, seconds: float, message: Message, peer: Peer, hooks: Hooks
-    ) -> dict[str, Any]:
-        began = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
-                if message["method"] in INTERACTIVE:
-                    self._asking[message["id"]] = hooks
-                return await self._answer(message, peer, hooks, limit)
-        except TimeoutError:
-            taken = asyncio.get_running_loop().time() - began
-            raise timed_out(self.name, taken, sent=True) from None
-
     async def _settle(self, messages: AsyncIterator[Message], hooks: Hooks) -> dict[str, Any]:
         """The result that ends a run of messages."""
         async for message in messages:
-            method, params = message.get("method"), mapping(message.get("params"))
+            method, params = message.get("method"), protocol.mapping(message.get("params"))
             if not isinstance(method, str):
-                return outcome(message, self.name)
+                return protocol.outcome(message, self.name)
             if "id" in message:
                 await self._send(await answer(message, hooks.ask))
             elif method == "notifications/progress":
                 await _pass_progress(params, hooks.progress)
-            elif method in (LOGGED, ACKNOWLEDGED, ASKED_ELSEWHERE):  # its caller's alone
+            elif method in (protocol.LOGGED, ACKNOWLEDGED, ASKED_ELSEWHERE):  # its caller's alone
                 if hooks.notice is not None:
                     hooks.notice(method, params)
             else:
                 self._notice(method, params)
-        raise unreachable(self.name, "closed the answer's stream early", sent=True)
+        raise protocol.unreachable(self.name, "closed the answer's stream early", sent=True)
 
     def _take_aside(self, message: Message) -> None:
         """Takes what came outside any request's own stream."""
-        method, params = message["method"], mapping(message.get("params"))
+        method, params = message["method"], protocol.mapping(message.get("params"))
         sole = next(iter(self._asking.values())) if len(self._asking) == 1 else NO_HOOKS
         if "id" in message:
             self._soon(self._respond(message, sole.ask))
-        elif method not in (LOGGED, ASKED_ELSEWHERE) or not self._asking:
+        elif method not in (protocol.LOGGED, ASKED_ELSEWHERE) or not self._asking:
             self._notice(method, params)
         elif sole.notice is not None:  # it may be about that request: it is that caller's alone
             sole.notice(method, params)
@@ -270,7 +240,7 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
     return replace(hooks, progress=progress, ask=ask)
 
 
-async def _pass_progress(params: Mapping[str, Any], progress: Progress | None) -> None:
+async def _pass_progress(params: Mapping[str, Any], progress: protocol.Progress | None) -> None:
     done, total, text = params.get("progress"), params.get("total"), params.get("message")
     if progress is not None and isinstance(done, int | float):
         await progress(
@@ -288,8 +258,8 @@ async def answer(message: Message, ask: Ask | None) -> Message:
         return {**head, "result": {}}
     try:
         if method not in QUESTIONS:
-            raise broken("The upstream", NOT_OFFERED)
-        question = {QUESTION: {"method": method, "params": mapping(message.get("params"))}}
+            raise protocol.broken("The upstream", NOT_OFFERED)
+        question = {QUESTION: {"method": method, "params": protocol.mapping(message.get("params"))}}
         return {**head, "result": (await _answers(question, ask, "The upstream"))[QUESTION]}
     except GatewayError as error:
         code = error.details.get("rpc_code", METHOD_NOT_FOUND)
@@ -306,13 +276,13 @@ async def complete(
         if result.get("resultType") != "input_required":
             return result
         asked = {}
-        if questions := mapping(result.get("inputRequests")):
+        if questions := protocol.mapping(result.get("inputRequests")):
             asked["inputResponses"] = await _answers(questions, ask, upstream)
         else:
             await asyncio.sleep(min(0.05 * 2**turn, REST_SECONDS))
         if isinstance(state := result.get("requestState"), str):
             asked["requestState"] = state
-    raise broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
+    raise protocol.broken(upstream, f"asked for more input {MAX_ROUNDS} times and never finished")
 
 
 async def _answers(
@@ -328,6 +298,6 @@ async def _answers(
         except Exception as error:  # the client's side: whatever fails, the upstream is answered
             log.info("question_failed", error=type(error).__name__)
             action = "cancel"
-    if any(mapping(question).get("method") != ELICIT for question in questions.values()):
-        raise broken(upstream, NOT_OFFERED)
+    if any(protocol.mapping(question).get("method") != ELICIT for question in questions.values()):
+        raise protocol.broken(upstream, NOT_OFFERED)
     return dict.fromkeys(questions, {"action": action})

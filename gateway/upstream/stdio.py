@@ -33,17 +33,8 @@ from gateway.limits import (
 )
 from gateway.naming import visible
 from gateway.processes import streams_only
-from gateway.upstream.protocol import (
-    Era,
-    Hooks,
-    Message,
-    Peer,
-    encoded,
-    is_intricate,
-    mapping,
-    too_large,
-    unreachable,
-)
+from gateway.upstream import protocol
+from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable
 from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream
 
 BASICS = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
@@ -94,7 +85,7 @@ class StdioSession(Session):
         if pipe.transport.get_write_buffer_size() > MAX_MESSAGE_BYTES:
             raise unreachable(self.name, "does not read its input", sent=False)
         try:
-            pipe.write(encoded(message) + b"\n")
+            pipe.write(protocol.encoded(message) + b"\n")
         except (OSError, RuntimeError) as error:  # asyncio's and uvloop's word for a closed pipe
             raise unreachable(self.name, "closed its input", sent=False) from error
         try:
@@ -133,9 +124,9 @@ class StdioSession(Session):
 
     def _take_line(self, line: bytes, size: int) -> None:
         if size > MAX_MESSAGE_BYTES:
-            self._refuse(line, too_large(self.name, MAX_MESSAGE_BYTES))
-        elif is_intricate(line):
-            self._refuse(line, too_large(self.name, MAX_CONTAINERS, "lists and objects"))
+            self._refuse(line, protocol.too_large(self.name, MAX_MESSAGE_BYTES))
+        elif protocol.is_intricate(line):
+            self._refuse(line, protocol.too_large(self.name, MAX_CONTAINERS, "lists and objects"))
         elif line.strip():
             try:
                 message = orjson.loads(line)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.model import Access, Tool
-from gateway.naming import Nameable, tool_names
+from gateway.model import Access, Nameable, Tool
+from gateway.naming import tool_names
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "search"
 _ACCESS: dict[str, Access] = {"GET": "read", "DELETE": "delete"}

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model import Access, Override, Problem
+from gateway.model import Access, Nameable, Override, Problem
 from gateway.naming import (
-    Nameable,
     collisions,
     local_name,
     override_for,

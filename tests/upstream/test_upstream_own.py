@@ -55,7 +55,7 @@ class Troubles:
 @pytest.mark.parametrize("era", ["modern", "handshake"])
 async def test_what_one_principal_keeps_in_a_child_no_other_one_sees(era: str) -> None:
     async with upstreams(stdio("up", "--era", era)) as ups:
-        assert ups.sharing("up") == "principal"
+        assert ups.status("up").sharing == "principal"
         for who in ("ann", "bob"):
             await ups.call("up", "keep", {"text": f"a page of {who}"}, principal=who)
         for who in ("ann", "bob"):
@@ -109,7 +109,7 @@ async def test_who_has_a_session_of_its_own_over_http(
         await ups.list_tools("up")
         for who in ("ann", "bob", "ann"):
             await ups.call("up", "echo", {"text": "hi"}, principal=who)
-        assert ups.sharing("up") == sharing
+        assert ups.status("up").sharing == sharing
         ids = {headers.get("mcp-session-id") for headers in peer.headers} - {None}
         assert len(ids) == sessions
 
@@ -118,7 +118,7 @@ async def test_server_of_2025_without_session_ids_is_shared() -> None:
     async with mcp_peer("handshake", stateless=True) as peer, upstreams(http("up", peer.url)) as up:
         for who in ("ann", "bob"):
             await up.call("up", "echo", {"text": "hi"}, principal=who)
-        assert up.sharing("up") == "shared"
+        assert up.status("up").sharing == "shared"
         assert peer.methods.count("POST") <= 6  # one has introduced itself, not three
 
 
@@ -384,7 +384,7 @@ async def test_server_of_both_eras_is_spoken_to_in_the_one_that_is_configured(
         for who in (None, "ann"):
             await ups.call("up", "echo", {"text": "hi"}, principal=who)
         assert peer.versions == {version}
-        assert ups.sharing("up") == ("principal" if version < "2026" else "shared")
+        assert ups.status("up").sharing == ("principal" if version < "2026" else "shared")
 
 
 @pytest.mark.parametrize(("protocol", "era"), [("2025", "modern"), ("2026", "handshake")])
@@ -407,13 +407,13 @@ async def test_server_that_begins_to_keep_sessions_is_met_anew() -> None:
         ups.replace("up", http("up", peer.url))
         troubles = Troubles(ups)
         await ups.call("up", "echo", {"text": "hi"}, principal="ann")
-        assert ups.sharing("up") == "shared"
+        assert ups.status("up").sharing == "shared"
         await first.aclose()
         with pytest.raises(UpstreamFailed):
             await ups.call("up", "echo", {"text": "hi"}, principal="ann")
         await troubles.next()
         async with mcp_peer("handshake", port=port):
-            await until(lambda: ups.sharing("up") == "principal")
+            await until(lambda: ups.status("up").sharing == "principal")
             assert text_of(await ups.call("up", "echo", {"text": "hi"}, principal="ann")) == "hi"
 
 
