@@ -23,7 +23,7 @@ from email.utils import parsedate_to_datetime
 
 from cachetools import LRUCache
 
-from gateway.errors import Overloaded
+from gateway.errors import Overloaded, UpstreamFailed
 from gateway.limits import (
     CALLS_PER_CONNECTION,
     FAILURES_TO_OPEN,
@@ -113,7 +113,8 @@ class Admission:
 class Passage:
     """One call's place among the others while the block lasts.
 
-    The sender notes what came of the call; a call of which nothing is noted counts for nothing.
+    The sender notes the answer; an error that says that none came counts as a failure. Any other
+    end counts for nothing.
     """
 
     __slots__ = ("_clock", "_health", "_overall", "_probes")
@@ -135,12 +136,14 @@ class Passage:
         try:
             self._check_rest()
         except BaseException:
-            await self.__aexit__()
+            await self.__aexit__(None, None)
             raise
         self._probes = self._health.probing = self._health.failures >= FAILURES_TO_OPEN
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if isinstance(error, UpstreamFailed) and error.code != "upstream_error":
+            self.note_failure()
         if self._probes:
             self._health.probing = False
         self._overall.free()

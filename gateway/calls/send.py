@@ -88,7 +88,6 @@ class Sender:
                     answer, grant = await send_granted(*proof, request, operation.base_url, send)
                 except NoAnswer as error:
                     if not passage.may_retry(request.method, error):
-                        passage.note_failure()
                         raise
                     answer, grant = await send_granted(*proof, request, operation.base_url, send)
                 finally:
@@ -174,10 +173,6 @@ class Sender:
                 except UpstreamRefused as error:
                     if attempt.caller.refused is not None:
                         attempt.caller.refused(cleared_refusal(error, attempt.redactor))
-                    raise
-                except UpstreamFailed as error:
-                    if error.code != "upstream_error":
-                        passage.note_failure()
                     raise
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
@@ -311,46 +306,27 @@ class UpstreamRequests:
         ask_seconds: float,
     ) -> Result:
         """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
-        await self._limits.admit(prepared.name, caller.principal.name, prepared.rate_limit)
-        async with self._limits.call(prepared.name) as passage:
+        name, principal = prepared.name, caller.principal.name
+        peer = self.upstreams.status(name).peer
+        relays = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
+        passes_on = relays and peer is not None and peer.era != "handshake"
+        sent = {key: params[key] for key in params if passes_on or key not in _OF_A_HOP}
+        sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
+        asks = asker(caller, prepared.redactor, ask_seconds)
+        hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
+        await self._limits.admit(name, principal, prepared.rate_limit)
+        async with self._limits.call(name) as passage:
             try:
-                result = await self._send(prepared, method, params, caller, ask_seconds)
+                result = await self.upstreams.request(
+                    name, method, sent, principal=principal, hooks=hooks, relay_input=relays
+                )
             except UpstreamRefused as error:
                 passage.note_answer(200)
                 raise cleared_refusal(error, prepared.redactor) from error
-            except UpstreamFailed as error:
-                if error.code != "upstream_error":
-                    passage.note_failure()
-                raise
             passage.note_answer(200)
-        return (await clear_result(result, prepared.redactor))[1]
-
-    async def _send(
-        self,
-        prepared: Prepared,
-        method: str,
-        params: Mapping[str, Any],
-        caller: Caller,
-        ask_seconds: float,
-    ) -> Result:
-        peer = self.upstreams.status(prepared.name).peer
-        relays = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
-        sent = dict(params)
-        if not relays or peer is None or peer.era == "handshake":
-            sent = {key: value for key, value in sent.items() if key not in _OF_A_HOP}
-        sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
-        asks = asker(caller, prepared.redactor, ask_seconds)
-        result = await self.upstreams.request(
-            prepared.name,
-            method,
-            sent,
-            principal=caller.principal.name,
-            hooks=Hooks(caller.progress, asks, caller.notice, caller.askable or None),
-            relay_input=relays,
-        )
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, caller.askable)
-        return result
+        return (await clear_result(result, prepared.redactor))[1]
 
 
 async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Result]:
