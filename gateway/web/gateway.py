@@ -40,7 +40,7 @@ from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_execution
 from gateway.web.guard import Throttle, write_json
-from gateway.web.proxy import Proxied, ProxyRequest, proxied
+from gateway.web.proxy import ProxyRequest, proxied
 
 log = structlog.get_logger("gateway.edge")
 
@@ -357,16 +357,10 @@ def proxy_door(gateway: Gateway, request: ProxyRequest, judged: Tool) -> Door:
     """For a raw request to a connection."""
 
     def find(snapshot: Snapshot, principal: Principal) -> Tool:
-        return _proxied(gateway, snapshot, principal, request).tool
+        seen = gateway.view_of(snapshot, principal, Scope())
+        return proxied(snapshot, principal, seen, request)[0]
 
     return Door(find, {"proxy": request.as_dict()}, judged, unattended=True)
-
-
-def _proxied(
-    gateway: Gateway, snapshot: Snapshot, principal: Principal, request: ProxyRequest
-) -> Proxied:
-    seen = gateway.view_of(snapshot, principal, Scope())
-    return proxied(snapshot, principal, seen, request)
 
 
 async def resume(gateway: Gateway, approval: Approval, ticket: Ticket) -> None:
@@ -395,7 +389,8 @@ def _door_of(
 ) -> Door:
     if "proxy" in ticket:
         request = ProxyRequest(**ticket["proxy"])
-        judged = _proxied(gateway, snapshot, principal, request).judged
+        seen = gateway.view_of(snapshot, principal, Scope())
+        _, judged = proxied(snapshot, principal, seen, request)
         return proxy_door(gateway, request, judged)
     kind, *names = ticket["scope"]
     return tool_door(gateway, ticket["tool"], Scope(kind, tuple(names)), unattended=True)

@@ -213,9 +213,7 @@ def _noted(seal: Seal, note: str) -> str | None:
     padded = note + "=" * (-len(note) % 4)
     try:
         value: Any = seal.decrypt_json(padded.encode("ascii", "replace"))
-    except (InvalidToken, ValueError):
-        return None
-    if not isinstance(value, dict) or value.get("until", 0) < time.time():
-        return None
-    id_ = value.get("azure_consent")
-    return id_ if isinstance(id_, str) else None
+        id_, until = value["azure_consent"], value["until"]
+    except (InvalidToken, ValueError, KeyError, TypeError):
+        return None  # not sealed by us, or for another use
+    return str(id_) if until >= time.time() else None

@@ -70,14 +70,6 @@ class ProxyRequest:
         return given | {name: value for name, value in more.items() if value not in (None, {})}
 
 
-@dataclass(frozen=True, slots=True)
-class Proxied:
-    """The request as a tool, and the tool whose permissions it falls under."""
-
-    tool: Tool
-    judged: Tool
-
-
 def proxy_request(connection: object, method: object, path: object, **more: Any) -> ProxyRequest:
     """The request in a body, with its path made plain; raises where it can't be sent."""
     if not isinstance(connection, str) or not isinstance(path, str) or not isinstance(method, str):
@@ -117,8 +109,13 @@ def plain_path(path: str) -> tuple[str, dict[str, Any]]:
     return plain.replace("{", "%7B").replace("}", "%7D"), inline
 
 
-def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest) -> Proxied:
-    """The request as a tool of its own; raises what the caller is told where it may not be made."""
+def proxied(
+    snapshot: Snapshot, principal: Principal, seen: View, request: ProxyRequest
+) -> tuple[Tool, Tool]:
+    """The request as a tool, and the tool whose permissions it falls under.
+
+    Raises what the caller is told where the request may not be made.
+    """
     state = _connection(snapshot, principal, request.connection)
     _check_names(request)
     assert state.build is not None  # `_connection` refuses what is not connected
@@ -137,7 +134,7 @@ def proxied(snapshot: Snapshot, principal: Principal, seen: View, request: Proxy
     tool = _tool(state, request, known, [each.access for each in skipped if each.access])
     if level(snapshot, principal, state) == "read-only" and tool.access != "read":
         raise Refused("read_only", f"You have read-only access to {state.display_name}")
-    return Proxied(tool, _judged(snapshot, tool, [t.name for t in known], skipped))
+    return tool, _judged(snapshot, tool, [t.name for t in known], skipped)
 
 
 def _check_names(request: ProxyRequest) -> None:

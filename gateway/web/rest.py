@@ -343,7 +343,7 @@ async def proxy(call: ApiCall) -> Response:
         body=wanted.get("body"),
     )
     try:
-        found = proxied(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
+        tool, judged = proxied(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
     except NotFound:
         inquiry.gateway.note_unknown(inquiry, f"{PROXY} {raw.connection}")
         raise
@@ -353,9 +353,9 @@ async def proxy(call: ApiCall) -> Response:
         refused = refusal_of(on, by, PROXY, error, connection=at, arguments=about)
         inquiry.gateway.invoker.record(refused)
         raise
-    door = proxy_door(inquiry.gateway, raw, found.judged)
+    door = proxy_door(inquiry.gateway, raw, judged)
     caller = _caller(call, wanted)
-    return _result_response(await inquiry.call(found.tool, raw.arguments, door, caller))
+    return _result_response(await inquiry.call(tool, raw.arguments, door, caller))
 
 
 def _caller(call: ApiCall, wanted: Mapping[str, Any]) -> Caller:
