@@ -43,7 +43,7 @@ from gateway.catalog.connections import refuse_edit
 from gateway.catalog.definitions import Fetcher, is_lazy
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
-from gateway.catalog.schedule import AzureWatch, Schedule
+from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection, OpenApiConnection
 from gateway.config.settings import Settings
@@ -111,7 +111,6 @@ class App:
     rest: ASGIApp
     feed: Feed
     console: Console
-    azure: AzureWatch
 
     async def drain(self, grace: float) -> None:
         """Lets all calls in flight finish, whoever waits for them; then closes the streams.
@@ -256,8 +255,6 @@ class Assembly:
         self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
         self.upstreams.on_tools_changed(self.schedule.wake)
         self.upstreams.on_trouble(self._mark_failing)
-        self.azure = AzureWatch(self.directory, self.catalog, stored)
-        self._stack.push_async_callback(self.azure.close)
         await self.catalog.load()
 
     def _follow_upstreams(self) -> None:
@@ -294,8 +291,8 @@ class Assembly:
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
         invoker = Invoker(db, prepared, send, approvals, signals, seal, replica=replica.id)
-        azure = (self.directory, self._list_azure)
-        self.gateway = Gateway(self.catalog, invoker, approvals, db, *azure, work, OWN_TOOLS)
+        parts = (self.catalog, invoker, approvals, db, self.directory)
+        self.gateway = Gateway(*parts, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake
         if (traced := tracer()) is not None:
             invoker.on_finished(traced[0])
@@ -315,9 +312,6 @@ class Assembly:
         self._stack.push_async_callback(runs.close)
         self._run(keeping.run())
         self._run(runs.run())
-
-    async def _list_azure(self) -> tuple[float, str | None]:
-        return await self.azure.look(asked=True), self.azure.problem
 
     def _current(self) -> Snapshot:
         return self.catalog.current
@@ -339,7 +333,7 @@ class Assembly:
         console = Console(gateway, identity, self.seal, health, self.feed, self.public_url)
         mcp.on_heard(console.backend.contacts.note)
         ways_in = (mcp, health, identity, rules, bookshop(), rest, self.feed, console)
-        return App(gateway, *ways_in, self.azure)
+        return App(gateway, *ways_in)
 
     async def _fetch_keys(self, url: str) -> bytes:
         seconds, most = SIGNING_KEYS_SECONDS, MAX_BODY_BYTES
@@ -354,7 +348,7 @@ class Assembly:
         So the first client finds tools: what lies on this machine is waited for, a network only so
         long. What is cached is refreshed behind, without anyone waiting.
         """
-        unread, in_azure = self.catalog.unread(), self.azure.connections()
+        unread, in_azure = self.catalog.unread(), self.catalog.group()
         local = [name for name, near in unread.items() if near]
         far = [name for name, near in unread.items() if not near and name not in in_azure]
         known = {*unread, *in_azure}
@@ -368,7 +362,7 @@ class Assembly:
             self._run(self.catalog.refresh(names, by="start", told=told))
             for names in (local, far, cached)
         ]
-        resource_group = self._run(self.azure.refresh(by="start"))
+        resource_group = self._run(self.catalog.refresh_group(by="start"))
         await asyncio.wait([near])
         soon = [remote] if in_azure else [remote, resource_group]
         await asyncio.wait(soon, timeout=FIRST_LOOK_SECONDS)
@@ -384,7 +378,6 @@ class Assembly:
         self._run(self.schedule.run())
         self._run(self.schedule.watch_files())
         self._run(self.schedule.advise())
-        self._run(self.azure.poll())
         self._run(self.catalog.follow())
         self._run(self._watch_config(app))
         self.workers.keep_spare()  # last: a process that starts has other things to load
@@ -417,14 +410,16 @@ class Assembly:
         if reachable:  # what could not be reached may be now
             states = self.catalog.current.connections.values()
             names += [state.name for state in states if state.status == "failing"]
-        return names, edited.azure != before.azure or (reachable and self.azure.problem is not None)
+        return names, edited.azure != before.azure or (
+            reachable and self.catalog.group_problem is not None
+        )
 
     async def _look_at_edited(self, names: list[str], at_azure: bool) -> None:
         """Reads what an edit brought; the next edit does not wait for a slow server."""
         try:
             await self.catalog.refresh(names, by="config.toml")
             if at_azure:
-                await self.azure.refresh(by="config.toml")
+                await self.catalog.refresh_group(by="config.toml")
         except GatewayError as error:  # the store, or a connection that is gone again
             log.warning("edited connections not read", error=error.message)
 

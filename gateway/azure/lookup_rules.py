@@ -1,4 +1,4 @@
-"""What a definition says of looking an input up: read, filled in, and read off the answer. Pure.
+"""What a definition says of looking an input up: read, turned into calls, read off answers. Pure.
 
 Microsoft's connectors say it in several ways: `x-ms-dynamic-values` and `-list` for one list,
 `-tree` and the capability file-picker for folders, `-schema` and `-properties` for the shape of a
@@ -6,23 +6,14 @@ body. Each comes down to calls of another operation (`Step`) with arguments that
 from another input, or from the folder that was chosen. Where the old form and the new one stand
 side by side, the new one is used: it is the unambiguous one.
 
-The shape of an input that was looked up, put into the tool's own schema. Pure.
-
-From a look-up's rule and what is known of the tool's inputs to the arguments of its call. Pure.
-
 Rules speak of the names in the definition; a tool's inputs may be called otherwise, be filled in by
-the connection, or be fixed. Both sides are translated here, by how the tool's request is made up.
-
-The next page of a look-up: a link in an answer, followed on the API's own host only. Pure.
-
-A link is an API's word, not ours: it becomes a request under the connection's own base URL again,
-checked like any other, or it is not followed.
+the connection, or be fixed: `call_of` translates both sides by how the tool's request is made up.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, urljoin, urlsplit
@@ -35,7 +26,10 @@ from gateway.limits import LOOKED_UP_DEPTH
 from gateway.model import Build, HttpOperation, Parameter, Tool, digest
 
 MISSING = object()
-_VALUES = "x-ms-dynamic-values"
+# Where a rule says the list is, and in an item of it the value, its title, whether it is a folder.
+_OLD = ("value-collection", "value-path", "value-title", "")
+_NEW = ("itemsPath", "itemValuePath", "itemTitlePath", "itemIsParent")
+_PORTS = {"https": 443, "http": 80}
 _EQUALS = re.compile(r"\(?\s*([\w/.@$-]+)\s+eq\s+('?)([^')]*)\2\s*\)?", re.IGNORECASE)
 
 
@@ -87,11 +81,11 @@ class Rule:
 
 def values_rule(name: str, rules: Mapping[str, Any]) -> Rule:
     """The rule for an input's values; raises Fixable where there is none that can be followed."""
-    old = _mapping(rules.get(_VALUES))
+    old = _mapping(rules.get("x-ms-dynamic-values"))
     if tree := _mapping(rules.get("x-ms-dynamic-tree")):
         return _tree(tree)
     if new := _mapping(rules.get("x-ms-dynamic-list")):
-        return Rule(_new_step(new))
+        return Rule(_step(new, _NEW))
     if capability := old.get("capability"):
         picker = _mapping(_mapping(rules.get("x-ms-capabilities")).get(capability))
         if picker:
@@ -102,36 +96,24 @@ def values_rule(name: str, rules: Mapping[str, Any]) -> Rule:
             f"{name} is looked up in Microsoft's directory ({built_in}), which is not connected",
             "Give the value itself: an e-mail address or an id.",
         )
-    if not isinstance(old.get("operationId"), str):
-        raise _unclear(name)
-    return Rule(_old_step(old))
+    return Rule(_checked(name, _step(old, _OLD)))
 
 
 def schema_step(name: str, rules: Mapping[str, Any]) -> Step | None:
     """The call that gives the shape of an input, if the definition has one."""
-    if new := _mapping(rules.get("x-ms-dynamic-properties")):
-        return _checked(name, replace(_new_step(new), items=_text(new.get("itemValuePath"))))
-    if old := _mapping(rules.get("x-ms-dynamic-schema")):
-        return _checked(name, replace(_old_step(old), items=_text(old.get("value-path"))))
+    forms = (("x-ms-dynamic-properties", _NEW), ("x-ms-dynamic-schema", _OLD))
+    for form, keys in forms:
+        if rule := _mapping(rules.get(form)):
+            step = _checked(name, _step(rule, keys))
+            return replace(step, items=step.value)
     return None
-
-
-def steps(rules: Mapping[str, Any]) -> Iterator[Step]:
-    """Every call that these rules may lead to."""
-    try:
-        rule = values_rule("", rules)
-        yield from (step for step in (rule.first, rule.below) if step)
-    except Fixable:
-        pass
-    if (step := schema_step("", rules)) is not None:
-        yield step
 
 
 def _tree(tree: Mapping[str, Any]) -> Rule:
     settings, browse = _mapping(tree.get("settings")), _mapping(tree.get("browse"))
     return Rule(
-        _checked("it", _new_step(_mapping(tree.get("open")))),
-        _new_step(browse) if browse else None,
+        _checked("it", _step(_mapping(tree.get("open")), _NEW)),
+        _step(browse, _NEW) if browse else None,
         settings.get("canSelectParentNodes") is not False,
         settings.get("canSelectLeafNodes") is not False,
     )
@@ -161,45 +143,20 @@ def _picker(rule: Mapping[str, Any], picker: Mapping[str, Any]) -> Rule:
     return Rule(first, step(browse) if browse else None, folders, not folders)
 
 
-def _old_step(rule: Mapping[str, Any]) -> Step:
-    value = _text(rule.get("value-path"))
-    return Step(
-        _text(rule.get("operationId")),
-        _arguments(rule),
-        _text(rule.get("value-collection")),
-        value,
-        _text(rule.get("value-title")) or value,
-    )
-
-
-def _new_step(rule: Mapping[str, Any]) -> Step:
-    value = _text(rule.get("itemValuePath"))
-    return Step(
-        _text(rule.get("operationId")),
-        _arguments(rule),
-        _text(rule.get("itemsPath")),
-        value,
-        _text(rule.get("itemTitlePath")) or value,
-        _text(rule.get("itemIsParent")),
-    )
+def _step(rule: Mapping[str, Any], keys: Sequence[str]) -> Step:
+    items, value, title, parent = (_text(rule.get(key)) for key in keys)
+    arguments = {name: _argument(v) for name, v in _mapping(rule.get("parameters")).items()}
+    return Step(_text(rule.get("operationId")), arguments, items, value, title or value, parent)
 
 
 def _checked(name: str, step: Step) -> Step:
     if not step.operation:
-        raise _unclear(name)
+        raise Fixable(
+            "invalid_arguments",
+            f"the definition does not say how {name or 'it'} is looked up",
+            "Give the value itself.",
+        )
     return step
-
-
-def _unclear(name: str) -> Fixable:
-    return Fixable(
-        "invalid_arguments",
-        f"the definition does not say how {name or 'it'} is looked up",
-        "Give the value itself.",
-    )
-
-
-def _arguments(rule: Mapping[str, Any]) -> dict[str, Argument]:
-    return {name: _argument(value) for name, value in _mapping(rule.get("parameters")).items()}
 
 
 def _argument(value: Any) -> Argument:
@@ -213,126 +170,7 @@ def _argument(value: Any) -> Argument:
     return Literal(entry.get("value", value))
 
 
-# --- reading an answer ----------------------------------------------------------------------------
-
-
-def items_of(answer: Any, path: str) -> Sequence[Any]:
-    """The list a step speaks of; where it is not there, the first list the answer has."""
-    found = walk(answer, path)
-    if isinstance(found, list):
-        return found
-    inside = found if isinstance(found, Mapping) else answer
-    values = inside.values() if isinstance(inside, Mapping) else ()
-    return next((value for value in values if isinstance(value, list)), ())
-
-
-def entry_of(item: Any, step: Step, rule: Rule) -> dict[str, Any] | None:
-    """One value as it is shown; None where the item has none."""
-    value = walk(item, step.value) if isinstance(item, Mapping) else item
-    if value is MISSING or value is None:
-        return None
-    title = walk(item, step.title) if isinstance(item, Mapping) else item
-    shown = str(value) if title in (MISSING, None) or isinstance(title, (dict, list)) else title
-    entry: dict[str, Any] = {"value": value, "title": str(shown)}
-    if rule.below is None:
-        return entry
-    parent = is_parent(item, step.is_parent)
-    if parent:
-        wanted = [a.path for a in rule.below.arguments.values() if isinstance(a, Selected)]
-        entry |= {"folder": True, "node": {path: walk(item, path) for path in wanted}}
-    if not (rule.parents if parent else rule.leaves):
-        entry["selectable"] = False
-    return entry
-
-
-def is_parent(item: Any, said: str) -> bool:
-    """Whether an item is a folder, as a property's name or `(IsFolder eq true)` says."""
-    if not said:
-        return False
-    found = _EQUALS.fullmatch(said.strip())
-    if found is None:
-        return walk(item, said) is True
-    value = walk(item, found[1])
-    shown = str(value).lower() if isinstance(value, bool) else str(value)
-    return shown == (found[3].lower() if isinstance(value, bool) else found[3])
-
-
-def next_link(answer: Any) -> str:
-    """Where an answer says that it goes on."""
-    for name in ("nextLink", "@odata.nextLink", "odata.nextLink", "@nextLink"):
-        link = answer.get(name) if isinstance(answer, Mapping) else None
-        if isinstance(link, str) and link:
-            return link
-    return ""
-
-
-def walk(value: Any, path: str | Sequence[str]) -> Any:
-    """What is at this path, or MISSING."""
-    parts = [part for part in path.split("/") if part] if isinstance(path, str) else path
-    for part in parts:
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return MISSING
-    return value
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def fill_in(schema: dict[str, Any], argument: str, found: dict[str, Any]) -> None:
-    """Puts a schema that was looked up in its place; of a body taken apart, in its properties'."""
-    inner = _as_schema(found)
-    properties = schema.setdefault("properties", {})
-    if argument:
-        words = {
-            key: value
-            for key, value in properties.get(argument, {}).items()
-            if key in ("title", "description")
-        }
-        properties[argument] = {**inner, **words}
-        return
-    for name, value in inner.get("properties", {}).items():
-        if isinstance(properties.get(name), dict) and isinstance(value, dict):
-            properties[name] = {**properties[name], **value}
-
-
-def _as_schema(found: dict[str, Any]) -> dict[str, Any]:
-    """A schema, also where the answer is only the map of its properties."""
-    is_schema = isinstance(found.get("type"), (str, list)) or any(
-        isinstance(found.get(key), (dict, list)) for key in ("properties", "items", "allOf")
-    )
-    plain = _clean(found if is_schema else {"type": "object", "properties": found}, 0)
-    assert isinstance(plain, dict)
-    return plain
-
-
-def _clean(value: Any, depth: int) -> Any:
-    """Without references, which lead nowhere here, and without a designer's marks."""
-    if depth > LOOKED_UP_DEPTH:
-        return {}
-    if isinstance(value, list):
-        return [_clean(item, depth + 1) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {
-        key: _clean(item, depth + 1)
-        for key, item in value.items()
-        if not key.startswith("x-ms-") and key != "$ref" and item is not None
-    }
-    summary = value.get("x-ms-summary")
-    if isinstance(summary, str) and summary:
-        kept.setdefault("title", summary)
-    if not isinstance(kept.get("required", []), list):
-        del kept["required"]
-    return kept
+# --- the call of a step ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +215,7 @@ def call_of(step: Step, target: Tool, known: Known, wanted: str) -> Call:
     return Call(_with_fixed(target, fixed), arguments)
 
 
-def _value(argument: Literal | Reference | Selected, known: Known) -> Any:
+def _value(argument: Argument, known: Known) -> Any:
     if isinstance(argument, Literal):
         return argument.value
     if isinstance(argument, Reference):
@@ -457,10 +295,7 @@ def _with_fixed(tool: Tool, fixed: Mapping[str, Any]) -> Tool:
     return replace(tool, http=replace(tool.http, parameters=parameters))
 
 
-# --- what is not known ----------------------------------------------------------------------------
-
-
-def _needed(argument: Literal | Reference | Selected, known: Known) -> str:
+def _needed(argument: Argument, known: Known) -> str:
     """The tool's own name for the input that an argument comes from."""
     if not isinstance(argument, Reference):
         return "the folder to open"
@@ -473,44 +308,135 @@ def _needed(argument: Literal | Reference | Selected, known: Known) -> str:
 def _unknown(tool: Tool, wanted: str, missing: Sequence[str], known: Known) -> Fixable:
     needed = list(dict.fromkeys(missing))
     rules = orjson.loads(tool.lookups)
-    if circle := _circle(wanted, rules, known):
-        return Fixable(
-            "invalid_arguments",
-            f"the look-ups of {' and '.join(circle)} wait for each other",
-            f"Give the value of {circle[-1]} in `known` from another source.",
-        )
     listed = [name for name in needed if name.partition("/")[0] in rules]
-    hint = f"Look up {listed[0]} first." if listed else "Give them in `known`."
+    hint = f"Look up {listed[0]} first, or give it." if listed else "Give them in `known`."
     words = f"to look up {wanted or 'the schema'}, `known` must hold {', '.join(needed)}"
     return Fixable("invalid_arguments", words, hint, needed=needed)
 
 
-def _circle(wanted: str, rules: Mapping[str, Any], known: Known) -> list[str]:
-    """The inputs, from the one that is wanted, that can only be looked up through each other."""
-    trail, waiting = [wanted], wanted
-    while waiting in rules and len(trail) <= len(rules):
-        needed = [
-            name
-            for step in steps(rules[waiting])
-            for argument in step.arguments.values()
-            if isinstance(argument, Reference)
-            for name in [_needed(argument, known).partition("/")[0]]
-            if name in rules and name not in known.values and name != waiting
-        ]
-        if not needed:
-            return []
-        waiting = needed[0]
-        if waiting == wanted:
-            return trail
-        trail.append(waiting)
-    return []
+# --- reading an answer ----------------------------------------------------------------------------
 
 
-_PORTS = {"https": 443, "http": 80}
+def items_of(answer: Any, path: str) -> Sequence[Any]:
+    """The list a step speaks of; where it is not there, the first list the answer has."""
+    found = walk(answer, path)
+    if isinstance(found, list):
+        return found
+    inside = found if isinstance(found, Mapping) else answer
+    values = inside.values() if isinstance(inside, Mapping) else ()
+    return next((value for value in values if isinstance(value, list)), ())
+
+
+def entry_of(item: Any, step: Step, rule: Rule) -> dict[str, Any] | None:
+    """One value as it is shown; None where the item has none."""
+    value = walk(item, step.value) if isinstance(item, Mapping) else item
+    if value is MISSING or value is None:
+        return None
+    title = walk(item, step.title) if isinstance(item, Mapping) else item
+    shown = str(value) if title in (MISSING, None) or isinstance(title, (dict, list)) else title
+    entry: dict[str, Any] = {"value": value, "title": str(shown)}
+    if rule.below is None:
+        return entry
+    parent = is_parent(item, step.is_parent)
+    if parent:
+        wanted = [a.path for a in rule.below.arguments.values() if isinstance(a, Selected)]
+        entry |= {"folder": True, "node": {path: walk(item, path) for path in wanted}}
+    if not (rule.parents if parent else rule.leaves):
+        entry["selectable"] = False
+    return entry
+
+
+def is_parent(item: Any, said: str) -> bool:
+    """Whether an item is a folder, as a property's name or `(IsFolder eq true)` says."""
+    if not said:
+        return False
+    found = _EQUALS.fullmatch(said.strip())
+    if found is None:
+        return walk(item, said) is True
+    value = walk(item, found[1])
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return shown == (found[3].lower() if isinstance(value, bool) else found[3])
+
+
+def walk(value: Any, path: str | Sequence[str]) -> Any:
+    """What is at this path, or MISSING."""
+    parts = [part for part in path.split("/") if part] if isinstance(path, str) else path
+    for part in parts:
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return MISSING
+    return value
+
+
+def fill_in(schema: dict[str, Any], argument: str, found: dict[str, Any]) -> None:
+    """Puts a schema that was looked up in its place; of a body taken apart, in its properties'."""
+    inner = _as_schema(found)
+    properties = schema.setdefault("properties", {})
+    if argument:
+        words = {
+            key: value
+            for key, value in properties.get(argument, {}).items()
+            if key in ("title", "description")
+        }
+        properties[argument] = {**inner, **words}
+        return
+    for name, value in inner.get("properties", {}).items():
+        if isinstance(properties.get(name), dict) and isinstance(value, dict):
+            properties[name] = {**properties[name], **value}
+
+
+def _as_schema(found: dict[str, Any]) -> dict[str, Any]:
+    """A schema, also where the answer is only the map of its properties."""
+    is_schema = isinstance(found.get("type"), (str, list)) or any(
+        isinstance(found.get(key), (dict, list)) for key in ("properties", "items", "allOf")
+    )
+    plain = _clean(found if is_schema else {"type": "object", "properties": found}, 0)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _clean(value: Any, depth: int) -> Any:
+    """Without references, which lead nowhere here, and without a designer's marks."""
+    if depth > LOOKED_UP_DEPTH:
+        return {}
+    if isinstance(value, list):
+        return [_clean(item, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        key: _clean(item, depth + 1)
+        for key, item in value.items()
+        if not key.startswith("x-ms-") and key != "$ref" and item is not None
+    }
+    summary = value.get("x-ms-summary")
+    if isinstance(summary, str) and summary:
+        kept.setdefault("title", summary)
+    if not isinstance(kept.get("required", []), list):
+        del kept["required"]
+    return kept
+
+
+# --- the next page --------------------------------------------------------------------------------
+
+
+def next_link(answer: Any) -> str:
+    """Where an answer says that it goes on."""
+    for name in ("nextLink", "@odata.nextLink", "odata.nextLink", "@nextLink"):
+        link = answer.get(name) if isinstance(answer, Mapping) else None
+        if isinstance(link, str) and link:
+            return link
+    return ""
 
 
 def following(tool: Tool, link: str, build: Build | None) -> Call | None:
-    """The call that reads the next page; None where the link leads somewhere else."""
+    """The call that reads the next page; None where the link leads somewhere else.
+
+    A link is an API's word, not ours: it becomes a request under the connection's own base URL
+    again, checked like any other, or it is not followed.
+    """
     http = tool.http
     if http is None or build is None or tool.method != "GET":
         return None
@@ -553,3 +479,11 @@ def _climbs(path: str) -> bool:
         for segment in text.replace("\\", "/").split("/")
     )
     return any(segment in (".", "..") for segment in segments)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import structlog
 
+from gateway.azure.directory import LISTING, listing_location
 from gateway.catalog.changes import (
     Adoption,
     Report,
@@ -40,6 +41,7 @@ from gateway.catalog.connections import (
 )
 from gateway.catalog.definitions import (
     Found,
+    RawDefinition,
     is_active,
     is_lazy,
     is_local,
@@ -93,7 +95,7 @@ class Catalog:
         self._behind = asyncio.Event()
         self._taking = asyncio.Lock()
         self._advice: dict[str, tuple[Problem, ...]] = {}
-        self._problems: dict[str, Problem] = {}
+        self.group_problem: Problem | None = None  # why Azure's group could not be listed
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
 
@@ -281,12 +283,45 @@ class Catalog:
             self._advice[sha256] = problems
             self._swap()
 
-    def tell(self, where: str, message: str | None) -> None:
-        """Shows a problem that is no connection's own; None: it is over."""
-        self._problems.pop(where, None)
-        if message is not None:
-            self._problems[where] = Problem("error", where, message)
+    def group(self) -> list[str]:
+        """The connections that come from Azure's resource group."""
+        states = self.current.connections.values()
+        return [state.name for state in states if state.origin == "azure"]
+
+    async def list_group(self, *, asked: bool = False) -> None:
+        """Lists Azure's resource group, once for all who ask together, and follows it.
+
+        What was listed is in the store, so that the next start and the other replicas know it
+        without asking Azure. A listing that fails leaves what was found before.
+        """
+        await self._looks.share(LISTING, self._list_group, wait=SETTLE_SECONDS if asked else 0.0)
+
+    async def refresh_group(self, *, by: str) -> None:
+        """Lists the resource group and looks at everything that is in it."""
+        since = time.monotonic()
+        await self.list_group()
+        await self.refresh(self.group(), by=by, since=since)
+
+    async def _list_group(self, since: float) -> Report:
+        azure, self.refreshed_at[LISTING] = self.current.settings.azure, time.time()
+        try:
+            if azure is not None:
+                raw = await self._discoverer.azure.listing()
+                listing = RawDefinition.of(listing_location(azure), raw)
+                await self._persistence.keep_listing(listing, time.time())
+                # Also where nothing is new: a connection that was put over Azure's may be gone.
+                await self.apply(self.current.settings)
+        except GatewayError as error:
+            problem = Problem(
+                "error", "azure", f"the resource group can't be listed: {error.sentence}"
+            )
+            if problem != self.group_problem:  # the same is told once
+                log.warning("azure not listed", code=error.code, error=error.message)
+            self.group_problem = problem
+        else:
+            self.group_problem = None
         self._swap()
+        return Report(LISTING, "failing" if self.group_problem else "connected")
 
     async def _refresh_one(self, name: str, by: str, since: float) -> Report:
         state = self._states.get(name)
@@ -441,7 +476,7 @@ class Catalog:
             choices=self._choices,
             stored_permissions=self._permissions,
             portable=portable_tools,
-            problems=tuple(self._problems.values()),
+            problems=(self.group_problem,) if self.group_problem else (),
         )
         if not same_content(snapshot, self.current):
             self.current = snapshot

@@ -6,9 +6,8 @@ with growing pauses, so that what comes back is noticed. One that takes long to 
 else waiting. A definition that is new also gets advice from a validator, in its own time: it never
 holds anything up.
 
-Azure's resource group is listed at start, when everything is refreshed, as often as `[azure]` asks,
-and after a failure with growing pauses. What was listed is in the store, so that the next start and
-the other replicas know it without asking Azure.
+Azure's resource group is one more thing to look at, as often as `[azure]` asks, and after a failure
+with the same growing pauses.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from pathlib import Path
 
 import structlog
 
-from gateway.azure.directory import LISTING, AzureDirectory, listing_location
+from gateway.azure.directory import LISTING
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.changes import Report
-from gateway.catalog.definitions import RawDefinition, file_of, is_active, kind_of
-from gateway.catalog.discover import Looks, Pauses
+from gateway.catalog.definitions import file_of, is_active, kind_of
+from gateway.catalog.discover import Pauses
 from gateway.catalog.repository import StoredCatalog
-from gateway.catalog.snapshot import ConnectionState
-from gateway.config.settings import Azure
 from gateway.errors import GatewayError
 from gateway.limits import CATALOG_LOOK_SECONDS, SETTLE_SECONDS
 from gateway.model import Problem
@@ -110,9 +106,14 @@ class Schedule:
 
     def _ready(self) -> list[set[str]]:
         """Who is looked at now: each that asked by itself, what is due so many at once."""
-        connections, now = self._catalog.current.connections, time.time()
-        due = {name for name, state in connections.items() if self._is_due(state, now)}
-        woken = self._woken & connections.keys()
+        connections = self._catalog.current.connections
+        due = {
+            state.name
+            for state in connections.values()
+            if is_active(state.settings)
+            and self._is_due(state.name, state.status == "failing", state.settings.refresh_seconds)
+        }
+        woken = self._woken & connections.keys() | self._group_if_due()
         self._woken = woken & self._looking  # looked at once more, after this time
         due |= self._saved & connections.keys()
         self._saved &= self._looking
@@ -121,7 +122,10 @@ class Schedule:
 
     async def _refresh(self, names: set[str]) -> None:
         try:
-            await self._catalog.refresh(names, by="schedule")
+            if LISTING in names:
+                await self._refresh_group()
+            else:
+                await self._catalog.refresh(names, by="schedule")
         except GatewayError as error:  # the store, or a connection that is gone: look again later
             log.warning("scheduled refresh failed", error=error.message)
         finally:
@@ -129,14 +133,23 @@ class Schedule:
             if self._woken or self._saved:
                 self._wake.set()
 
-    def _is_due(self, state: ConnectionState, now: float) -> bool:
-        if not is_active(state.settings):
-            return False
-        if state.status == "failing":
-            return self._pauses.is_over(state.name, now)
-        self._pauses.end(state.name)
-        every = state.settings.refresh_seconds
-        return bool(every) and now - self._catalog.refreshed_at.get(state.name, 0) >= every
+    async def _refresh_group(self) -> None:
+        catalog, since = self._catalog, time.monotonic()
+        await catalog.list_group()
+        if catalog.group_problem is None:  # else its connections are tried again one by one
+            await catalog.refresh(catalog.group(), by="schedule", since=since)
+
+    def _group_if_due(self) -> set[str]:
+        azure, failing = self._catalog.current.settings.azure, bool(self._catalog.group_problem)
+        due = azure and self._is_due(LISTING, failing, azure.refresh_seconds)
+        return {LISTING} if due else set()
+
+    def _is_due(self, name: str, failing: bool, every: float | None) -> bool:
+        now = time.time()
+        if failing:
+            return self._pauses.is_over(name, now)
+        self._pauses.end(name)
+        return bool(every and now - self._catalog.refreshed_at.get(name, 0) >= every)
 
     async def _advise_on(self, name: str) -> None:
         found = self._catalog.found(name)
@@ -167,94 +180,3 @@ def _marks(files: Mapping[str, Path]) -> dict[str, Mark]:
             now = path.stat()
             found[name] = path, now.st_mtime_ns, now.st_size, now.st_ino
     return found
-
-
-class AzureWatch:
-    """Lists the resource group, and has the catalog follow."""
-
-    def __init__(
-        self, directory: AzureDirectory, catalog: Catalog, persistence: StoredCatalog
-    ) -> None:
-        self.directory = directory
-        self.problem: str | None = None  # why the last listing failed
-        self._catalog = catalog
-        self._persistence = persistence
-        self._listed_at = 0.0
-        self._looks: Looks[float] = Looks()
-        self._pauses = Pauses()
-
-    async def look(self, *, asked: bool = False) -> float:
-        """Lists the group, once for all who ask together; gives since when what is known counts.
-
-        A listing that fails leaves what was found before.
-        """
-        wait = SETTLE_SECONDS if asked else 0.0
-        return await self._looks.share(LISTING, self._list, wait=wait)
-
-    async def close(self) -> None:
-        """Ends a listing."""
-        await self._looks.close()
-
-    async def _list(self, since: float) -> float:
-        catalog, azure = self._catalog, self._catalog.current.settings.azure
-        if azure is None:
-            self._tell(None)
-            return since
-        self._listed_at = time.time()
-        try:
-            raw = await self.directory.listing()
-            listing = RawDefinition.of(listing_location(azure), raw)
-            await self._persistence.keep_listing(listing, time.time())
-            # Also where nothing is new: a connection that was put over Azure's may be gone.
-            await catalog.apply(catalog.current.settings)
-        except GatewayError as error:
-            self._tell(error)
-        else:
-            self._tell(None)
-        return since
-
-    def _tell(self, error: GatewayError | None) -> None:
-        """Shows what is wrong, once, or that it is no longer."""
-        said = None if error is None else f"the resource group can't be listed: {error.sentence}"
-        if error is not None and said != self.problem:
-            log.warning("azure not listed", code=error.code, error=error.message)
-        self.problem = said
-        self._catalog.tell("azure", said)
-
-    async def refresh(self, *, by: str) -> list[Report]:
-        """Lists the group and looks at everything that is in it."""
-        since = await self.look()
-        reports = await self._catalog.refresh(self.connections(), by=by, since=since)
-        if reports:
-            failing = [report.name for report in reports if report.status == "failing"]
-            log.info("azure read", connections=len(reports), failing=failing)
-        return reports
-
-    def connections(self) -> list[str]:
-        """The connections that come from the group."""
-        states = self._catalog.current.connections.values()
-        return [state.name for state in states if state.origin == "azure"]
-
-    async def poll(self) -> None:
-        """Refreshes the group as often as it is configured, and lists it until it can, for ever."""
-        while True:
-            await asyncio.sleep(CATALOG_LOOK_SECONDS)
-            try:
-                await self.look_if_due(time.time())
-            except GatewayError as error:  # the store's, or of a connection that went meanwhile
-                log.warning("azure not refreshed", code=error.code, error=error.message)
-
-    async def look_if_due(self, now: float) -> None:
-        """Refreshes the group where that is due at this time, or a listing that failed."""
-        azure = self._catalog.current.settings.azure
-        if azure is None or not self._is_due(azure, now):
-            return
-        since = await self.look()
-        if self.problem is None:  # else its connections are tried again one by one
-            await self._catalog.refresh(self.connections(), by="schedule", since=since)
-
-    def _is_due(self, azure: Azure, now: float) -> bool:
-        if self.problem is not None:
-            return self._pauses.is_over(LISTING, now)
-        self._pauses.end(LISTING)
-        return bool(azure.refresh_seconds) and now - self._listed_at >= azure.refresh_seconds

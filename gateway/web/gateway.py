@@ -147,8 +147,6 @@ class Inquiry:
 
 
 Run = Callable[..., Awaitable[dict[str, Any]]]  # takes the inquiry, then the arguments by name
-# Lists Azure's resource group: since when what is known of it counts, and why it can't be listed.
-ListAzure = Callable[[], Awaitable[tuple[float, str | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,6 @@ class Gateway:
         approvals: Approvals,
         db: Database,
         directory: AzureDirectory,
-        list_azure: ListAzure,
         work: Work,
         own_tools: Sequence[ServedTool],
     ) -> None:
@@ -179,7 +176,6 @@ class Gateway:
         self.approvals = approvals
         self.db = db
         self.directory = directory
-        self.list_azure = list_azure
         self.work = work
         self.lookups = LookUps(invoker, db)
         self.wake: Callable[[str], None] = lambda name: None

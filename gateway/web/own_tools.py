@@ -192,17 +192,16 @@ async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str 
 async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
     """Reads the definition of one connection, or of all, again and reports what changed."""
     inquiry.require_admin()
-    gateway, principal = inquiry.gateway, inquiry.principal
-    since, problem = None, None
+    gateway, principal, since = inquiry.gateway, inquiry.principal, time.monotonic()
     if connection:
         names = [inquiry.connection(connection).name]
     else:
-        since, problem = await gateway.list_azure()
+        await gateway.catalog.list_group(asked=True)
         states = gateway.snapshot.connections.values()
         names = [state.name for state in states if may_know(principal, state)]
     reports = await gateway.catalog.refresh(names, by=principal.name, asked=True, since=since)
-    if problem is not None:
-        reports.append(Report(LISTING, "failing", error=problem))
+    if not connection and (problem := gateway.catalog.group_problem):
+        reports.append(Report(LISTING, "failing", error=problem.message))
     listed = [report.as_dict() for report in reports]
     return {"revision": gateway.snapshot.revision, "connections": listed}
 

@@ -320,7 +320,9 @@ async def test_a_listing_that_leads_elsewhere_or_fails_changes_nothing(
             before = await names(client)
             peer.foreign_next_link = True
             await own_call(client, "refresh_tools")
-            assert "another host" in (gateway.app.azure.problem or "")
+            problem = gateway.app.gateway.catalog.group_problem
+            assert problem is not None
+            assert "another host" in problem.message
             peer.foreign_next_link = False
             peer.failing = {"/connections": 500}
             await own_call(client, "refresh_tools")
