@@ -18,6 +18,7 @@ from typing import Any
 from gateway.blocklist import may_reroute
 from gateway.limits import MAX_LEVELS, MAX_WIDTH, MAX_WIRE_NAME
 from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Source, Style
+from gateway.openapi import inputs
 from gateway.openapi.document import (
     JSON,
     MULTIPART,
@@ -30,17 +31,7 @@ from gateway.openapi.document import (
     sendable,
     text_of,
 )
-from gateway.openapi.inputs import (
-    ArgumentNames,
-    Content,
-    RequestBody,
-    Slot,
-    constant,
-    described,
-    injected_as,
-    rank_of,
-    slot_of,
-)
+from gateway.openapi.inputs import ArgumentNames, Content, RequestBody, Slot
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of, types_of
 from gateway.openapi.schema import Fragment, Schema, Schemas, default_of
 
@@ -78,7 +69,7 @@ def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) ->
     hidden = default_of(around.document, content.schema) if is_internal(body.raw) else None
     if isinstance(hidden, dict):
         media_type = sendable(content.media_type)
-        return Taken(Body(media_type, required=bool(hidden), constants=constant(hidden)))
+        return Taken(Body(media_type, required=bool(hidden), constants=inputs.constant(hidden)))
     if kind in ("text", "octets"):
         return _opaque(around, content, body, names, kind)
     if kind == "multipart" and _is_file(around.document, content.schema):
@@ -115,7 +106,7 @@ def _preference(media_type: str) -> tuple[int, bool]:
 
 def _is_sayable(around: Surroundings, shape: Shape) -> bool:
     """Whether all that an object says can be said of arguments that others stand beside."""
-    if any(injected_as(around.source, "body", name, name) for name in shape.properties):
+    if any(inputs.injected_as(around.source, "body", name, name) for name in shape.properties):
         return True  # into an object that is given whole nothing is filled in
     beside = any(not slot.required for slot in around.beside)
     counted = shape.at_least > max(len(shape.required), 0 if shape.more else 1)
@@ -135,7 +126,7 @@ def _taken_apart(
         _field(around, content, name, raw, names.take(name, "body"), names)
         for name, raw in visible.items()
     ]
-    given = {f.name: injected_as(around.source, "body", f.name, f.argument) for f in fields}
+    given = {f.name: inputs.injected_as(around.source, "body", f.name, f.argument) for f in fields}
     fields = [replace(f, argument=given[f.name] or f.argument) for f in fields]
     asked = {f.name: f for f in fields if given[f.name] is None}
     filled = (constants.keys() | visible.keys() | left_out) - asked.keys()
@@ -156,7 +147,7 @@ def _taken_apart(
         sendable(content.media_type),
         tuple(fields),
         required=bool(body.required) or bool(constants),
-        constants=constant(constants),
+        constants=inputs.constant(constants),
         all_but=None if shape.more is None else _arguments(around, fields),
     )
     keywords = {**keywords, "additionalProperties": more}
@@ -165,7 +156,7 @@ def _taken_apart(
 
 def _is_detour(source: Source, name: str) -> bool:
     """Whether a property would make the request another one that the connection did not ask for."""
-    return may_reroute(name, "body") and injected_as(source, "body", name, name) is None
+    return may_reroute(name, "body") and inputs.injected_as(source, "body", name, name) is None
 
 
 def _demands(
@@ -270,7 +261,7 @@ def _field_slots(
     around: Surroundings, field: Field, raw: Any, needed: bool, form: bool
 ) -> Iterator[Slot]:
     if not field.file:
-        slot = slot_of(around.schemas, raw, field.argument, needed)
+        slot = inputs.slot_of(around.schemas, raw, field.argument, needed)
         least = _least(around.document, field, raw) if needed and form else {}
         yield replace(slot, schema={**mapping(slot.schema), **least}) if least else slot
         return
@@ -278,7 +269,8 @@ def _field_slots(
     file = _each({"type": "string", "contentEncoding": "base64"}, several)
     if several and needed:
         file["minItems"] = 1
-    yield Slot(field.argument, described(file, mapping(raw), ""), (), needed, rank_of(raw))
+    shown, rank = inputs.described(file, mapping(raw), ""), inputs.rank_of(raw)
+    yield Slot(field.argument, shown, (), needed, rank)
     kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
     media_type = {"type": "string", "pattern": MEDIA_TYPE_PATTERN}
     for argument, said, about in (
@@ -287,7 +279,7 @@ def _field_slots(
     ):
         if argument is not None:
             naming = {**_each(said, several), "description": about}
-            yield Slot(argument, naming, (), False, rank_of(raw))
+            yield Slot(argument, naming, (), False, rank)
 
 
 def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
@@ -336,13 +328,13 @@ def _whole(
     fragment = around.schemas.translate(content.schema)
     if kind != "json":
         fragment = _as_form(around.document, content, fragment)
-    schema = described(fragment.schema, body.raw, argument)
+    schema = inputs.described(fragment.schema, body.raw, argument)
     required = body.required is True
-    injected = injected_as(around.source, "body", "body", argument)
+    injected = inputs.injected_as(around.source, "body", "body", argument)
     taken = Body(sendable(content.media_type), whole=injected or argument, required=required)
     if injected is not None:
         return Taken(taken)
-    rank = rank_of(body.raw)
+    rank = inputs.rank_of(body.raw)
     return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)])
 
 
@@ -384,7 +376,7 @@ def _opaque(
     if binary:
         plain["contentEncoding"] = "base64"
     words = f"The body, as {content.media_type}{' in base64' if binary else ''}."
-    schema = described({"description": words, **plain}, body.raw, argument)
+    schema = inputs.described({"description": words, **plain}, body.raw, argument)
     taken = Body(
         sendable(content.media_type),
         whole=argument,
@@ -392,7 +384,7 @@ def _opaque(
         required=required,
         xml=None if binary else _xml(around.document, content),
     )
-    return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank_of(body.raw))])
+    return Taken(taken, [Slot(argument, schema, fragment.refs, required, inputs.rank_of(body.raw))])
 
 
 def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:

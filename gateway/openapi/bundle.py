@@ -27,14 +27,7 @@ from gateway.limits import (
 )
 from gateway.naming import cut
 from gateway.openapi.document import Unusable, mapping
-from gateway.openapi.keywords import (
-    MANY_SCHEMAS,
-    NAMED_SCHEMAS,
-    compiles,
-    joined,
-    stub_of,
-    written,
-)
+from gateway.openapi.keywords import MANY_SCHEMAS, NAMED_SCHEMAS, compiles, joined, stub_of, written
 from gateway.openapi.schema import Fragment, Schemas
 
 # What is tried where room is short: levels of objects, and characters of an input's description.

@@ -24,13 +24,7 @@ from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_TITLE, MAX_WIDTH
 from gateway.model import CONSTANTS
 from gateway.naming import phrase, property_description
 from gateway.openapi import keywords
-from gateway.openapi.document import (
-    Document,
-    Unusable,
-    is_internal,
-    mapping,
-    sequence,
-)
+from gateway.openapi.document import Document, Unusable, is_internal, mapping, sequence
 from gateway.openapi.keywords import usable_pattern, written
 
 Schema = dict[str, Any] | bool

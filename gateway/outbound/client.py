@@ -213,10 +213,9 @@ class Egress:
         if proxy is not None:
             if not is_address(url.raw_host or ""):
                 await self._judge.check_behind_proxy(url.raw_host or "")
-            login = {"Proxy-Authorization": proxy.login} if proxy.login else {}
-            options |= {"proxy": proxy.url, "proxy_headers": OWN_AGENT | login}
+            options |= {"proxy": proxy.url, "proxy_headers": {**OWN_AGENT, **proxy.login}}
             if url.scheme == "http":  # no tunnel: the proxy reads the request itself
-                options["headers"] += login.items()
+                options["headers"] += proxy.login.items()
         try:
             response = await self._head(request.method, url, options)
         except NoAnswer as error:

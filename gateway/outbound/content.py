@@ -18,12 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.limits import (
-    MAX_JSON_DEPTH,
-    MAX_REMEMBERED,
-    STEP_BYTES,
-    WORKER_BYTES,
-)
+from gateway.limits import MAX_JSON_DEPTH, MAX_REMEMBERED, STEP_BYTES, WORKER_BYTES
 
 # What a function of ours makes of the data in a worker process; None where that takes too much.
 Work = Callable[..., Awaitable[bytes | bytearray | None]]

@@ -14,7 +14,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -57,15 +57,17 @@ class Proxy:
     """The forward proxy that everything goes through."""
 
     url: URL  # without credentials, so that no library can show them
-    login: str | None = field(default=None, repr=False)  # its Proxy-Authorization header
+    login: Mapping[str, str] = field(repr=False)  # its Proxy-Authorization header, if any
 
     @classmethod
     def at(cls, address: str) -> Proxy:
         """The proxy at `http://user:password@host:port`."""
         url = URL(address)
         user, password = url.user, url.password or ""
-        login = None if user is None else encode_basic_auth(user, password, encoding="utf-8")
-        return cls(url.with_user(None), login)
+        if user is None:
+            return cls(url, {})
+        login = encode_basic_auth(user, password, encoding="utf-8")
+        return cls(url.with_user(None), {"Proxy-Authorization": login})
 
 
 class Judge(AbstractResolver):

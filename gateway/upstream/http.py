@@ -41,16 +41,7 @@ from gateway.limits import (
 )
 from gateway.outbound.client import Egress, Request, Stream
 from gateway.upstream import protocol
-from gateway.upstream.protocol import (
-    Holds,
-    Hooks,
-    Message,
-    Notice,
-    Peer,
-    SessionGone,
-    broken,
-    mapping,
-)
+from gateway.upstream.protocol import Holds, Hooks, Message, Notice, Peer, broken, mapping
 from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
@@ -154,14 +145,15 @@ class HttpSession(Session):
             body = b""
         unknown = status == 404 or (status == 400 and b"session" in body[:1000].lower())
         if self._session_id and unknown:
-            return SessionGone()
+            return protocol.SessionGone()
         if (error := _rpc_error(body)) is None:
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
             what = f"answered with HTTP status {status}"
             return broken(self.name, what, status=status, hint=hint)
         refused = protocol.RpcFailed(self.name, error)
         other_version = refused.rpc_code == UNSUPPORTED_PROTOCOL_VERSION
-        return SessionGone() if other_version and peer is self.peer and peer.version else refused
+        met = peer is self.peer and peer.version
+        return protocol.SessionGone() if other_version and met else refused
 
     async def _listen_unasked(self, opened: Callable[[], None]) -> None:
         head = await self._headers(self.peer, accept=EVENTS)
@@ -172,7 +164,7 @@ class HttpSession(Session):
             ):
                 status = stream.status
                 if self._session_id and status == 404:
-                    raise SessionGone
+                    raise protocol.SessionGone
                 if status in NO_STREAM and not (status == 200 and _is_events(stream)):
                     raise protocol.NotOffered
                 if status != 200:

@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.model import Access, Nameable, Override, Problem
-from gateway.naming import (
-    collisions,
-    local_name,
-    override_for,
-    snake_case,
-    tool_names,
-    unmatched,
-)
+from gateway.naming import collisions, local_name, override_for, snake_case, tool_names, unmatched
 from tests.definitions import SOURCE
 
 
