@@ -278,13 +278,7 @@ async def read_result(
 
 
 @own_tool(
-    "all",
-    "List executions",
-    status=_TEXT,
-    tool=_TEXT,
-    connection=_TEXT,
-    limit=_LIMIT,
-    cursor=_TEXT,
+    "all", "List executions", status=_TEXT, tool=_TEXT, connection=_TEXT, limit=_LIMIT, cursor=_TEXT
 )
 async def list_executions(
     inquiry: Inquiry,

@@ -102,10 +102,8 @@ def at_address(run: Run) -> Handler:
 
     async def handler(call: ApiCall) -> dict[str, Any]:
         given = {**call.request.query_params, **call.request.path_params}
-        wanted = [each for each in parameters if each.name in given]
-        return await run(
-            call.inquiry, **{each.name: _value(each, given[each.name]) for each in wanted}
-        )
+        values = {p.name: _value(p, given[p.name]) for p in parameters if p.name in given}
+        return await run(call.inquiry, **values)
 
     return handler
 
@@ -242,8 +240,7 @@ async def choose_access(call: ApiCall) -> dict[str, Any]:
     state = call.inquiry.connection(call.id)
     access = call.object("access")["access"]
     if access not in get_args(Level):
-        allowed = ", ".join(get_args(Level))
-        raise Fixable("invalid_arguments", f"access must be one of {allowed}")
+        raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
     await gateway.catalog.choose(principal.name, state.name, access)
     snapshot = gateway.snapshot
     return {
@@ -335,13 +332,8 @@ async def call_tool(call: ApiCall) -> Response:
 
 async def proxy(call: ApiCall) -> Response:
     inquiry, wanted = call.inquiry, call.object("connection", "method", "path")
-    raw = proxy_request(
-        wanted["connection"],
-        wanted["method"],
-        wanted["path"],
-        query=wanted.get("query"),
-        body=wanted.get("body"),
-    )
+    said = ("connection", "method", "path", "query", "body")
+    raw = proxy_request(**{name: wanted.get(name) for name in said})
     try:
         tool, judged = proxied(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
     except NotFound:
@@ -471,8 +463,7 @@ async def put_permissions(call: ApiCall) -> dict[str, Any]:
 
 async def delete_permissions(call: ApiCall) -> dict[str, Any]:
     call.inquiry.require_admin()
-    by = call.inquiry.principal.name
-    await call.inquiry.gateway.catalog.put_permissions(None, by=by)
+    await call.inquiry.gateway.catalog.put_permissions(None, by=call.inquiry.principal.name)
     return await get_permissions(call)
 
 
