@@ -80,7 +80,7 @@ def aimed(auth: dict[str, Any], peer: Provider) -> dict[str, Any]:
     return {key: str(value).replace("PEER", peer.url) for key, value in auth.items()}
 
 
-@pytest.mark.parametrize(("auth", "knows"), WAYS, ids=lambda each: str(each)[:60])
+@pytest.mark.parametrize(("auth", "knows"), WAYS, ids=[way[0]["type"] for way in WAYS])
 async def test_a_definition_is_fetched_with_the_connections_own_credentials(
     gateway: Running, auth: dict[str, Any], knows: Callable[[web.Request], bool]
 ) -> None:

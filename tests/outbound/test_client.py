@@ -316,6 +316,7 @@ def raw_deflate(data: bytes) -> bytes:
         ("deflate", zlib.compress(b"hello" * 100)),
         ("deflate", raw_deflate(b"hello" * 100)),
     ],
+    ids=["none", "identity", "gzip", "twice", "deflate", "raw"],
 )
 async def test_packed_answer_is_unpacked(egress: Egress, encoding: str, packed: bytes) -> None:
     headers = {"Content-Encoding": encoding} if encoding else {}
