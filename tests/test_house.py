@@ -23,18 +23,18 @@ HOUSE = House(ROOT / "gateway")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # Today's figures. They may fall; nothing may raise them but a capability with a room of its own.
-MAX_CODE_LINES = 31_083
-MAX_FILES = 158
-MAX_FILE_LINES = 790
-MAX_FUNCTION_LINES = 83
-MAX_CHAIN = 23
-MAX_WRONG_IMPORTS = 34
-MAX_PUT_OFF = 3
-MAX_NUMBERS = 581
-MAX_DOUBLE_NAMES = 27
-MAX_PROTOCOLS = 20
+MAX_CODE_LINES = 24_720
+MAX_FILES = 129
+MAX_FILE_LINES = 499
+MAX_FUNCTION_LINES = 73
+MAX_CHAIN = 20
+MAX_WRONG_IMPORTS = 0
+MAX_PUT_OFF = 0
+MAX_NUMBERS = 165
+MAX_DOUBLE_NAMES = 0
+MAX_PROTOCOLS = 1
 MAX_TRICKS = 0
-MAX_CALL_FILES, MAX_CALL_AWAITS = 40, 14
+MAX_CALL_FILES, MAX_CALL_AWAITS = 38, 14
 MAX_LIST_FILES = 14
 
 PLAIN = {"errors", "model", "blocklist", "limits", "naming", "processes"}
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": set(),
     "naming": {"errors", "limits", "model"},
     "model": {"errors"},
-    "blocklist": {"errors", "model"},
+    "blocklist": {"errors", "model", "limits"},
     "telemetry": {"store"},
     "config": PLAIN,
     "store": PLAIN,
@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "upstream": LOW,
     "azure": LOW,
     "reader": LOW | {"connectors", "azure"},
-    "workers": LOW,
+    "workers": LOW | {"reader"},
     "demo": set(),
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
