@@ -204,7 +204,8 @@ class PatientProtocol(HttpToolsProtocol):
     seconds: float
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(JoinedWrites(self.loop, transport))
+        joined: Any = JoinedWrites(self.loop, transport)
+        super().connection_made(joined)
         self._request = Deadline(self.loop, self.seconds, transport.abort)
         self._reading = Deadline(self.loop, self.seconds, transport.abort)
         self._request.start()
