@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 
 from tests.conftest import GatewayMaker, Running
+from tests.console.conftest import visitor
+from tests.definitions import openapi, operation
 from tests.peers import provider
 
 CONFIG = """
@@ -80,3 +82,32 @@ async def test_an_admin_sees_puts_and_reads_within_its_organization_only(
         )
         assert (await gus("DELETE", "/connections/shop"))[0] == 404
         assert (await root("DELETE", "/connections/shop"))[0] == 200
+
+
+async def test_a_held_change_is_decided_in_the_console_by_admins_of_its_organization_only(
+    make_gateway: GatewayMaker,
+) -> None:
+    gateway: Running = await make_gateway(CONFIG)
+    async with (
+        provider() as peer,
+        asking(gateway, "ann--token-0123456789") as ann,
+        visitor(gateway) as stranger,
+        visitor(gateway) as own,
+    ):
+        peer.document = openapi({"/a": {"get": operation(summary="One")}})
+        shop = {"kind": "openapi", "spec": peer.spec, "on_change": "hold_all"}
+        assert (await ann("PUT", "/connections/own", shop))[0] == 200
+        peer.document = openapi({"/a": {"get": operation(summary="Another")}})
+        await ann("POST", "/connections/own/refresh")
+
+        async def held() -> list[str]:
+            _, found = await ann("GET", "/changes")
+            return [each["id"] for each in found["changes"] if each["status"] == "held"]
+
+        [change] = await held()
+        await stranger.sign_in("gus--token-0123456789")
+        refused = await stranger.post(f"/console/changes/{change}", decision="accept")
+        assert (refused.status_code, await held()) == (404, [change])
+        await own.sign_in("ann--token-0123456789")
+        taken = await own.post(f"/console/changes/{change}", decision="accept")
+        assert (taken.status_code, await held()) == (200, [])
