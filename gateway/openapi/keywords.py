@@ -32,8 +32,8 @@ def mend_limits(raw: Mapping[str, Any], result: dict[str, Any]) -> None:
             result[exclusive] = result.pop(limit)
 
 
-def mend_enum(result: dict[str, Any]) -> bool:
-    """Leave only values in an enum that its own type allows; False where there were none.
+def mend_enum(result: dict[str, Any]) -> str:
+    """Leave only values in an enum that its own type allows; what was wrong with it, in words.
 
     What no value fits says what a list's items are, or nothing: it is left out.
     """
@@ -41,13 +41,15 @@ def mend_enum(result: dict[str, Any]) -> bool:
     fitting = [value for value in (mended(each, types) for each in values) if _is_any(value, types)]
     if fitting:
         result["enum"] = list({orjson.dumps(value): value for value in fitting}.values())
-        return True
+        others = [each for each in values if each is not None and not _is_any(each, types)]
+        return f"values of an enum do not have its type: {others!s:.100}" if others else ""
     del result["enum"]
     items = result.get("items", {})
     if "array" in types and isinstance(items, dict) and not items.keys() & {"enum", "$ref"}:
         inner = {**items, "enum": values}
-        result["items"] = inner if mend_enum(inner) else items
-    return False
+        mend_enum(inner)
+        result["items"] = inner if "enum" in inner else items
+    return f"no value of an enum has its type: {values!s:.100}"
 
 
 def mended(value: Any, types: Sequence[str]) -> Any:

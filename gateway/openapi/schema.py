@@ -308,8 +308,8 @@ class Schemas:
         if self._asked and not _ALTERNATIVES.isdisjoint(result):
             _loosen_alternatives(result)
         keywords.mend_limits(raw, result)
-        if "enum" in result and not keywords.mend_enum(result):
-            self._report("warning", f"no value of an enum has its type: {raw['enum']!s:.100}")
+        if "enum" in result and (problem := keywords.mend_enum(result)):
+            self._report("warning", problem)
         if "default" in result:
             result["default"] = keywords.mended(result["default"], keywords.types_of(result))
         if raw.get("nullable") is True or raw.get("x-nullable") is True:

@@ -362,15 +362,26 @@ def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:
     assert tool.http.body.media_type == "application/octet-stream"
 
 
-def test_a_value_that_no_enum_allows_is_a_problem_and_the_tool_can_be_called() -> None:
-    body = {"properties": {"level": {"type": "integer", "enum": ["low", "high"]}}}
+@pytest.mark.parametrize(
+    ("values", "sent", "problems"),
+    [
+        (["low", "high"], 3, ["no value of an enum has its type: ['low', 'high']"]),
+        (["1", "2"], 1, ["values of an enum do not have its type: ['1', '2']"]),
+        ([1, "high"], 1, ["values of an enum do not have its type: ['high']"]),
+        ([1, 2, None], 1, []),
+    ],
+)
+def test_an_enum_that_contradicts_its_type_is_a_problem_and_the_tool_can_be_called(
+    values: list[Any], sent: int, problems: list[str]
+) -> None:
+    body = {"properties": {"level": {"type": "integer", "enum": values}}}
     content = {"application/json": {"schema": body}}
     build = built(openapi({"/a": {"post": operation(requestBody={"content": content})}}))
 
     (tool,) = build.tools
-    assert _sent(tool, level=3) == {"level": 3}
+    assert _sent(tool, level=sent) == {"level": sent}
     assert [(each.severity, each.where, each.message) for each in build.problems] == [
-        ("warning", "POST /a", "no value of an enum has its type: ['low', 'high']")
+        ("warning", "POST /a", words) for words in problems
     ]
 
 
