@@ -53,7 +53,6 @@ _LENIENT_HINT = (
 )
 
 Problems = list[dict[str, str]]  # each with its path and message
-Schema = Any
 
 
 def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:

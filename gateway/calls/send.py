@@ -230,7 +230,8 @@ def _params(
     meta = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
     params = {"name": operation.tool, "arguments": arguments, "_meta": meta}
     # What a client says unasked is for the server, unless it is for the person who approves.
-    if asks and attempt.token is None and _is_free(attempt):
+    decision = decide(attempt.judged, attempt.snapshot.permissions)
+    if asks and attempt.token is None and decision.outcome == "allow":
         said = {"inputResponses": caller.input_responses, "requestState": caller.request_state}
         params |= {name: value for name, value in said.items() if value is not None}
     return params
@@ -245,10 +246,6 @@ def _injected(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> M
         if rule.tool == operation.tool and rule.as_ in (None, tool.name):
             values |= rule.inject
     return {name: value for name, value in values.items() if name in operation.inject}
-
-
-def _is_free(attempt: Attempt) -> bool:
-    return decide(attempt.judged, attempt.snapshot.permissions).outcome == "allow"
 
 
 def _hooks(attempt: Attempt, ask: Ask | None, room: LargeRoom) -> Hooks:
