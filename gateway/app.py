@@ -282,7 +282,7 @@ class Assembly:
         db, seal, signals, current = self.db, self.seal, self.signals, self._current
         feed = self.feed = Feed(db, signals)
         approvals = Approvals(
-            *(db, seal, prepared, signals, current),
+            *(db, seal, signals, current),
             replica=replica.id,
             told=feed.confirmation,
             ended=feed.result,

@@ -327,6 +327,14 @@ class Principal:
     connections: Mapping[str, Level] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which view of the principal an address asks for."""
+
+    kind: Literal["own", "bundles", "step"] = "own"
+    names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)
+
+
 # --- as bytes -------------------------------------------------------------------------------------
 
 BUILD_CODEC_VERSION = "3"  # another one: what is stored is built anew

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import structlog
 
-from gateway.calls.credentials import PreparedConnections
 from gateway.calls.held import open_state, seal_state, seal_ticket
 from gateway.calls.questions import (
     ELICIT,
@@ -35,6 +34,7 @@ from gateway.calls.questions import (
 from gateway.calls.record import (
     UNATTENDED,
     Attempt,
+    Caller,
     NotApproved,
     Unanswered,
     arguments_digest,
@@ -44,16 +44,13 @@ from gateway.calls.record import (
     pending_result,
     shown_arguments,
 )
-from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
-from gateway.config.connection import McpConnection
 from gateway.config.settings import Permissions
 from gateway.errors import GatewayError, NotFound, Overloaded, Refused, UnknownTool
 from gateway.limits import (
     CALLS_PER_PRINCIPAL,
     MAX_QUOTE_CHARS,
     MOMENT_SECONDS,
-    PREVIEW_CHARS,
     SESSION_GRANT_SECONDS,
 )
 from gateway.model import Principal, Tool
@@ -73,6 +70,7 @@ from gateway.store.secrets import Seal, new_id
 
 log = structlog.get_logger("gateway.approvals")
 
+Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
 
 
@@ -83,7 +81,6 @@ class Approvals:
         self,
         db: Database,
         seal: Seal,
-        prepared: PreparedConnections,
         signals: Signals,
         current: Callable[[], Snapshot],
         *,
@@ -93,7 +90,6 @@ class Approvals:
     ) -> None:
         self._db = db
         self._seal = seal
-        self._prepared = prepared
         self._signals = signals
         self._current = current
         self._replica = replica
@@ -103,7 +99,7 @@ class Approvals:
         self._waiting: dict[str, tuple[str, Callable[[], bool]]] = {}
         self._draining = False
 
-    async def obtain(self, attempt: Attempt) -> Approval | None:
+    async def obtain(self, attempt: Attempt, target: Target) -> Approval | None:
         """What the call may go on with: an approval to be used up, or None where none is needed.
 
         Raises NotApproved, or Unanswered where the caller can't be kept waiting.
@@ -111,7 +107,7 @@ class Approvals:
         if grant := await self._grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             return None
-        approval = await self._answered(attempt) or await self._open(attempt)
+        approval = await self._answered(attempt) or await self._open(attempt, target)
         attempt.id, attempt.at, attempt.on_disk = approval.execution_id, approval.created_at, True
         if approval.status == "pending":
             self._refuse_to_wait(attempt, approval)
@@ -211,7 +207,7 @@ class Approvals:
         """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
         caller = attempt.caller
         state = open_state(self._seal, PURPOSE, caller.request_state)
-        if state is None or not caller.takes_forms:
+        if state is None or not takes_forms(caller):
             return None
         approval = await store.get_approval(self._db, state[0])
         if approval is None or not _is_for(approval, attempt) or time.time() >= approval.expires_at:
@@ -233,7 +229,7 @@ class Approvals:
         mine = replace(approval, session=attempt.caller.session)
         await self._decide(mine, decision, attempt.principal)
 
-    async def _open(self, attempt: Attempt) -> Approval:
+    async def _open(self, attempt: Attempt, target: Target) -> Approval:
         """The approval this call left behind when it was cut off, else a new question."""
         if not attempt.unattended:
             for found in await store.open_approvals(
@@ -246,7 +242,7 @@ class Approvals:
             ):
                 if await self._took_over(found):
                     return found.approval
-        return await self._ask(attempt)
+        return await self._ask(attempt, target)
 
     async def _took_over(self, found: OpenApproval) -> bool:
         approval, replica = found.approval, found.replica
@@ -258,7 +254,7 @@ class Approvals:
             return True  # of several who want to use it, one will
         return await store.take_over(self._db, approval.execution_id, replica, self._replica)
 
-    async def _ask(self, attempt: Attempt) -> Approval:
+    async def _ask(self, attempt: Attempt, target: Target) -> Approval:
         now, tool, principal = time.time(), attempt.tool, attempt.principal
         mine, _ = await store.count_pending(self._db, principal, now)
         if mine >= CALLS_PER_PRINCIPAL:
@@ -271,16 +267,18 @@ class Approvals:
         wrote = await store.wrote_before(self._db, principal, tool.connection, session)
         changed = await store.changed_since_used(self._db, principal, tool.name, tool.connection)
         shown = tuple(warnings(attempt, first_write=not wrote, changed=changed))
-        approval = self._new_approval(attempt, now, shown)
+        approval = self._new_approval(attempt, target, now, shown)
         execution = execution_of(attempt, "pending_confirmation")
         await store.create_approval(self._db, approval, execution)
         self._told(approval)
         return approval
 
-    def _new_approval(self, attempt: Attempt, now: float, warnings: tuple[str, ...]) -> Approval:
+    def _new_approval(
+        self, attempt: Attempt, target: Target, now: float, warnings: tuple[str, ...]
+    ) -> Approval:
         """The question about this call, bound to who asks, the tool as it is and the arguments."""
         caller, tool = attempt.caller, attempt.tool
-        method, url = self._target(attempt)
+        method, url = target
         return Approval(
             id=new_id(now),
             execution_id=attempt.id,
@@ -301,24 +299,12 @@ class Approvals:
             warnings=warnings,
         )
 
-    def _target(self, attempt: Attempt) -> tuple[str, str]:
-        """Method and address of the request that would be made; raises where none could be."""
-        operation, settings = attempt.tool.http, attempt.state.settings
-        if operation is None:
-            url = settings.url if isinstance(settings, McpConnection) else None
-            place = url.partition("?")[0] if url else attempt.state.name
-            return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
-        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
-        arguments = {**attempt.arguments, **prepared.inject}
-        request = build_request(operation, arguments, prepared.blocklist)
-        return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
-
     def _refuse_to_wait(self, attempt: Attempt, approval: Approval) -> None:
         """Answers callers at once who don't wait: they read later, or call again."""
         if attempt.unattended:
             text = "The call waits for a person's decision and runs by itself once approved."
             raise Unanswered(pending_result(attempt, "pending_confirmation", text))
-        if attempt.caller.takes_forms:
+        if takes_forms(attempt.caller):
             state = seal_state(self._seal, PURPOSE, [approval.id])
             raise Unanswered(input_required(attempt, approval, state))
 
@@ -377,7 +363,7 @@ class Approvals:
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
         """Asks the caller itself, where its client can be asked on the call's own stream."""
         caller = attempt.caller
-        if caller.ask is None or "form" not in elicitation_modes(caller.capabilities):
+        if caller.ask is None or not has_forms(caller):
             return
         try:
             answer = await caller.ask(ELICIT, approval_question(attempt, approval))
@@ -420,6 +406,16 @@ class Approvals:
     def _tell(self, approval: Approval) -> None:
         self._signals.hear(APPROVAL_CHANGED, approval.id)
         self._told(approval)
+
+
+def has_forms(caller: Caller) -> bool:
+    """Whether this client shows its user forms."""
+    return "form" in elicitation_modes(caller.capabilities)
+
+
+def takes_forms(caller: Caller) -> bool:
+    """Whether this client can be asked by answering it with a question (2026-07-28)."""
+    return caller.era == "2026" and has_forms(caller)
 
 
 def _is_for(approval: Approval, attempt: Attempt) -> bool:

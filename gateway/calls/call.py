@@ -48,9 +48,11 @@ from gateway.calls.record import (
     with_token,
     with_warnings,
 )
+from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
+from gateway.config.connection import McpConnection
 from gateway.errors import Broken, Fixable, GatewayError, Overloaded, UpstreamFailed
-from gateway.limits import MOMENT_SECONDS
+from gateway.limits import MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Tool
 from gateway.policy.access import permit
 from gateway.store.approvals import Approval, first_with_token, use_approval
@@ -239,7 +241,19 @@ class Invoker:
             earlier = await self._earlier_answer(attempt)
             if earlier is not None:
                 return earlier
-        return await self._approvals.obtain(attempt)
+        return await self._approvals.obtain(attempt, self._target(attempt))
+
+    def _target(self, attempt: Attempt) -> tuple[str, str]:
+        """Method and address of the request that would be made; raises where none could be."""
+        operation, settings = attempt.tool.http, attempt.state.settings
+        if operation is None:
+            url = settings.url if isinstance(settings, McpConnection) else None
+            place = url.partition("?")[0] if url else attempt.state.name
+            return "tools/call", f"{place} {attempt.tool.operation or attempt.tool.name}"
+        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
+        arguments = {**attempt.arguments, **prepared.inject}
+        request = build_request(operation, arguments, prepared.blocklist)
+        return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
 
     async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
         """Puts the call on disk; gives the first answer where its token had one already."""

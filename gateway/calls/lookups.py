@@ -10,7 +10,7 @@ Answers are remembered for a minute, for one principal and the same arguments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from gateway.azure.lookup_rules import (
     values_rule,
     walk,
 )
-from gateway.calls.call import Invoker
+from gateway.calls.answer import Result
 from gateway.calls.record import Caller, arguments_digest
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
@@ -69,8 +69,8 @@ class Question:
 class LookUps:
     """Carries look-ups out."""
 
-    def __init__(self, invoker: Invoker, db: Database) -> None:
-        self._invoker = invoker
+    def __init__(self, call: Callable[..., Awaitable[Result]], db: Database) -> None:
+        self._call = call
         self._db = db
         self._answers: TTLCache[tuple[str, int, str], bytes] = TTLCache(
             MAX_ANSWER_BYTES, LOOKUP_KEEP_SECONDS, getsizeof=len
@@ -170,7 +170,7 @@ class LookUps:
         return await asyncio.to_thread(orjson.loads, known) if known else None
 
     async def _asked(self, asked: Question, call: Call) -> bytes:
-        result = await self._invoker.call(
+        result = await self._call(
             asked.snapshot, call.tool, call.arguments, asked.caller, asked.bundle_ids
         )
         structured = result.get("structuredContent")

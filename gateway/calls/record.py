@@ -27,8 +27,7 @@ from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS, SILENT_SECONDS
-from gateway.model import Principal, Tool, json_bytes
-from gateway.policy.view import Scope, elicitation_modes
+from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.store.ledger import Execution, ExecutionStatus
 from gateway.store.secrets import new_id
 
@@ -67,11 +66,6 @@ class Caller:
     log_level: str | None = None  # from which level on
     askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
-
-    @property
-    def takes_forms(self) -> bool:
-        """Whether this client can be asked by answering it with a question (2026-07-28)."""
-        return self.era == "2026" and "form" in elicitation_modes(self.capabilities)
 
 
 class Door(Struct, frozen=True):

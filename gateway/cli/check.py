@@ -30,12 +30,12 @@ from gateway.config.settings import Settings
 from gateway.connectors.manifest import load_builtin, parse_manifest, region_problem
 from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError, UpstreamFailed
 from gateway.limits import CHECK_SECONDS
-from gateway.model import Principal, TlsFiles
+from gateway.model import Principal, Scope, TlsFiles
 from gateway.outbound.client import Egress
 from gateway.outbound.dialling import tls_problem
 from gateway.policy.access import decide, principal_now
 from gateway.policy.problems import configuration_problems
-from gateway.policy.view import Scope, view
+from gateway.policy.view import view
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal

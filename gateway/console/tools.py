@@ -37,9 +37,9 @@ from gateway.console.pages import (
 )
 from gateway.errors import Fixable, NotFound
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
-from gateway.model import Level, Tool
+from gateway.model import Level, Scope, Tool
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
-from gateway.policy.view import Scope, bundles_of
+from gateway.policy.view import bundles_of
 from gateway.web.gateway import tool_door
 from gateway.web.guard import write_json
 from gateway.web.shown import tool_row

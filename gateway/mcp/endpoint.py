@@ -28,7 +28,7 @@ from gateway.mcp.methods import Core, Exchange, rpc_error
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import Streams
 from gateway.mcp.wishes import WISHED
-from gateway.policy.view import Scope
+from gateway.model import Scope
 from gateway.store.cluster import SESSION_ENDED, Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal

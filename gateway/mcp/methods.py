@@ -55,9 +55,8 @@ from gateway.mcp.messages import (
 from gateway.mcp.pass_through import HANDLERS, Hello, PassThrough
 from gateway.mcp.streams import Reply, Streams
 from gateway.mcp.wishes import LOGGED, reaches
-from gateway.model import Principal
+from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import Scope
 from gateway.web.gateway import Gateway, error_result
 from gateway.web.guard import Fields, event_frame, write_json
 

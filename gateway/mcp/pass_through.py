@@ -32,9 +32,9 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS, MEET_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.wishes import LOGGED, UPDATED, Notice, Wishes
-from gateway.model import Principal
+from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import Offering, Scope, instructing, offering
+from gateway.policy.view import Offering, instructing, offering
 from gateway.web.gateway import Gateway, askable_of
 
 INSTRUCTIONS = (

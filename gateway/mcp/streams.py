@@ -35,8 +35,8 @@ from gateway.limits import (
     STREAM_CHECK_SECONDS,
 )
 from gateway.mcp.wishes import Notice, Wishes
-from gateway.model import Principal
-from gateway.policy.view import Scope, offering
+from gateway.model import Principal, Scope
+from gateway.policy.view import offering
 from gateway.store.cluster import heard_within
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (

@@ -24,18 +24,10 @@ from typing import Any, Literal
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.settings import Bundle
-from gateway.model import Principal, Tool
+from gateway.model import Principal, Scope, Tool
 from gateway.policy.access import level, visible_tools
 
 CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Which view of the principal an address asks for."""
-
-    kind: Literal["own", "bundles", "step"] = "own"
-    names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from gateway.errors import GatewayError, Overloaded, Unauthenticated
 from gateway.limits import PING_SECONDS, STREAMS_A_PRINCIPAL
 from gateway.model import Principal, json_bytes
+from gateway.model import Scope as ViewScope
 from gateway.policy.access import level, may_know, oversees
-from gateway.policy.view import Scope as ViewScope
 from gateway.store.approvals import Approval, get_approvals
 from gateway.store.cluster import EVENTS, Signals, append_event, events_after, last_event_id
 from gateway.store.database import Database, signal

@@ -31,10 +31,10 @@ from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
 from gateway.limits import MAX_REMEMBERED
-from gateway.model import Principal, Tool
+from gateway.model import Principal, Scope, Tool
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees, principal_now
-from gateway.policy.view import OwnTool, Scope, View, askable, offering, standing, view
+from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.store import approvals
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.database import Database, signal
@@ -177,7 +177,7 @@ class Gateway:
         self.db = db
         self.directory = directory
         self.work = work
-        self.lookups = LookUps(invoker, db)
+        self.lookups = LookUps(invoker.call, db)
         self.wake: Callable[[str], None] = lambda name: None
         self.unknown_calls = 0
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded

@@ -38,9 +38,8 @@ from gateway.errors import (
     UnknownTool,
 )
 from gateway.limits import MAX_BODY_BYTES, PAGE_ENTRIES
-from gateway.model import Level
+from gateway.model import Level, Scope
 from gateway.policy.access import admin_level, level
-from gateway.policy.view import Scope
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.web import own_tools, shown

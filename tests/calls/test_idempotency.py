@@ -141,7 +141,7 @@ class TokenLedger(RuleBasedStateMachine):
         self.replica = f"r{self.process}"
         self.run(beat(self.db, Replica(self.replica, "here", self.process, 0.0)))
         prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
-        approvals = Approvals(self.db, seal, prepared, signals, snapshot, replica=self.replica)
+        approvals = Approvals(self.db, seal, signals, snapshot, replica=self.replica)
         self.invoker = Invoker(
             self.db, prepared, self.send, approvals, signals, seal, replica=self.replica
         )

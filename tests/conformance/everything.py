@@ -29,8 +29,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from gateway.calls.record import Caller
 from gateway.errors import GatewayError
 from gateway.mcp.messages import RpcError
-from gateway.model import Principal
-from gateway.policy.view import Scope
+from gateway.model import Principal, Scope
 from tests.conformance.surface import (
     PIXEL,
     TOOLS,

@@ -21,8 +21,7 @@ from gateway.calls.record import Caller
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Fixable, UnknownTool
 from gateway.mcp.messages import RpcError
-from gateway.model import Principal, Tool, digest
-from gateway.policy.view import Scope
+from gateway.model import Principal, Scope, Tool, digest
 from tests.mcp.toolbox import SNAPSHOT
 
 Result = dict[str, Any]

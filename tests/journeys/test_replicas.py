@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 from mcp.client.client import Client
 
-from gateway.model import Principal
-from gateway.policy.view import Scope
+from gateway.model import Principal, Scope
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import items_api, provider, until

@@ -19,8 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from gateway.calls.record import Caller
 from gateway.errors import UnknownTool
-from gateway.model import Principal
-from gateway.policy.view import Scope
+from gateway.model import Principal, Scope
 from tests.mcp.conftest import Edge, serving
 from tests.mcp.raw import META, call, modern, post, request, session
 from tests.mcp.toolbox import Toolbox

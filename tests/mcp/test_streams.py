@@ -9,8 +9,7 @@ from typing import Any
 
 from gateway.limits import MAX_QUEUED
 from gateway.mcp.streams import ClientStream, Reply
-from gateway.model import Principal
-from gateway.policy.view import Scope
+from gateway.model import Principal, Scope
 from gateway.web.guard import EventStream, event_frame
 
 

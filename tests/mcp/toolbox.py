@@ -26,8 +26,7 @@ from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes
-from gateway.model import Principal, Tool, digest
-from gateway.policy.view import Scope
+from gateway.model import Principal, Scope, Tool, digest
 from gateway.store.cluster import Notifier, Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal

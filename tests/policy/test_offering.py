@@ -9,8 +9,8 @@ import pytest
 from gateway.catalog.snapshot import ConnectionState, assemble
 from gateway.config.reading import parse_settings
 from gateway.config.settings import Settings
-from gateway.model import Level, Principal
-from gateway.policy.view import Scope, askable, offering, view
+from gateway.model import Level, Principal, Scope
+from gateway.policy.view import askable, offering, view
 
 SERVER = '[connections.{name}]\nkind = "mcp"\nurl = "https://{name}.example/mcp"\n{more}\n'
 API = '[connections.api]\nkind = "openapi"\nspec = "api.json"\n'

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.catalog.snapshot import assemble
 from gateway.config.settings import Settings
-from gateway.model import OWN_TOOL_NAMES, Principal, Tool
-from gateway.policy.view import Scope, View, view
+from gateway.model import OWN_TOOL_NAMES, Principal, Scope, Tool
+from gateway.policy.view import View, view
 from gateway.web.own_tools import OWN_TOOLS
 from tests.policy.values import connection, snapshot, tool
 
