@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import structs
 
+from gateway.model import new_id
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, begin, begin_in, get_execution, record_finished
-from gateway.store.secrets import new_id
 
 SECONDS = 2.0
 ROW = Execution(

@@ -32,8 +32,7 @@ from gateway.limits import (
 )
 from gateway.model import BuiltStatus, digest
 from gateway.naming import cut, visible
-from gateway.outbound.addresses import locate
-from gateway.outbound.client import Answer, Request
+from gateway.outbound.client import Answer, Request, locate
 
 API_VERSION = "2016-06-01"
 

@@ -37,6 +37,7 @@ from gateway.limits import (
 )
 from gateway.model import RateLimit
 from gateway.outbound.client import NoAnswer
+from gateway.outbound.content import Room
 from gateway.store.cluster import take_of_window
 from gateway.store.database import Database
 
@@ -97,10 +98,13 @@ class Admission:
         """One call's place among the others."""
         return Passage(self._health(connection), self._overall, self._clock)
 
-    def large(self, connection: str, more_than: int = 0) -> LargeRoom:
-        """Room for one answer that may turn out larger than most, to be kept while it is held."""
+    def large(self, connection: str, more_than: int = 0) -> Room:
+        """Room for one answer that may turn out larger than most, to be kept while it is held.
+
+        A connection holds one large answer at a time, all together a few.
+        """
         free = (self._health(connection).large, self._large)
-        return LargeRoom(max(LARGE_BYTES, more_than), free)
+        return Room(max(LARGE_BYTES, more_than), free)
 
     def _health(self, connection: str) -> _Health:
         health = self._connections.get(connection)
@@ -179,43 +183,6 @@ class Passage:
         if is_open and health.failures >= FAILURES_TO_OPEN:
             wait = health.open_until - now
             raise _later("circuit_open", "The API has failed several times in a row.", wait)
-
-
-class LargeRoom:
-    """One call's right to hold a large answer, taken if it gets one, while the block lasts.
-
-    A connection holds one, all together a few: an answer that waits for its turn is not read from
-    the wire, and one that gets none in time is cut.
-    """
-
-    __slots__ = ("_free", "_taken", "bytes")
-
-    def __init__(self, bytes: int, free: tuple[asyncio.Semaphore, ...]) -> None:
-        self.bytes = bytes
-        self._free = free
-        self._taken: list[asyncio.Semaphore] = []
-
-    async def holds(self, size: int) -> bool:
-        """Whether so much of an answer may be held."""
-        return size <= self.bytes or await self.take(None)
-
-    async def take(self, until: float | None) -> bool:
-        """Whether a large answer may be held; waits for that, at most until then."""
-        try:
-            async with asyncio.timeout_at(until):
-                for free in self._free[len(self._taken) :]:
-                    await free.acquire()
-                    self._taken.append(free)
-        except TimeoutError:
-            return False
-        return True
-
-    def __enter__(self) -> LargeRoom:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for taken in self._taken:
-            taken.release()
 
 
 class Slots:

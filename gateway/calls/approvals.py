@@ -53,7 +53,7 @@ from gateway.limits import (
     MOMENT_SECONDS,
     SESSION_GRANT_SECONDS,
 )
-from gateway.model import Principal, Tool
+from gateway.model import Principal, Tool, new_id
 from gateway.policy.access import permit, principal_now
 from gateway.policy.view import elicitation_modes
 from gateway.store import approvals as store
@@ -66,7 +66,7 @@ from gateway.store.approvals import (
 from gateway.store.cluster import Signals, heard_within, living
 from gateway.store.database import Database
 from gateway.store.ledger import FINISHED, Execution, get_execution
-from gateway.store.secrets import Seal, new_id
+from gateway.store.secrets import Seal
 
 log = structlog.get_logger("gateway.approvals")
 

@@ -44,8 +44,7 @@ from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.limits import AZURE_SECONDS, LARGE_BYTES, TOKEN_LIFE_SECONDS, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
-from gateway.outbound.addresses import locate
-from gateway.outbound.client import Answer, Egress, Request
+from gateway.outbound.client import Answer, Egress, Request, locate
 
 
 @dataclass(frozen=True, slots=True)

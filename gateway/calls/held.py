@@ -45,12 +45,12 @@ from gateway.limits import (
     MAX_WAITING_CALLS,
     MOMENT_SECONDS,
 )
-from gateway.model import Principal
+from gateway.model import Principal, new_id
 from gateway.store.approvals import APPROVAL_CHANGED, Approval, approved_of_era, void_approvals
 from gateway.store.cluster import Signals, heard_within, living
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
-from gateway.store.secrets import Seal, new_id
+from gateway.store.secrets import Seal
 
 log = structlog.get_logger("gateway.call")
 

@@ -27,9 +27,8 @@ from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS, SILENT_SECONDS
-from gateway.model import Principal, Scope, Tool, json_bytes
+from gateway.model import Principal, Scope, Tool, json_bytes, new_id
 from gateway.store.ledger import Execution, ExecutionStatus
-from gateway.store.secrets import new_id
 
 # What results and calls say of themselves in `_meta`.
 TOKEN_META = "gateway/idempotency_token"

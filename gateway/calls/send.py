@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from gateway.azure.envelope import enveloped, opened
-from gateway.calls.admission import Admission, LargeRoom
+from gateway.calls.admission import Admission
 from gateway.calls.answer import Result, preview_result, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
 from gateway.calls.questions import asker, check_offered
@@ -30,7 +30,7 @@ from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.limits import HEAVY_BYTES, MAX_ANSWER_BYTES, PREVIEW_CHARS, RESULT_SECONDS
 from gateway.model import HttpOperation, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
-from gateway.outbound.content import Work
+from gateway.outbound.content import Room, Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.results import LargeResult, save_result
@@ -102,7 +102,7 @@ class Sender:
             return await self._shaped(attempt, operation, answer)
 
     def _send_within(
-        self, attempt: Attempt, prepared: Prepared, room: LargeRoom
+        self, attempt: Attempt, prepared: Prepared, room: Room
     ) -> Callable[[Request], Awaitable[Answer]]:
         """Sends a request of the connection within its deadline and bounds."""
         limits = attempt.snapshot.settings.limits
@@ -248,7 +248,7 @@ def _injected(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> M
     return {name: value for name, value in values.items() if name in operation.inject}
 
 
-def _hooks(attempt: Attempt, ask: Ask | None, room: LargeRoom) -> Hooks:
+def _hooks(attempt: Attempt, ask: Ask | None, room: Room) -> Hooks:
     """Where what the upstream says before its answer goes."""
     capabilities = attempt.caller.askable if ask else None
     return Hooks(_progress(attempt), ask, _notice(attempt), capabilities, room.holds)

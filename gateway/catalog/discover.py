@@ -58,8 +58,7 @@ from gateway.limits import (
 )
 from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
 from gateway.naming import visible
-from gateway.outbound.addresses import locate
-from gateway.outbound.client import Answer, Request
+from gateway.outbound.client import Answer, Request, locate
 from gateway.upstream.registry import Listing
 from gateway.workers import Workers
 

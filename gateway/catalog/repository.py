@@ -25,12 +25,12 @@ from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
 from gateway.errors import Fixable, NotFound, Overloaded
-from gateway.model import Build, Level, Problem, Tool, decode_build, encode_build
+from gateway.model import Build, Level, Problem, Tool, decode_build, encode_build, new_id
 from gateway.store import catalog as store
 from gateway.store.catalog import Change, SealedConnection, StoredDefinition
 from gateway.store.cluster import current_revision, write_revision
 from gateway.store.database import Database
-from gateway.store.secrets import Seal, new_id
+from gateway.store.secrets import Seal
 
 _encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_tool = msgspec.msgpack.Decoder(Tool).decode

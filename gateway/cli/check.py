@@ -31,8 +31,8 @@ from gateway.connectors.manifest import load_builtin, parse_manifest, region_pro
 from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError, UpstreamFailed
 from gateway.limits import CHECK_SECONDS
 from gateway.model import Principal, Scope, TlsFiles
+from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
-from gateway.outbound.dialling import tls_problem
 from gateway.policy.access import decide, principal_now
 from gateway.policy.problems import configuration_problems
 from gateway.policy.view import view

@@ -1,25 +1,41 @@
-"""Which addresses may be dialled, and what a URL names.
+"""Where requests may go: what a host means, which addresses may be dialled, what TLS is made with.
 
-Only public addresses may, unless a network is allowed by name. Judging is done on numbers, never on
-spellings: every way of writing an address (`0x7f.1`, `2130706433`, `[::ffff:127.0.0.1]`, full-width
-digits) is first brought to its number, and an IPv4 address carried inside an IPv6 one (mapped,
-6to4, NAT64) is judged as itself.
+Only public addresses may be dialled, unless a network is allowed by name. Judging is done on
+numbers, never on spellings: every way of writing an address (`0x7f.1`, `2130706433`,
+`[::ffff:127.0.0.1]`, full-width digits) is first brought to its number, and an IPv4 address carried
+inside an IPv6 one (mapped, 6to4, NAT64) is judged as itself.
+
+A name is looked up by us, addresses that may not be dialled are left out, and a socket is only made
+for an address that may: between the look-up and the dialling there is no gap in which a name could
+come to mean something else. Behind a proxy only the proxy is dialled; where a request would lead is
+judged as far as its host's name resolves here. TLS files are looked at again from time to time, so
+that a renewed certificate needs no restart.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Sequence
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
-from urllib.parse import quote
+from pathlib import Path
+from typing import Any
 
+from aiohttp import encode_basic_auth
+from aiohttp.abc import AbstractResolver, ResolveResult
+from cachetools import TTLCache
 from yarl import URL
 
 from gateway.errors import Fixable, Refused
-from gateway.limits import MAX_REMEMBERED
+from gateway.limits import LOOKUP_SECONDS, MAX_REMEMBERED, REMEMBER_SECONDS
+from gateway.model import TlsFiles
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -49,12 +65,6 @@ def permitted(address: Address, allowed: Sequence[Network]) -> bool:
     return public and not any(address in network for network in _SPECIAL)
 
 
-def permits_by(rules: Sequence[str]) -> Callable[[str], bool]:
-    """Whether an address may be dialled under these rules; each answer is remembered."""
-    allowed = networks(rules)
-    return lru_cache(MAX_REMEMBERED)(lambda address: permitted(ip_address(address), allowed))
-
-
 def _plain(address: Address) -> Address:
     """The IPv4 address inside an IPv6 one where there is one, without a zone in any case."""
     if isinstance(address, ipaddress.IPv4Address):
@@ -65,48 +75,20 @@ def _plain(address: Address) -> Address:
     return embedded or ipaddress.IPv6Address(int(address))
 
 
-# No control character anywhere, and no backslash where browsers would take it for a slash.
-_SHAPE = re.compile(
-    r"(https?)://([^/?#\\\x00-\x1f\x7f]*)((?:/[^?#\x00-\x1f\x7f]*)?)"
-    r"(?:\?([^#\x00-\x1f\x7f]*))?(?:#[^\x00-\x1f\x7f]*)?",
-    re.IGNORECASE,
-)
-_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
-
-
-def locate(url: str) -> URL:
-    """Read a URL the one way it will be dialled, spelled as it goes on the wire; or refuse it."""
-    found = _SHAPE.fullmatch(url)
-    if not found:
-        raise Fixable("connection_invalid", "Not an http or https URL.", _URL_HINT)
-    scheme, authority, path, query = found.groups()
-    return URL.build(
-        scheme=scheme.lower(),
-        authority=_authority(scheme.lower(), authority),
-        path=_visible(path or "/"),
-        query_string=_visible(query or ""),
-        encoded=True,
-    )
-
-
-def _visible(text: str) -> str:
-    return text if text.isascii() and " " not in text else quote(text, safe=_VISIBLE)
-
-
+URL_HINT = "Give a URL such as https://api.example.com/v1, without a user name or password."
 _PORTS = {"http": 80, "https": 443}
-_URL_HINT = "Give a URL such as https://api.example.com/v1, without a user name or password."
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]{0,252})")
 
 
 @lru_cache(MAX_REMEMBERED)
-def _authority(scheme: str, authority: str) -> str:
+def read_authority(scheme: str, authority: str) -> str:
     """Host and port as a URL and the Host header say them."""
     if "@" in authority:
-        raise Fixable("connection_invalid", "A URL may not hold a user name.", _URL_HINT)
+        raise Fixable("connection_invalid", "A URL may not hold a user name.", URL_HINT)
     found = re.fullmatch(r"(\[[^\[\]]*\]|[^:]*)(?::(\d{0,5}))?", authority, re.ASCII)
     port = int((found and found[2]) or _PORTS[scheme])
     if not found or not 1 <= port <= 65535:
-        raise Fixable("connection_invalid", "The URL's host or port can't be read.", _URL_HINT)
+        raise Fixable("connection_invalid", "The URL's host or port can't be read.", URL_HINT)
     host = found[1]
     host = f"[{_ipv6(host[1:-1])}]" if host.startswith("[") else _ipv4(_name(host))
     return host if port == _PORTS[scheme] else f"{host}:{port}"
@@ -128,7 +110,7 @@ def _ipv6(text: str) -> Address:
     try:
         return ipaddress.IPv6Address(text)
     except ValueError as error:
-        raise Fixable("connection_invalid", "The URL's host can't be read.", _URL_HINT) from error
+        raise Fixable("connection_invalid", "The URL's host can't be read.", URL_HINT) from error
 
 
 def _name(host: str) -> str:
@@ -138,7 +120,7 @@ def _name(host: str) -> str:
     except ValueError:
         name = ""
     if not _HOST.fullmatch(name.lower()):
-        raise Fixable("connection_invalid", "The URL's host can't be read.", _URL_HINT)
+        raise Fixable("connection_invalid", "The URL's host can't be read.", URL_HINT)
     return name.lower()
 
 
@@ -159,3 +141,182 @@ def forbidden(host: str) -> Refused:
         f"The address of {host} is not allowed; add it to network.allow",
         "Private, loopback and link-local addresses are refused unless an operator lists them.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The forward proxy that everything goes through."""
+
+    url: URL  # without credentials, so that no library can show them
+    login: Mapping[str, str] = field(repr=False)  # its Proxy-Authorization header, if any
+
+    @classmethod
+    def at(cls, address: str) -> Proxy:
+        """The proxy at `http://user:password@host:port`."""
+        url = URL(address)
+        user, password = url.user, url.password or ""
+        if user is None:
+            return cls(url, {})
+        login = encode_basic_auth(user, password, encoding="utf-8")
+        return cls(url.with_user(None), {"Proxy-Authorization": login})
+
+
+Lookup = Callable[..., list[Any]]
+
+
+class Judge(AbstractResolver):
+    """Says what names mean, and which addresses may be dialled under the rules of now."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        # Threads of our own: a slow name server must not hold up other threaded work.
+        self._threads = ThreadPoolExecutor(thread_name_prefix="dns")
+        self._known: TTLCache[str, asyncio.Future[list[str]]]
+        self._known = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
+        self._left_to_proxy: TTLCache[str, bool] = TTLCache(MAX_REMEMBERED, REMEMBER_SECONDS)
+
+    def follow(self, allow: Sequence[str], proxy: Proxy | None) -> None:
+        """Judge by these rules from now on."""
+        allowed = networks(allow)
+        # Whether an address may be dialled; each answer is remembered.
+        self.permits: Callable[[str], bool]
+        self.permits = lru_cache(MAX_REMEMBERED)(lambda each: permitted(ip_address(each), allowed))
+        self.proxy = proxy
+        self.proxy_addresses = {proxy.url.raw_host} if proxy else set()
+        self._left_to_proxy.clear()
+
+    async def check(self, host: str) -> None:
+        """Refuse a name that may not be asked for. Raises OSError for one that is unknown."""
+        if self.proxy is not None:
+            await self.check_behind_proxy(host)
+        else:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                self._permitted(host, await self._look_up(host))
+
+    async def check_behind_proxy(self, host: str) -> None:
+        """Refuse a name with an address that may not be dialled: the proxy picks, not we.
+
+        A name that does not resolve here, or not soon, is left to the proxy.
+        """
+        if host in self._left_to_proxy:
+            return
+        try:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                found = await self._addresses(host)
+        except OSError:
+            self._left_to_proxy[host] = True
+            return
+        if len(self._permitted(host, found)) < len(found):
+            raise forbidden(host)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The addresses of a name that may be dialled; aiohttp asks for them."""
+        addresses = await self._addresses(host)
+        if self.proxy is not None and host == self.proxy.url.raw_host:
+            self.proxy_addresses = {host, *addresses}
+        else:
+            addresses = self._permitted(host, addresses)
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=0)
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _permitted(self, host: str, found: list[str]) -> list[str]:
+        permitted = [address for address in found if self.permits(address)]
+        if not permitted:
+            raise forbidden(host)
+        return permitted
+
+    async def _addresses(self, host: str) -> list[str]:
+        """All addresses of a name: looked up once for all who wait, remembered for a while."""
+        asked = self._known.get(host)
+        if asked is None or (asked.done() and (asked.cancelled() or asked.exception())):
+            asked = self._known[host] = asyncio.ensure_future(self._look_up(host))
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(asked)
+
+    async def _look_up(self, host: str) -> list[str]:
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._lookup, host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM
+        )
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        return [address[0] for *_, address in found]
+
+
+# A context, the stamps of its files, and when to look at these again.
+Known = tuple[ssl.SSLContext, tuple[tuple[int, int], ...], float]
+
+
+class Contexts:
+    """The TLS contexts in use. Relative paths count from `folder`."""
+
+    def __init__(
+        self, folder: Path, ca_file: str | None, *, look_again_seconds: float = REMEMBER_SECONDS
+    ) -> None:
+        self.ca_file = ca_file
+        self._folder = folder
+        self._look_again_seconds = look_again_seconds
+        self._known: dict[TlsFiles, Known] = {}
+
+    async def get(self, tls: TlsFiles) -> ssl.SSLContext:
+        """The context for these files, which are read on a thread: that takes its time."""
+        known = self._known.get(tls)
+        if known is None or time.monotonic() >= known[2]:
+            known = self._known[tls] = await asyncio.to_thread(self._look, tls, known)
+        return known[0]
+
+    def _look(self, tls: TlsFiles, known: Known | None) -> Known:
+        files = (self.ca_file, tls.ca_file, tls.cert_file, tls.key_file)
+        stamps = tuple(_stamp(self._folder / file) for file in files if file)
+        # The same context as long as it may be: its connections can be used again.
+        context = known[0] if known is not None and known[1] == stamps else self._read(tls)
+        return context, stamps, time.monotonic() + self._look_again_seconds
+
+    def _read(self, tls: TlsFiles) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        general = _load(context, self._folder, TlsFiles(ca_file=self.ca_file))
+        problem = f"network.{general}" if general else _load(context, self._folder, tls)
+        if problem:
+            hint = "An operator must give the path of a PEM file; it counts from config.toml."
+            raise Fixable("connection_invalid", f"TLS can't be used: {problem}", hint)
+        return context
+
+
+def tls_problem(folder: Path, tls: TlsFiles) -> str | None:
+    """What is wrong with these files, after the key that names one of them."""
+    return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), folder, tls)
+
+
+def _load(context: ssl.SSLContext, folder: Path, tls: TlsFiles) -> str | None:
+    """Have the context use these files; or what is wrong with them."""
+    key = "ca_file"
+    try:
+        if tls.ca_file:
+            context.load_verify_locations(folder / tls.ca_file)
+        key = "cert_file"
+        if tls.cert_file:
+            key_file = folder / (tls.key_file or tls.cert_file)
+            key = key if key_file.exists() else "key_file"
+            # With a password, though an empty one, OpenSSL does not ask for one at the terminal.
+            context.load_cert_chain(folder / tls.cert_file, key_file, password="")
+    except ssl.SSLError:
+        what = "certificates" if key == "ca_file" else "a certificate with its key, unencrypted"
+        return f"{key}: the file does not hold {what}, in PEM format"
+    except OSError as error:
+        return f"{key}: the file can't be read: {error.strerror}"
+    return None
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0  # the error comes where it is read
+    return found.st_mtime_ns, found.st_size

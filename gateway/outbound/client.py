@@ -16,31 +16,34 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import urljoin
+from typing import Any
+from urllib.parse import quote, urljoin
 
 import aiohttp
 from aiohttp import ClientResponse
+from aiohttp.connector import Connection
 from msgspec import Struct
 from msgspec.structs import replace
 from yarl import URL
 
 from gateway.errors import Broken, Fixable, Refused, UpstreamFailed
-from gateway.limits import STEP_BYTES, WORKER_BYTES
+from gateway.limits import IDLE_SECONDS, MAX_EXCHANGES, STEP_BYTES, WORKER_BYTES
 from gateway.model import NO_TLS_FILES, OWN_HEADERS, TlsFiles
-from gateway.outbound.addresses import forbidden, is_address, locate
-from gateway.outbound.dialling import (
+from gateway.outbound.addresses import (
+    URL_HINT,
     Contexts,
     Judge,
-    JudgingConnector,
     Lookup,
-    Progress,
     Proxy,
-    progress,
+    forbidden,
+    is_address,
+    read_authority,
 )
+from gateway.outbound.content import Room, collect
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -79,15 +82,6 @@ class Stream:
     chunks: AsyncIterator[bytes]
 
 
-class Room(Protocol):
-    """Where an answer of more than `bytes` has to ask for room."""
-
-    bytes: int
-
-    async def take(self, until: float | None) -> bool:
-        """Whether it may be held; waits for that, at most until then."""
-
-
 class NoAnswer(UpstreamFailed):
     """The exchange failed. `sent` is False only if the other side can't have seen the request."""
 
@@ -116,7 +110,7 @@ class Egress:
 
     async def __aenter__(self) -> Egress:
         self._session = aiohttp.ClientSession(
-            connector=JudgingConnector(self._judge),
+            connector=JudgedConnector(self._judge),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
             skip_auto_headers=("Accept", "Content-Type"),
@@ -163,47 +157,46 @@ class Egress:
         """The answer, whole or up to `max_bytes`, within `deadline` seconds for everything."""
         # Shortly before the end an answer that still waits for room is cut: better than none.
         until = asyncio.get_running_loop().time() + 0.95 * deadline
-        async with self._exchange(deadline):
-            while True:
-                response = await self._ask(request, tls)
-                try:
-                    body, truncated = await collect(_chunks(response), max_bytes, room, until)
-                finally:
-                    response.close()  # which does nothing where its body was read to the end
-                headers = _received(response)
-                answer = Answer(response.status, headers, body, truncated, request.url)
-                onward = _redirected(request, answer) if same_host_redirects else None
-                if onward is None:
-                    return answer
-                request, same_host_redirects = onward, same_host_redirects - 1
+        progress.set(Progress())
+        try:
+            async with asyncio.timeout(deadline):
+                answer = await self._answer(request, tls, max_bytes, room, until)
+                while same_host_redirects and (onward := _redirected(request, answer)) is not None:
+                    request, same_host_redirects = onward, same_host_redirects - 1
+                    answer = await self._answer(request, tls, max_bytes, room, until)
+                return answer
+        except TimeoutError as error:
+            raise _too_late(deadline) from error
 
     @asynccontextmanager
     async def open(
         self, request: Request, *, deadline: float, tls: TlsFiles = NO_TLS_FILES
     ) -> AsyncIterator[Stream]:
         """An answer to be read as it comes: `deadline` is for its head, its body has none."""
-        async with self._exchange(deadline) as limit:
-            response = await self._ask(request, tls)
-            limit.reschedule(None)
-            try:
-                yield Stream(response.status, _received(response), _chunks(response))
-            finally:
-                response.close()
-
-    @asynccontextmanager
-    async def _exchange(self, deadline: float) -> AsyncIterator[asyncio.Timeout]:
-        """One exchange, which has so many seconds."""
-        exchange = Progress()
-        progress.set(exchange)
+        progress.set(Progress())
         try:
-            async with asyncio.timeout(deadline) as limit:
-                yield limit
+            async with asyncio.timeout(deadline):
+                response = await self._ask(request, tls)
         except TimeoutError as error:
-            if not limit.expired():
-                raise
-            words = f"There was no complete answer within {deadline:g} s."
-            hint = "Ask for less at once, or raise timeout_seconds of the connection."
-            raise NoAnswer("upstream_timeout", words, hint, sent=exchange.sent) from error
+            raise _too_late(deadline) from error
+        try:
+            yield Stream(response.status, _received(response), _chunks(response))
+        finally:
+            response.close()
+
+    async def _answer(
+        self, request: Request, tls: TlsFiles, max_bytes: int, room: Room | None, until: float
+    ) -> Answer:
+        """One answer, whole or up to a bound. aiohttp unpacks step by step: a bomb is cut."""
+        response = await self._ask(request, tls)
+        try:
+            chunks = response.content.iter_any()
+            body, truncated = await collect(chunks, max_bytes, room, until)
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
+        finally:
+            response.close()  # which does nothing where its body was read to the end
+        return Answer(response.status, _received(response), body, truncated, request.url)
 
     async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:
         """The answer's head; asked for again where an idle connection had just been closed."""
@@ -242,6 +235,94 @@ class Egress:
         if is_address(host) and not self._judge.permits(host):
             raise forbidden(host)
         return located
+
+
+# No control character anywhere, and no backslash where browsers would take it for a slash.
+_SHAPE = re.compile(
+    r"(https?)://([^/?#\\\x00-\x1f\x7f]*)((?:/[^?#\x00-\x1f\x7f]*)?)"
+    r"(?:\?([^#\x00-\x1f\x7f]*))?(?:#[^\x00-\x1f\x7f]*)?",
+    re.IGNORECASE,
+)
+_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
+
+
+def locate(url: str) -> URL:
+    """Read a URL the one way it will be dialled, spelled as it goes on the wire; or refuse it."""
+    found = _SHAPE.fullmatch(url)
+    if not found:
+        raise Fixable("connection_invalid", "Not an http or https URL.", URL_HINT)
+    scheme, authority, path, query = found.groups()
+    return URL.build(
+        scheme=scheme.lower(),
+        authority=read_authority(scheme.lower(), authority),
+        path=_visible(path or "/"),
+        query_string=_visible(query or ""),
+        encoded=True,
+    )
+
+
+def _visible(text: str) -> str:
+    return text if text.isascii() and " " not in text else quote(text, safe=_VISIBLE)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one exchange has come."""
+
+    sent: bool = False  # from when on the other side may have seen something of it
+    dialled: bool = False  # its connection is a new one
+
+
+progress: ContextVar[Progress] = ContextVar("progress")
+
+
+class JudgedConnector(aiohttp.TCPConnector):
+    """Gives out connections that may be used, and notes that nothing is sent before one is.
+
+    A connection that was kept is judged again before it is used again: new rules hold at once.
+    """
+
+    def __init__(self, judge: Judge) -> None:
+        super().__init__(
+            resolver=judge,
+            socket_factory=self._open_socket,
+            use_dns_cache=False,
+            keepalive_timeout=IDLE_SECONDS,
+            limit=MAX_EXCHANGES,
+        )
+        self._judge = judge
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Connection:
+        """A connection on which nothing was sent yet."""
+        exchange = progress.get()
+        exchange.sent = exchange.dialled = False
+        connection = await super().connect(*args, **kwargs)
+        while not (exchange.dialled or self._may_be_used_again(connection)):
+            connection.close()
+            connection = await super().connect(*args, **kwargs)
+        exchange.sent = True
+        return connection
+
+    def _open_socket(self, info: Any) -> socket.socket:
+        """The last door: whatever way an address took to get here, this one is being dialled."""
+        family, kind, protocol, _, address = info
+        if not self._may_be_used(address[0]):
+            raise PermissionError(errno.EACCES, "address not allowed")
+        progress.get().dialled = True
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return made
+
+    def _may_be_used_again(self, connection: Connection) -> bool:
+        """Whether a kept connection leads where we may go, and nothing came on it unasked."""
+        protocol, transport = connection.protocol, connection.transport
+        if protocol is None or transport is None or protocol.should_close:
+            return False
+        peer = transport.get_extra_info("peername")
+        return bool(peer) and self._may_be_used(peer[0])
+
+    def _may_be_used(self, address: str) -> bool:
+        return self._judge.permits(address) or address in self._judge.proxy_addresses
 
 
 _CROSSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -300,29 +381,12 @@ def _received(response: ClientResponse) -> Pairs:
 
 
 async def _chunks(response: ClientResponse) -> AsyncIterator[bytes]:
-    """A body as it comes. aiohttp unpacks it step by step: a bomb is cut by whoever reads it."""
+    """A body as it comes, unpacked step by step."""
     try:
         async for chunk in response.content.iter_any():
             yield chunk
     except (aiohttp.ClientError, OSError) as error:
         raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
-
-
-async def collect(
-    chunks: AsyncIterator[bytes], max_bytes: int, room: Room | None, until: float
-) -> tuple[bytes, bool]:
-    """The chunks put together up to a bound, and whether there was more."""
-    body, size, most = BytesIO(), 0, max_bytes
-    async for chunk in chunks:
-        size += len(chunk)
-        if room is not None and size > room.bytes:
-            most = max_bytes if await room.take(until) else room.bytes
-            room = None
-        body.write(chunk)  # which grows where it is: parts that are joined would be there twice
-        if size > most:
-            body.truncate(most)
-            break
-    return body.getvalue(), size > most
 
 
 def _redirected(request: Request, answer: Answer) -> Request | None:
@@ -362,6 +426,12 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ClientResponseError, _NOT_HTTP),
     (Exception, "The connection was closed before it was answered."),
 )
+
+
+def _too_late(deadline: float) -> NoAnswer:
+    words = f"There was no complete answer within {deadline:g} s."
+    hint = "Ask for less at once, or raise timeout_seconds of the connection."
+    return NoAnswer("upstream_timeout", words, hint, sent=progress.get().sent)
 
 
 def no_answer(error: Exception, *, sent: bool, proxied: bool = False) -> NoAnswer:

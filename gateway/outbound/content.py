@@ -1,19 +1,21 @@
-"""What the bytes of an answer are: text, JSON, or neither.
+"""What comes back: how much of an answer may be held, and whether it is text, JSON, or neither.
 
 The Content-Type is believed as far as it goes; one that says little is checked against the bytes.
 A charset comes from a byte order mark or from the Content-Type. Parsing a large JSON text takes up
 to forty times its memory and holds up every thread of its process, so that it is done in a worker
-process: this module imports next to nothing, since such a process may have to be started first.
+process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import re
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from email.message import Message
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -31,6 +33,60 @@ _VAGUE = frozenset(("", "text/plain", "application/octet-stream", "text/html", "
 _JSON_BEGINS = re.compile(rb"\s*[\[{]")
 # Codecs that are no charset of any document: slow ones, and spellings of text in text.
 _NO_CHARSETS = {"idna", "punycode", "undefined", "utf-7", "unicode_escape", "raw_unicode_escape"}
+
+
+class Room:
+    """The right to hold one large answer, taken if it turns out to be one, while the block lasts.
+
+    Up to `bytes` nobody has to ask. An answer that waits for its turn is not read from the wire,
+    and one that gets none in time is cut.
+    """
+
+    __slots__ = ("_free", "_taken", "bytes")
+
+    def __init__(self, bytes: int, free: tuple[asyncio.Semaphore, ...]) -> None:
+        self.bytes = bytes
+        self._free = free
+        self._taken: list[asyncio.Semaphore] = []
+
+    async def holds(self, size: int) -> bool:
+        """Whether so much of an answer may be held."""
+        return size <= self.bytes or await self.take(None)
+
+    async def take(self, until: float | None) -> bool:
+        """Whether a large answer may be held; waits for that, at most until then."""
+        try:
+            async with asyncio.timeout_at(until):
+                for free in self._free[len(self._taken) :]:
+                    await free.acquire()
+                    self._taken.append(free)
+        except TimeoutError:
+            return False
+        return True
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for taken in self._taken:
+            taken.release()
+
+
+async def collect(
+    chunks: AsyncIterator[bytes], max_bytes: int, room: Room | None, until: float
+) -> tuple[bytes, bool]:
+    """The chunks put together up to a bound, and whether there was more."""
+    body, size, most = BytesIO(), 0, max_bytes
+    async for chunk in chunks:
+        size += len(chunk)
+        if room is not None and size > room.bytes:
+            most = max_bytes if await room.take(until) else room.bytes
+            room = None
+        body.write(chunk)  # which grows where it is: parts that are joined would be there twice
+        if size > most:
+            body.truncate(most)
+            break
+    return body.getvalue(), size > most
 
 
 def essence(media_type: str) -> str:

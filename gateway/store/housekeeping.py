@@ -18,11 +18,11 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from gateway.errors import GatewayError
 from gateway.limits import HEARTBEAT_SECONDS, MAX_PAUSE_SECONDS, STORE_ROWS
+from gateway.model import new_id
 from gateway.store import tables
 from gateway.store.cluster import EVENTS, Replica, beat, bury_the_dead, leave, this_host
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, mark_unknown
-from gateway.store.secrets import new_id
 
 log = structlog.get_logger("gateway.store")
 

@@ -139,8 +139,3 @@ def _kept_check(tx: Connection) -> Any:
 def _keep_check(tx: Connection, sealed: bytes) -> Any:
     tx.execute(insert_new(tx, tables.facts), {"name": CHECK_NAME, "value": sealed})
     return _kept_check(tx)
-
-
-def new_id(now: float) -> str:
-    """An id that sorts by age: 12 hex digits of time in milliseconds, 20 that nobody can guess."""
-    return f"{int(now * 1000):012x}{os.urandom(10).hex()}"

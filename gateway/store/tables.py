@@ -1,6 +1,6 @@
 """Every table, the types of its columns, and the version of all of them together.
 
-Times are seconds since 1970, UTC. Ids are time-prefixed hex (`secrets.new_id`), so that they sort
+Times are seconds since 1970, UTC. Ids are time-prefixed hex (`model.new_id`), so that they sort
 by age. Columns are named as the fields of the frozen row in the module that owns the table. JSON
 is kept as the bytes that `model.json_bytes` writes.
 """

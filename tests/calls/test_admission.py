@@ -11,7 +11,8 @@ from gateway.calls.admission import Admission, Slots, retry_after_seconds
 from gateway.errors import Overloaded
 from gateway.limits import CALLS_PER_CONNECTION, LARGE_ANSWERS, LARGE_BYTES, MAX_WAITING_CALLS
 from gateway.model import RateLimit
-from gateway.outbound.client import NoAnswer, collect
+from gateway.outbound.client import NoAnswer
+from gateway.outbound.content import collect
 
 
 class Clock:

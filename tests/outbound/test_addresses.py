@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Fixable
-from gateway.outbound.addresses import locate, networks, permitted
+from gateway.outbound.addresses import networks, permitted
+from gateway.outbound.client import locate
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from gateway.errors import Fixable
 from gateway.model import NO_TLS_FILES, TlsFiles
+from gateway.outbound.addresses import Contexts
 from gateway.outbound.client import Egress, NoAnswer, Request
-from gateway.outbound.dialling import Contexts
 from tests.certificates import Authority, authority
 from tests.forward_proxy import forward_proxy
 from tests.raw_server import Connection, always, answer, raw_server
