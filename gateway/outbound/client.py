@@ -200,6 +200,8 @@ class Egress:
 
     async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:
         """The answer's head; asked for again where an idle connection had just been closed."""
+        if self._session is None:
+            raise Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
         url, proxy, options = self._locate(request.url), self._judge.proxy, _options(request)
         if url.scheme == "https":
             options |= {"ssl": await self._contexts.get(tls), "server_hostname": tls.server_name}
@@ -209,25 +211,23 @@ class Egress:
             options |= {"proxy": proxy.url, "proxy_headers": {**OWN_AGENT, **proxy.login}}
             if url.scheme == "http":  # no tunnel: the proxy reads the request itself
                 options["headers"] += proxy.login.items()
-        try:
-            response = await self._head(request.method, url, options)
-        except NoAnswer as error:
-            crossed = isinstance(error.__cause__, _CROSSED) and not progress.get().dialled
-            if not crossed or request.method not in ("GET", "HEAD") or request.body:
-                raise
-            response = await self._head(request.method, url, options)
+        repeatable = request.method in ("GET", "HEAD") and not request.body
+        while True:
+            progress.get().sent = True  # until the connector says that it still dials
+            try:
+                response = await self._session.request(request.method, url, **options)
+                break
+            except NoAnswer as error:
+                crossed = isinstance(error.__cause__, _CROSSED) and not progress.get().dialled
+                if not (crossed and repeatable):
+                    raise
+                repeatable = False
         if response.status < 200 or (response.status == 407 and proxy and url.scheme == "http"):
             response.close()
             switched = response.status < 200  # to another protocol than was asked for
             words, hint = (_NOT_HTTP, _HINT) if switched else (_PROXY_WANTS_LOGIN, _PROXY_HINT)
             raise NoAnswer("upstream_unreachable", words, hint, sent=switched)
         return response
-
-    async def _head(self, method: str, url: URL, options: dict[str, Any]) -> ClientResponse:
-        if self._session is None:
-            raise Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
-        progress.get().sent = True  # until the connector says that it still dials
-        return await self._session.request(method, url, **options)
 
     def _locate(self, url: str) -> URL:
         located = locate(url)
