@@ -117,7 +117,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._names: set[str] = set()  # of connections that have figures
+        self._children: dict[tuple[object, ...], Any] = {}  # by metric and labels
 
         def counter(name: str, words: str, *labels: str) -> Counter:
             return Counter(f"gateway_{name}", words, labels, registry=self.registry)
@@ -152,23 +152,30 @@ class Metrics:
         name, status = execution.connection, execution.upstream_status
         if not name:
             return
-        self._names.add(name)
-        self._calls.labels(name, execution.access, execution.status).inc()
+        self._child(self._calls, name, execution.access, execution.status).inc()
         if status:
-            self._answers.labels(name, f"{status // 100}xx").inc()
+            self._child(self._answers, name, f"{status // 100}xx").inc()
         if execution.error_code:
-            self._errors.labels(name, execution.error_code).inc()
+            self._child(self._errors, name, execution.error_code).inc()
         if execution.result:
-            self._whole.labels(name).observe(execution.result["duration_ms"] / 1000)
+            self._child(self._whole, name).observe(execution.result["duration_ms"] / 1000)
             if (waited := execution.result.get("upstream_ms")) is not None:
-                self._upstream.labels(name).observe(waited / 1000)
+                self._child(self._upstream, name).observe(waited / 1000)
+
+    def _child(self, metric: Counter | Histogram, *labels: str) -> Any:
+        """The figure with these labels, remembered: the library takes long to find it."""
+        key = (metric, *labels)
+        if key not in self._children:
+            self._children[key] = metric.labels(*labels)
+        return self._children[key]
 
     def forget_all_but(self, names: Iterable[str]) -> None:
         """Forgets connections that are no more: names that come and go must not pile up."""
-        for name in self._names.difference(names):
+        gone = {str(labels[0]) for _, *labels in self._children}.difference(names)
+        self._children = {key: child for key, child in self._children.items() if key[1] not in gone}
+        for name in gone:
             for metric in (self._calls, self._errors, self._answers, self._whole, self._upstream):
                 metric.remove_by_labels({"connection": name})
-        self._names.intersection_update(names)
 
     def text(
         self, statuses: Iterable[str], unknown: int, figures: Mapping[str, float], *, named: bool

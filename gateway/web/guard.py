@@ -95,19 +95,23 @@ def host_rules(
 def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
     """Refuses a Host or Origin that is not ours."""
     server = scope.get("server")
-    loopback = _loopback_hosts(server[1] if server else None)
-    if not _is_allowed(fields.get(b"host", b"").lower(), rules.hosts, loopback):
+    port = server[1] if server else None
+    if not _is_own_host(rules, port, fields.get(b"host", b"")):
         raise RefusedRequest(421, "Invalid Host header")
     origin = fields.get(b"origin")
     if origin is None:
         return
     scheme, _, host = origin.lower().partition(b"://")
-    own_pages = loopback if scheme == b"http" else frozenset[bytes]()
+    own_pages = _loopback_hosts(port) if scheme == b"http" else frozenset[bytes]()
     if host not in own_pages and not _is_allowed(origin.lower(), rules.origins):
         raise RefusedRequest(403, "Invalid Origin header")
 
 
 @lru_cache(maxsize=64)
+def _is_own_host(rules: HostRules, port: int | None, host: bytes) -> bool:
+    return _is_allowed(host.lower(), rules.hosts, _loopback_hosts(port))
+
+
 def _loopback_hosts(port: int | None) -> frozenset[bytes]:
     names = {f"{name}:{port}" for name in LOOPBACK_NAMES}
     if port == 80:
