@@ -46,7 +46,7 @@ from gateway.calls.record import (
 )
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
-from gateway.errors import GatewayError, NotFound, Overloaded, Refused, UnknownTool
+from gateway.errors import GatewayError, Overloaded, Refused, UnknownTool
 from gateway.limits import (
     CALLS_PER_PRINCIPAL,
     MAX_QUOTE_CHARS,
@@ -132,11 +132,8 @@ class Approvals:
             return not gone()
         return bool(replica) and replica in await living(self._db)
 
-    async def decide(self, id: str, decision: Decision, by: Principal) -> Approval:
+    async def decide(self, approval: Approval, decision: Decision, by: Principal) -> Approval:
         """A person's decision, from wherever they sit; the first one stays."""
-        approval = await store.get_approval(self._db, id)
-        if approval is None:
-            raise NotFound("invalid_arguments", "there is no such approval")
         snapshot = self._current()
         if approval.principal == by.name and snapshot.settings.auth.mode != "none":
             raise Refused(
@@ -152,7 +149,7 @@ class Approvals:
             )
         decided = await self._decide(approval, decision, by.name)
         if decided is None:
-            raise too_late(await store.get_approval(self._db, id))
+            raise too_late(await store.get_approval(self._db, approval.id))
         return decided
 
     async def recheck(self, attempt: Attempt, approval: Approval) -> None:

@@ -24,9 +24,9 @@ from gateway.console.pages import (
     page,
     toast,
 )
-from gateway.errors import Fixable, NotFound
+from gateway.errors import Fixable
 from gateway.limits import PAGE_ENTRIES
-from gateway.store.approvals import Approval, get_approval
+from gateway.store.approvals import Approval
 from gateway.store.ledger import Execution, Filter, values_of
 from gateway.store.ledger import list_executions as read_executions
 from gateway.web.own_tools import list_executions
@@ -104,10 +104,8 @@ async def decide(visit: Visit) -> Response:
         decision = "always_allow"
     if decision not in WORDS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(WORDS)}")
-    waiting = await get_approval(visit.gateway.db, visit.id)
-    if waiting is None or not visit.inquiry.oversees(waiting.connection):
-        raise NotFound("invalid_arguments", "there is no such approval")
-    approval = await visit.gateway.approvals.decide(visit.id, decision, visit.principal)
+    waiting = await visit.inquiry.approval(visit.id)
+    approval = await visit.gateway.approvals.decide(waiting, decision, visit.principal)
     words = WORDS[decision].format(clip(approval.tool, 60), _always(visit, approval))
     return toast(visit, words, good=decision != "deny")
 

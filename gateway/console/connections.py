@@ -36,11 +36,11 @@ from gateway.console.pages import (
     plural,
     toast,
 )
-from gateway.errors import Fixable, GatewayError, NotFound
+from gateway.errors import Fixable, GatewayError
 from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
 from gateway.policy.access import visible_tools
-from gateway.store.catalog import get_change, list_changes
+from gateway.store.catalog import list_changes
 from gateway.web import own_tools
 from gateway.web.shown import change_row, tool_row
 
@@ -119,13 +119,10 @@ async def delete(visit: Visit) -> Response:
 
 async def decide_change(visit: Visit) -> Response:
     """Accepts or rejects one held change."""
-    visit.inquiry.require_admin()
-    found = await get_change(visit.gateway.db, visit.id)
-    if found is None or not visit.inquiry.oversees(found.connection):
-        raise NotFound("invalid_arguments", "there is no such change")
+    found = await visit.inquiry.change(visit.id)
     accept, by = visit.form.get("decision") == "accept", visit.principal.name
     decided: Literal["accepted", "rejected"] = "accepted" if accept else "rejected"
-    await visit.gateway.catalog.decide_change(visit.id, decided, by=by)
+    await visit.gateway.catalog.decide_change(found.id, decided, by=by)
     return toast(visit, "Accepted: it is served now" if accept else "Rejected: it stays as it was")
 
 

@@ -37,6 +37,7 @@ from gateway.policy.access import may_know, oversees, principal_now
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.store import approvals
 from gateway.store.approvals import Approval, StandingGrant
+from gateway.store.catalog import Change, get_change
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_execution
 from gateway.web.guard import Throttle, write_json
@@ -112,6 +113,22 @@ class Inquiry:
         elif execution.status == "executing" and not await running.cancel_and_wait(id):
             await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
         return await self.execution(id)
+
+    async def approval(self, id: str) -> Approval:
+        """The approval of this id, if it is the caller's to decide on."""
+        self.require_admin()
+        found = await approvals.get_approval(self.gateway.db, id)
+        if found is None or not self.oversees(found.connection):
+            raise NotFound("invalid_arguments", "there is no such approval")
+        return found
+
+    async def change(self, id: str) -> Change:
+        """The change of this id, if it is the caller's to decide on."""
+        self.require_admin()
+        found = await get_change(self.gateway.db, id)
+        if found is None or not self.oversees(found.connection):
+            raise NotFound("invalid_arguments", "there is no such change")
+        return found
 
     async def grants(self) -> list[StandingGrant]:
         """The standing grants that hold and are the caller's business."""

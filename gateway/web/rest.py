@@ -388,21 +388,17 @@ async def list_approvals(call: ApiCall) -> dict[str, Any]:
 
 
 async def get_approval(call: ApiCall) -> dict[str, Any]:
-    call.inquiry.require_admin()
-    found = await approvals.get_approval(call.inquiry.gateway.db, call.id)
-    if found is None or not call.inquiry.oversees(found.connection):
-        raise NotFound("invalid_arguments", "there is no such approval")
-    return shown.decided_row(found)
+    return shown.decided_row(await call.inquiry.approval(call.id))
 
 
 async def decide_approval(call: ApiCall) -> Any:
-    await get_approval(call)
+    approval = await call.inquiry.approval(call.id)
     decision = call.object("decision")["decision"]
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
     inquiry = call.inquiry
     try:
-        decided = await inquiry.gateway.approvals.decide(call.id, decision, inquiry.principal)
+        decided = await inquiry.gateway.approvals.decide(approval, decision, inquiry.principal)
     except NotApproved as error:  # someone, or time, was faster
         return error_response(error, 409)
     return shown.decided_row(decided)
@@ -432,16 +428,12 @@ async def list_changes(
 
 
 async def decide_change(call: ApiCall, status: Literal["accepted", "rejected"]) -> Any:
-    call.inquiry.require_admin()
-    inquiry, id = call.inquiry, call.id
-    found = await changes.get_change(inquiry.gateway.db, id)
-    if found is not None and not inquiry.oversees(found.connection):
-        found, id = None, ""
-    if found is not None and found.status != "held":
+    inquiry, found = call.inquiry, await call.inquiry.change(call.id)
+    if found.status != "held":
         decided = Fixable("invalid_arguments", f"the change is {found.status} already")
         return error_response(decided, 409)
     by = inquiry.principal.name
-    return shown.change_row(await inquiry.gateway.catalog.decide_change(id, status, by=by))
+    return shown.change_row(await inquiry.gateway.catalog.decide_change(found.id, status, by=by))
 
 
 async def get_permissions(call: ApiCall) -> dict[str, Any]:

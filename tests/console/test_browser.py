@@ -182,7 +182,7 @@ async def test_no_card_moves_under_the_pointer(browser: Browser, shop: Running) 
                 before = await second.bounding_box()
                 gateway = shop.app.gateway
                 [waiting, _] = await list_open(gateway.db, time.time())
-                await gateway.approvals.decide(waiting.id, "deny", Principal("local", admin=True))
+                await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True))
                 await asyncio.wait_for(first, 5)
                 await expect(page.locator(".card.ended")).to_have_count(1)
                 assert await second.bounding_box() == before
