@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
+import uvloop
 from rich.console import Console as Terminal
 from rich.progress import Progress
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,10 +47,10 @@ from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
-from gateway.config.connection import Connection, McpConnection, OpenApiConnection
+from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Settings
 from gateway.console.app import Console
-from gateway.demo.bookshop import bookshop, definition
+from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import FIRST_LOOK_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import McpEndpoint, resource_metadata
@@ -56,6 +58,7 @@ from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes, tell_others
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
+from gateway.server import GatewayServer, bind
 from gateway.store.cluster import Notifier, Signals, kept_wishes
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
@@ -112,6 +115,21 @@ class App:
     feed: Feed
     console: Console
 
+    def server(
+        self, place: Place, grace: float, *, announce: bool = True, worker: bool = False
+    ) -> GatewayServer:
+        """What serves this at a socket, and ends it in order."""
+        return GatewayServer(
+            *(self, self._turn_away, self.drain),
+            grace=grace,
+            request_seconds=self.gateway.snapshot.settings.limits.request_seconds,
+            announced=(place.own_url, self.console.link(place.own_url)) if announce else None,
+            worker=worker,
+        )
+
+    def _turn_away(self) -> None:
+        self.health.draining = True
+
     async def drain(self, grace: float) -> None:
         """Lets all calls in flight finish, whoever waits for them; then closes the streams.
 
@@ -152,6 +170,21 @@ class App:
             await self.demo(inner, receive, send)
         else:
             await self.rest(scope, receive, send)
+
+
+def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
+    """Runs until a signal ends it; the exit code. A worker shares its port with others."""
+    bound = bind(settings.server.host, settings.server.port, shared=worker)
+    host, port = bound.getsockname()[:2]
+    with bound:
+        return uvloop.run(_serve(settings, Place(config, host, port), bound, worker))
+
+
+async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
+    async with running(settings, place, show_progress) as app:
+        server = app.server(place, settings.server.shutdown_seconds, worker=worker)
+        await server.serve(sockets=[bound])
+    return 0
 
 
 def show_progress(total: int) -> Callable[[str], None]:
@@ -210,7 +243,7 @@ class Assembly:
         """The store, and the key that seals secrets in it."""
         key_file = self.folder / self.settings.store.secret_key_file
         self.seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
-        self.db = await self._enter(Database(store_url(self.settings, self.folder)))
+        self.db = await self._enter(Database(self.settings.store.url_in(self.folder)))
         await check_seal(self.db, self.seal)
 
     async def open_ways_out(self) -> None:
@@ -436,21 +469,3 @@ class Assembly:
 
         self._stack.push_async_callback(end)
         return task
-
-
-def demo_connection(own_url: str) -> OpenApiConnection:
-    """The bookshop as a connection like any other."""
-    return OpenApiConnection(
-        kind="openapi",
-        display_name="Book shop",
-        spec=definition().decode(),
-        base_url=f"{own_url}/demo",
-    )
-
-
-def store_url(settings: Settings, folder: Path) -> str:
-    """The store's address; a relative SQLite path counts from the folder of config.toml."""
-    url = settings.store.url
-    if not url.startswith("sqlite:///"):
-        return url
-    return f"sqlite:///{(folder / url.removeprefix('sqlite:///')).resolve()}"

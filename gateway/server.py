@@ -1,4 +1,4 @@
-"""Runs the application: a bound socket, uvicorn around it, and an orderly end.
+"""Serves an application: a bound socket, uvicorn around it, worker processes, an orderly end.
 
 The socket is bound first, so that the parts know their own address even for port 0. The ready line
 is printed once requests are accepted. The first SIGTERM or Ctrl-C makes /readyz say 503, stops
@@ -17,7 +17,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,10 +25,9 @@ from typing import Any
 
 import structlog
 import uvicorn
-import uvloop
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.app import App, Place, running, show_progress
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from gateway.limits import (
@@ -45,15 +44,6 @@ AT_ONCE = signal.SIGQUIT  # what the parent of workers has them end by when it i
 SIGNALS = (signal.SIGINT, signal.SIGTERM, AT_ONCE)
 READY = b"Gateway ready: "
 ENDED_WELL = (0, -signal.SIGTERM, -AT_ONCE)  # by a signal itself: it was only just starting
-
-
-def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
-    """Runs until a signal ends it; the exit code. A worker shares its port with others."""
-    bound = bind(settings.server.host, settings.server.port, shared=worker)
-    host, port = bound.getsockname()[:2]
-    place = Place(config, host, port)
-    with bound:
-        return uvloop.run(_serve(settings, place, bound, worker))
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -73,41 +63,25 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return bound
 
 
-async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
-    async with running(settings, place, show_progress) as app:
-        server = GatewayServer(app, place, settings.server.shutdown_seconds, worker=worker)
-        if worker:
-            _end_with_parent(server)
-        await server.serve(sockets=[bound])
-    return 0
-
-
-def _end_with_parent(server: GatewayServer) -> None:
-    """Ends a worker whose parent is gone: nobody else would, and it would hold the port.
-
-    The parent never writes to a worker's standard input: the kernel closes it with the parent.
-    """
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        loop.remove_reader(sys.stdin)
-        log.warning("parent process gone")
-        server.stop()
-
-    loop.add_reader(sys.stdin, end)
-
-
 class GatewayServer(uvicorn.Server):
     """uvicorn with our ready line and our way to end."""
 
     def __init__(
-        self, app: App, place: Place, grace: float, announce: bool = True, worker: bool = False
+        self,
+        app: ASGIApp,
+        turn_away: Callable[[], None],
+        drain: Callable[[float], Coroutine[Any, Any, None]],
+        *,
+        grace: float,  # for calls in flight, in seconds
+        request_seconds: float,
+        announced: tuple[str, str] | None = None,  # our address, and the console's
+        worker: bool = False,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http=patient_protocol(app.gateway.snapshot.settings.limits.request_seconds),
+                http=patient_protocol(request_seconds),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -117,25 +91,42 @@ class GatewayServer(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(grace)),
             )
         )
-        self._app = app
-        self._place = place
+        self._turn_away = turn_away
+        self._drain = drain
         self._grace = grace
-        self._announce = announce
+        self._announced = announced  # None: inside someone else's process; its signals are not ours
         # A worker may hear a signal from a terminal or init system and from its parent as well.
         self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
+        self._worker = worker
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._announce:
+        if self._worker:
+            self._end_with_parent()
+        if self._announced is not None:
+            url, console = self._announced
             _collect_rarely()
-            print(f"Gateway ready: {self._place.own_url}/mcp", flush=True)
-            link = self._app.console.link(self._place.own_url)
-            print(f"Console: {link}", file=sys.stderr, flush=True)
+            print(f"{READY.decode()}{url}/mcp", flush=True)
+            print(f"Console: {console}", file=sys.stderr, flush=True)
+
+    def _end_with_parent(self) -> None:
+        """Ends a worker whose parent is gone: nobody else would, and it would hold the port.
+
+        The parent never writes to a worker's standard input: the kernel closes it with the parent.
+        """
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.remove_reader(sys.stdin)
+            log.warning("parent process gone")
+            self.stop()
+
+        loop.add_reader(sys.stdin, end)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if not self._announce:  # inside someone else's process: its signals are not ours
+        if self._announced is None:
             yield
             return
         loop = asyncio.get_running_loop()
@@ -161,11 +152,11 @@ class GatewayServer(uvicorn.Server):
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
-        self._app.health.draining = True
-        if self._announce:
+        self._turn_away()
+        if self._announced is not None:
             await asyncio.sleep(TURN_AWAY_SECONDS)
         self.should_exit = True
-        await self._app.drain(self._grace)
+        await self._drain(self._grace)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for connections, as uvicorn does, and for the calls that no connection awaits."""
@@ -175,8 +166,7 @@ class GatewayServer(uvicorn.Server):
         if self._ending is not None:
             await asyncio.wait((self._ending,))
         if not self.force_exit:  # a request may have begun a call as its last act
-            last = self._app.gateway.invoker.running.drain(ends - loop.time())
-            self._ending = loop.create_task(last)
+            self._ending = loop.create_task(self._drain(ends - loop.time()))
             await asyncio.wait((self._ending,))
 
 

@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
-from gateway.server import GatewayServer, bind
+from gateway.server import bind
 from tests.peers import until
 
 # Few examples, the same in every run; `make test-slow` looks for more with the other profile.
@@ -67,7 +67,7 @@ async def gateway_on(config: Path, text: str = OPEN) -> AsyncIterator[Running]:
         port: int = bound.getsockname()[1]
         place = Place(config, "127.0.0.1", port)
         async with running(settings, place) as app:
-            server = GatewayServer(app, place, grace=2, announce=False)
+            server = app.server(place, grace=2, announce=False)
             task = asyncio.create_task(server.serve(sockets=[bound]))
             await until(lambda: server.started)
             try:

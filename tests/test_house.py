@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "azure": LOW,
     "reader": LOW | {"connectors", "azure"},
     "workers": LOW | {"reader"},
-    "demo": set(),
+    "demo": {"config"},
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
     "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},

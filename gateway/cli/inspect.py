@@ -1,36 +1,64 @@
-"""What definitions and servers give, with nothing stored and nothing started.
+"""What definitions, servers and the configuration give, with nothing stored and nothing served.
 
 `gateway inspect`: what a definition would become. `gateway discover`: what upstream MCP servers
-offer now, and what in the configuration has drifted from it.
+offer now, and what in the configuration has drifted from it. `gateway check`: what is wrong with a
+configuration. Manifests and TLS files are read. The snapshot that the configuration would give is
+made from the store: it shows names that match nothing (for that, definitions that names are
+compared with and that are not in the store are read), and each recorded call can be looked up and
+decided in it as if it came in now.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.app import demo_connection
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, ask_azure, proof_of, prove
-from gateway.catalog.definitions import Fetcher, kind_of, source_of
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.changes import Adoption
+from gateway.catalog.definitions import Fetcher, is_lazy, kind_of, source_of
 from gateway.catalog.discover import Discoverer, previewed, problem_dict, wraps_of
+from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
 from gateway.cli.remote import show_table
-from gateway.config.connection import NAME_PATTERN, Connection, McpConnection
+from gateway.config.connection import (
+    NAME_PATTERN,
+    ArmConnection,
+    Connection,
+    ManifestConnection,
+    McpConnection,
+)
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Settings
-from gateway.connectors.manifest import BUILTIN
+from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest, region_problem
 from gateway.connectors.mcp import drift
-from gateway.errors import GatewayError
+from gateway.demo.bookshop import demo_connection
+from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError, UpstreamFailed
+from gateway.limits import CHECK_SECONDS
+from gateway.model import Principal, Scope, TlsFiles
+from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
-from gateway.upstream.registry import Upstreams
+from gateway.policy.access import decide, principal_now
+from gateway.policy.problems import configuration_problems
+from gateway.policy.view import view
+from gateway.store.database import Database
+from gateway.store.ledger import Execution, Filter, list_executions
+from gateway.store.secrets import Seal, check_seal, load_seal
+from gateway.store.tables import is_current
+from gateway.upstream.registry import Listing, Upstreams
+from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers
 
 ANYWHERE = ("0.0.0.0/0", "::/0")
+
+ReadUpstream = Callable[[str, McpConnection], Awaitable[Listing]]
 
 
 async def preview(what: str, kind: str | None, settings: Settings, folder: Path) -> dict[str, Any]:
@@ -149,3 +177,211 @@ def print_drift(reports: list[dict[str, Any]]) -> None:
             show_table(rows, "name description", name="Tool")
         for problem in report["drift"]:
             print(f"drift: {problem['where']}: {problem['message']}")
+
+
+# --- `gateway check`: files ----------------------------------------------------------------------
+
+
+def check_files(settings: Settings, config: Path) -> None:
+    """Raises ConfigInvalid for manifests, certificates and keys that can't be used."""
+    if problems := [*_manifest_problems(settings, config), *_tls_problems(settings, config)]:
+        raise ConfigInvalid(problems)
+
+
+def _tls_problems(settings: Settings, config: Path) -> Iterator[str]:
+    tables = {"network": TlsFiles(ca_file=settings.network.ca_file)}
+    for name, connection in settings.connections.items():
+        tables[f"connections.{name}.tls"] = connection.tls_files
+    for where, files in tables.items():
+        if problem := tls_problem(config.parent, files):
+            yield f"{config}: {where}.{problem}"
+
+
+def _manifest_problems(settings: Settings, config: Path) -> Iterator[str]:
+    for name, connection in settings.connections.items():
+        if not isinstance(connection, ManifestConnection):
+            continue
+        where, given = f"{config}: connections.{name}", connection.manifest
+        try:
+            is_file = "/" in given or given.endswith(".toml")
+            raw = (config.parent / given).read_bytes() if is_file else load_builtin(given)
+            if problem := region_problem(parse_manifest(raw, given), connection.region):
+                yield f"{where}.region: {problem}"
+        except DefinitionUnreadable as error:
+            yield f"{where}.{error.message} {error.hint}"
+        except OSError as error:
+            yield f"{where}.manifest: {given} can't be read: {error.strerror}"
+        except ConfigInvalid as error:
+            yield from error.problems
+
+
+# --- names that match nothing ---------------------------------------------------------------------
+
+
+async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str]]:
+    """What this configuration says and what would not hold, as (key path, what is wrong)."""
+    folder, found = config.parent, list[tuple[str, str]]()
+    async with (
+        Egress(**settings.network.rules, folder=folder) as egress,
+        upstreams_over(egress) as upstreams,
+        _stored(settings, folder, found) as stored,
+        _loaded(settings, folder, egress, stored, upstreams.read) as catalog,
+    ):
+        states = catalog.current.connections.values()
+        names = [state.name for state in states if _is_worth_reading(catalog.current, state)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                reports = await catalog.refresh(names, by="check")
+                found += [(f"connections.{r.name}", r.error) for r in reports if r.error]
+        snapshot = catalog.current
+    found += [(problem.where, problem.message) for problem in configuration_problems(snapshot)]
+    return found + [
+        (f"connections.{name}.{problem.where}", problem.message)
+        for name, state in snapshot.connections.items()
+        for problem in state.problems
+        if problem.configured
+    ]
+
+
+class Unkept(StoredCatalog):
+    """What is stored; what is found beside it is not kept."""
+
+    async def save(self, name: str, new: Adoption, by: str) -> int:
+        return 0
+
+
+@asynccontextmanager
+async def _stored(
+    settings: Settings, folder: Path, problems: list[tuple[str, str]]
+) -> AsyncIterator[StoredCatalog]:
+    """The store as it is, neither made nor brought up to date; an empty one where there is none."""
+    async with AsyncExitStack() as stack:
+        if _has_store(settings, folder):
+            db, seal = Database(settings.store.url_in(folder)), _seal(settings, folder)
+            stack.push_async_callback(db.engine.close)
+            if problem := await _unreadable(db, seal):
+                problems.append(("store.url", f"what was put is not known: {problem}"))
+            else:
+                yield Unkept(db, seal)
+                return
+        empty = Path(stack.enter_context(TemporaryDirectory()))
+        db = await stack.enter_async_context(Database(f"sqlite:///{empty / 'store.db'}"))
+        yield Unkept(db, load_seal(empty / "secret.key", None))
+
+
+def _has_store(settings: Settings, folder: Path) -> bool:
+    url, key = settings.store.url_in(folder), folder / settings.store.secret_key_file
+    is_there = not url.startswith("sqlite") or Path(url.removeprefix("sqlite:///")).exists()
+    return is_there and (key.exists() or "GATEWAY_SECRET_KEY" in os.environ)
+
+
+async def _unreadable(db: Database, seal: Seal) -> str | None:
+    try:
+        if not await db.read(is_current):
+            return "the store is of an older version"
+        await check_seal(db, seal)
+    except (GatewayError, ConfigInvalid) as error:
+        return str(error)
+    return None
+
+
+def _seal(settings: Settings, folder: Path) -> Seal:
+    return load_seal(folder / settings.store.secret_key_file, os.environ.get("GATEWAY_SECRET_KEY"))
+
+
+@asynccontextmanager
+async def _loaded(
+    settings: Settings,
+    folder: Path,
+    egress: Egress,
+    stored: StoredCatalog,
+    read_upstream: ReadUpstream,
+) -> AsyncIterator[Catalog]:
+    async with Workers(count=1) as workers:
+        discoverer = Discoverer(
+            Fetcher(egress, folder),
+            workers,
+            read_upstream,
+            egress.check,
+            AzureDirectory(_nowhere, lambda: settings.azure),
+            lambda *_: (None, _nowhere),
+        )
+        catalog = Catalog(
+            settings,
+            discoverer,
+            stored,
+            demo={"demo": demo_connection(f"http://{settings.server.host}")},
+        )
+        await catalog.load()
+        yield catalog
+
+
+def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
+    """Whether names are compared with its operations, which can be had without starting anything.
+
+    A command is not run for this, nor is one woken that waits until somebody needs it.
+    """
+    settings, permissions = state.settings, snapshot.permissions
+    if state.build is not None or state.status == "disabled" or is_lazy(settings):
+        return False
+    is_command = isinstance(settings, McpConnection) and settings.transport == "stdio"
+    if is_command or isinstance(settings, ArmConnection):
+        return False
+    named = {"include", "exclude", "operations", "tools", "exclude_tools", "wrap"}
+    ruled = (*permissions.tools, *permissions.auto_approve.tools)
+    has_rule = any(name.startswith(state.prefix) for name in ruled)
+    return has_rule or not named.isdisjoint(settings.model_fields_set)
+
+
+async def _nowhere(*asked: Any, **more: Any) -> Any:
+    raise UpstreamFailed("upstream_unreachable", "a rehearsal asks nobody")
+
+
+# --- recorded calls, again ------------------------------------------------------------------------
+
+
+async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> list[dict[str, str]]:
+    """What this configuration would have refused or asked about, of the last so many calls."""
+    folder = config.parent
+    seal = _seal(settings, folder)
+    async with Database(settings.store.url_in(folder)) as db, Egress(()) as egress:
+        await check_seal(db, seal)
+        async with _loaded(settings, folder, egress, Unkept(db, seal), _nowhere) as catalog:
+            return rehearse(catalog.current, await _last(db, calls))
+
+
+async def _last(db: Database, calls: int) -> list[Execution]:
+    found: list[Execution] = []
+    cursor = None
+    while len(found) < calls:
+        page = await list_executions(db, Filter(), limit=calls - len(found), cursor=cursor)
+        found += page.executions
+        if (cursor := page.next) is None:
+            break
+    return found
+
+
+def rehearse(snapshot: Snapshot, executions: Sequence[Execution]) -> list[dict[str, str]]:
+    """The calls that would be refused or asked about in this snapshot. Pure."""
+    found = []
+    for each in executions:
+        if verdict := _judge(snapshot, each):
+            call = {name: getattr(each, name) for name in ("tool", "principal", "status")}
+            found.append(call | verdict | {"execution": each.id})
+    return found
+
+
+def _judge(snapshot: Snapshot, execution: Execution) -> dict[str, str] | None:
+    known = Principal(execution.principal, admin=snapshot.settings.auth.mode == "none")
+    principal = principal_now(snapshot.settings, known)
+    if principal is None:
+        return {"outcome": "refused", "reason": f"there is no principal {execution.principal}"}
+    scope = Scope("bundles", execution.bundle_ids) if execution.bundle_ids else Scope()
+    tool = view(snapshot, principal, scope, OWN_TOOLS).tools.get(execution.tool)
+    if tool is None:
+        return {"outcome": "refused", "reason": "the tool is not in the principal's view"}
+    decision = decide(tool, snapshot.permissions)
+    if decision.outcome == "allow":
+        return None
+    outcome = "asked" if decision.outcome == "confirm" else "refused"
+    return {"outcome": outcome, "reason": decision.reason}

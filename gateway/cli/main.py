@@ -19,8 +19,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import manage
-from gateway.cli.bridge import stdio
-from gateway.cli.remote import JsonOption, fail, show_json, show_table
+from gateway.cli.remote import JsonOption, fail, show_json, show_table, stdio
 from gateway.config.connection import McpConnection
 from gateway.config.reading import read_settings
 from gateway.config.settings import Settings, check_whole
@@ -61,13 +60,14 @@ def serve(
     if problems := check_whole(settings):
         raise ConfigInvalid([f"{config}: {where}: {what}" for where, what in problems])
     set_up()
-    gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
-    from gateway import server
-
     if settings.server.workers > 1 and not worker:
-        gc.enable()
-        sys.exit(server.supervise(settings, config.resolve()))
-    sys.exit(server.serve(settings, config.resolve(), worker=worker))
+        from gateway.server import supervise
+
+        sys.exit(supervise(settings, config.resolve()))
+    gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
+    from gateway.app import serve as serve_here
+
+    sys.exit(serve_here(settings, config.resolve(), worker=worker))
 
 
 @app.command()
@@ -87,7 +87,7 @@ def check(
 
     Examples: `gateway check --config config.toml`, `gateway check --replay 1000`
     """
-    from gateway.cli.check import check_files, find_problems, rehearse_recorded
+    from gateway.cli.inspect import check_files, find_problems, rehearse_recorded
 
     try:
         settings = read_settings(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
@@ -52,6 +53,11 @@ class Store(Table):
         if not url.startswith(("sqlite:///", "postgresql://")):
             raise ValueError("must start with sqlite:/// or postgresql://")
         return url
+
+    def url_in(self, folder: Path) -> str:
+        """The address; a relative SQLite path counts from the folder of config.toml."""
+        place = self.url.removeprefix("sqlite:///")
+        return self.url if place == self.url else f"sqlite:///{(folder / place).resolve()}"
 
 
 class AuthMode(Table):

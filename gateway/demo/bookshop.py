@@ -19,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.config.connection import OpenApiConnection
+
 MAX_BOOKS = 1000
 
 Words = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -49,6 +51,16 @@ FIRST_BOOKS = (
 def definition() -> bytes:
     """The bookshop's OpenAPI definition."""
     return resources.files(__package__).joinpath("bookshop.yaml").read_bytes()
+
+
+def demo_connection(own_url: str) -> OpenApiConnection:
+    """The bookshop as a connection like any other."""
+    return OpenApiConnection(
+        kind="openapi",
+        display_name="Book shop",
+        spec=definition().decode(),
+        base_url=f"{own_url}/demo",
+    )
 
 
 def bookshop() -> Starlette:
