@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import re
 import signal
 import socket
@@ -258,9 +257,9 @@ class JoinedWrites:
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: Any) -> None:
         self._loop, self._transport = loop, transport
         self._parts: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        self.get_extra_info, self.is_closing = transport.get_extra_info, transport.is_closing
+        self.pause_reading, self.resume_reading = transport.pause_reading, transport.resume_reading
+        self.abort = transport.abort
 
     def write(self, data: bytes) -> None:
         """Sends the data, with what else is written before other callbacks have had their turn."""
@@ -384,7 +383,6 @@ class Supervisor:
             *self._command,
             stdin=asyncio.subprocess.PIPE,  # it ends with us, and the worker with it
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ},
         )
         self._workers[index] = worker
         if self._ending.is_set():
