@@ -65,17 +65,13 @@ def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:
         raise _refusal([*islice(words, MAX_TOLD_ITEMS + 1)])
 
 
-# What a schema has where something can be filled in: a default, or an object with only constants.
-_FILLED = (b'"default"', b'"properties":{}')
-
-
 def fitting_arguments(
     tool: Tool, arguments: Mapping[str, Any], *, lenient: bool = False
 ) -> tuple[dict[str, Any], Problems]:
     """A tool's arguments with what is filled in for the caller, and what to warn the caller of."""
     given, warnings = _as_json(arguments), Problems()
     if not _fit(tool.input_schema, given):
-        if any(mark in tool.input_schema for mark in _FILLED):
+        if b'"default"' in tool.input_schema:
             given = Filler(_parsed(tool.input_schema)).filled(given)
         if not _fit(tool.input_schema, given):
             warnings = _forgiven(tool, given, lenient)

@@ -125,13 +125,7 @@ class Filler:
         self._making.add(id(schema))
         made = self._value(schema, {})
         self._making.discard(id(schema))
-        wanted = bool(made) or self._hides_all(schema)
-        return made if wanted and self._fits(schema, made) else _MISSING
-
-    def _hides_all(self, schema: Schema) -> bool:
-        """Whether an object's properties are all constants, so that none of them is listed."""
-        parts = (schema, *self._references.targets(schema)) if isinstance(schema, dict) else ()
-        return any(part.get("properties") == {} for part in parts if isinstance(part, dict))
+        return made if made and self._fits(schema, made) else _MISSING
 
     def _default(self, schema: Schema, hops: int = 20) -> Any:
         if not isinstance(schema, dict) or not hops:

@@ -282,9 +282,9 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
             properties.setdefault(name, raw)
     except Unusable:
         return None
-    required = frozenset().union(*(_names_in(part) for part in parts))
+    required = frozenset().union(*(names_in(part) for part in parts))
     alternatives = tuple(
-        [_names_in(each) for each in sequence(part[key])]
+        [names_in(each) for each in sequence(part[key])]
         for part in parts
         for key in ("anyOf", "oneOf")
         if part.get(key)
@@ -316,7 +316,8 @@ def _refined(base: Any, raw: Any) -> Any:
     return {**base, **raw} if plain and base != raw else raw
 
 
-def _names_in(part: Mapping[str, Any]) -> frozenset[str]:
+def names_in(part: Mapping[str, Any]) -> frozenset[str]:
+    """The names that a schema requires."""
     return frozenset(name for name in sequence(part.get("required")) if type(name) is str)
 
 

@@ -37,6 +37,7 @@ _MENDED = frozenset(
     + ("nullable", "x-nullable", "discriminator", "default", "allOf", "anyOf", "oneOf")
 )
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
+_MORE_THAN_NAMED = (*_ALTERNATIVES, *keywords.DYNAMIC_SCHEMAS, "additionalProperties")
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -116,20 +117,33 @@ class Schemas:
     def visible(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The properties of an object that are asked for, and the values of those that are not.
 
-        Internal ones are asked for only where nothing works without, and no default is known.
+        Internal ones are asked for only where nothing works without, and no default is known. A
+        required object that has only such values is one of them.
         """
         found, constants = dict[str, Any](), dict[str, Any]()
+        required = keywords.names_in(raw)
         for name, part in mapping(raw.get("properties")).items():
             if self.is_hidden(part):
                 continue
-            if self._asked and is_internal(mapping(part)):
+            value, internal = None, self._asked and is_internal(mapping(part))
+            if internal:
                 value = keywords.PLAIN["default"](default_of(self.document, part))
-                if value is not None:
-                    constants[name] = value
-                if value is not None or name not in sequence(raw.get("required")):
-                    continue
-            found[name] = part
+            elif self._asked and name in required:
+                value = self._constants_alone(part)
+            if value is not None:
+                constants[name] = value
+            elif name in required or not internal:
+                found[name] = part
         return found, constants
+
+    def _constants_alone(self, part: Any) -> dict[str, Any] | None:
+        """The values of a plain object of which nothing is asked for; None where something is."""
+        found = self.document.find(part)
+        inner = map(mapping, mapping(found.get("properties")).values())
+        if any(map(found.get, _MORE_THAN_NAMED)) or not all(map(is_internal, inner)):
+            return None
+        asked, constants = self.visible(found)
+        return constants if constants and not asked else None
 
     # --- references ---
 

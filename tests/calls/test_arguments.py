@@ -251,17 +251,6 @@ def test_an_object_of_which_something_is_left_to_ask_for_is_asked_for() -> None:
     assert [each["path"] for each in refusal.value.details["problems"]] == ["/w", "/itself"]
 
 
-def test_an_object_whose_properties_are_all_constants_need_not_be_given() -> None:
-    constant = {"type": "string", "default": "html", "x-ms-visibility": "internal"}
-    kind = {"type": "object", "properties": {"kind": constant}, "required": ["kind"]}
-    body = {"type": "object", "properties": {"body": kind, "text": {}}, "required": ["body"]}
-    content = {"required": True, "content": {"application/json": {"schema": body}}}
-    tool = only_tool(openapi({"/a": {"post": operation(requestBody=content)}}))
-
-    arguments, _ = fitting_arguments(tool, {"text": "hello"})
-    assert arguments == {"text": "hello", "body": {"kind": "html"}}
-
-
 def test_a_default_that_does_not_fit_is_no_help() -> None:
     tool = upstream_tool(properties={"n": {"type": "integer", "default": "x"}}, required=["n"])
 

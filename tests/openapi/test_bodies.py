@@ -442,6 +442,28 @@ def test_internal_properties_with_a_default_are_filled_in_wherever_they_are(
     assert _sent(tool, other="x") == {"other": "x"}
 
 
+def test_an_object_whose_properties_are_all_internal_need_not_be_given() -> None:
+    kind = {"type": "object", "properties": {"kind": HIDDEN}, "required": ["kind"]}
+    properties = {"it": kind, "text": STRING}
+    letter = {"type": "object", "properties": properties, "required": ["it"]}
+    tool = _tool({**letter, "properties": {**properties, "inner": letter}})
+
+    assert schema_of(tool)["properties"] == {
+        "text": STRING,
+        "inner": {"type": "object", "properties": {"text": STRING}},
+    }
+    filled = {"it": {"kind": "html"}, "text": "x"}
+    assert _sent(tool, text="x", inner={"text": "x"}) == {**filled, "inner": filled}
+
+
+def test_one_that_may_hold_more_is_asked_for() -> None:
+    kind = {"type": "object", "properties": {"kind": HIDDEN}, "additionalProperties": STRING}
+    tool = _tool({"type": "object", "properties": {"it": kind}, "required": ["it"]})
+
+    assert schema_of(tool)["required"] == ["it"]
+    assert _sent(tool, it={"more": "x"}) == {"it": {"kind": "html", "more": "x"}}
+
+
 def test_they_are_filled_in_at_every_level_of_a_tree() -> None:
     tool = _tool({"type": "object", "properties": {"tree": {"$ref": "#/components/schemas/Tree"}}})
     tree = {"name": "a", "below": [{"name": "b", "below": [{"name": "c"}]}]}
