@@ -32,7 +32,7 @@ LENGTH = struct.Struct("!I")
 # A kind of connection and what builds its tools, imported when it is first needed.
 _BUILDERS = {
     "openapi": "gateway.openapi.build:build_openapi",
-    "arm": "gateway.azure.connector:build_arm",
+    "arm": "gateway.azure.directory:build_arm",
     "manifest": "gateway.connectors.manifest:build_manifest",
 }
 _REFUSED_EVENTS = frozenset(

@@ -32,6 +32,7 @@ from gateway.limits import (
 )
 from gateway.model import BuiltStatus, digest
 from gateway.naming import cut, visible
+from gateway.openapi.document import mapping, sequence, text_of
 from gateway.outbound.client import Answer, Request, locate
 
 API_VERSION = "2016-06-01"
@@ -48,7 +49,7 @@ class ArmClient:
         self._sleep = sleep
         self._paused_until = 0.0
 
-    async def get(self, azure: Azure, path: str, *, max_bytes: int = AZURE_BYTES) -> bytes:
+    async def get(self, azure: Azure, path: str, max_bytes: int) -> bytes:
         """The body of what is at this path, which may have a query."""
         return (await self._exchange(azure, "GET", _url(azure, path), None, max_bytes)).body
 
@@ -56,6 +57,16 @@ class ArmClient:
         """The JSON that comes of a request; None where nothing does."""
         answer = await self._exchange(azure, method, _url(azure, path), body, AZURE_BYTES)
         return await _json(answer.body) if answer.body.strip() else None
+
+    async def find(self, azure: Azure, path: str, method: str = "GET") -> dict[str, Any] | None:
+        """The object that comes of a request; None where there is no such resource."""
+        try:
+            found = await self.ask(azure, method, path)
+        except GatewayError as error:
+            if is_missing(error):
+                return None
+            raise
+        return found if isinstance(found, dict) else {}
 
     async def pages(self, azure: Azure, path: str) -> AsyncIterator[Any]:
         """The entries of a list, page by page. A list that can't be read to its end is an error."""
@@ -193,9 +204,9 @@ class Resource:
 
 def read_resource(value: Any) -> Resource | None:
     """The connection in an answer of Azure; None where there is nothing to call."""
-    entry = _mapping(value)
-    properties, id_ = _mapping(entry.get("properties")), _text(entry.get("id"))
-    api = _mapping(properties.get("api"))
+    entry = mapping(value)
+    properties, id_ = mapping(entry.get("properties")), _text(entry.get("id"))
+    api = mapping(properties.get("api"))
     api_id, name = _text(api.get("id")), _text(entry.get("name")) or _last(id_)
     if not is_id(id_) or not is_id(api_id):
         return None
@@ -219,10 +230,9 @@ def is_id(text: str) -> bool:
 
 
 def _status(properties: Mapping[str, Any]) -> tuple[BuiltStatus, str]:
-    listed = properties.get("statuses")
-    first = _mapping(listed[0]) if isinstance(listed, list) and listed else {}
+    first = mapping(next(iter(sequence(properties.get("statuses"))), None))
     said = _text(properties.get("overallStatus")) or _text(first.get("status"))
-    error = _mapping(first.get("error"))
+    error = mapping(first.get("error"))
     words = cut(visible(_text(error.get("message")) or _text(error.get("code"))), 200)
     if _text(properties.get("connectionState")).lower() == "disabled":
         return "failing", "the connection is disabled in Azure"
@@ -275,12 +285,8 @@ def _with_hash(name: str, resource: Resource) -> str:
     return f"{name[:25]}-{digest(resource.id.lower().encode())[:6]}"
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _text(value: Any) -> str:
-    return value.strip() if isinstance(value, str) else ""
+    return text_of(value).strip()
 
 
 def _last(id_: str) -> str:

@@ -1,8 +1,10 @@
 """The connections of an Azure resource group: found, described, made, signed in, removed.
 
-What the group holds is kept as one small definition, so that a start needs no network; each
-connection's own definition is Azure's facts about it and the export of its API. A listing tells of
-every connection at once, so that reading each one's definition after it costs one request an API.
+What the group holds is kept as one small definition, so that a start needs no network. A
+connection's own definition is one line of facts about its resource, as JSON, then the export of its
+API: one that is signed in later has another definition, and is built anew like any that changed.
+`build_arm` makes tools of it, in a reader process. A listing tells of every connection at once, so
+that reading each one's definition after it costs one request an API.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
@@ -30,11 +33,18 @@ from gateway.limits import (
     AZURE_KEEP_SECONDS,
     SIGN_IN_LINK_SECONDS,
 )
+from gateway.model import Build, BuiltStatus, Problem, Severity, Source
+from gateway.openapi.build import build_openapi
+from gateway.openapi.document import mapping, sequence, text_of
 
 log = structlog.get_logger("gateway.azure")
 
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
 PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
+
+_Said = TypeVar("_Said")
+_Memory = TTLCache[str, tuple[float, Any]]
+_NEVER = (-1.0, None)
 
 
 class AzureDirectory:
@@ -52,13 +62,9 @@ class AzureDirectory:
         self._return_address = return_address  # for who signed in for a resource
         self._identity = identity  # objectId and tenantId of those we are to Azure
         # Each with the time at which it was asked for: nobody is given what is older than wanted.
-        self._listed: TTLCache[str, tuple[float, Resource]]
-        self._listed = TTLCache(AZURE_CONNECTIONS, AZURE_KEEP_SECONDS)
-        self._exports: TTLCache[str, tuple[float, bytes]]
-        self._exports = TTLCache(AZURE_EXPORTS, AZURE_KEEP_SECONDS)
+        self._known: _Memory = TTLCache(3 * AZURE_CONNECTIONS, AZURE_KEEP_SECONDS)
+        self._exports: _Memory = TTLCache(AZURE_EXPORTS, AZURE_KEEP_SECONDS)
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._consents: TTLCache[str, str] = TTLCache(AZURE_CONNECTIONS, AZURE_KEEP_SECONDS)
-        self._catalogue: TTLCache[str, list[dict[str, Any]]] = TTLCache(2, AZURE_KEEP_SECONDS)
 
     async def listing(self) -> bytes:
         """The connections of the group, as `read_listing` reads them."""
@@ -69,7 +75,7 @@ class AzureDirectory:
                 found[resource.id.lower()] = resource
             if len(found) > AZURE_CONNECTIONS:
                 raise DefinitionUnreadable(f"the group has over {AZURE_CONNECTIONS} connections")
-        self._listed.update({key: (asked_at, resource) for key, resource in found.items()})
+        self._known.update({key: (asked_at, resource) for key, resource in found.items()})
         return orjson.dumps([_kept(found[key]) for key in sorted(found)])
 
     async def definition(
@@ -88,8 +94,8 @@ class AzureDirectory:
         azure, since = self._configured(), time.monotonic() if since is None else since
         id_ = resource_id(azure, name, settings)
         try:
-            asked_at, resource = self._listed.get(id_.lower(), (0.0, None))
-            if resource is None or asked_at < since:
+            asked_at, resource = self._known.get(id_.lower(), _NEVER)
+            if asked_at < since:
                 resource = await self._resource(azure, id_)
             if resource is None and planned and settings.api:
                 api = api_id(azure, settings.api)
@@ -99,21 +105,26 @@ class AzureDirectory:
                     f"there is no connection {id_.rpartition('/')[2]!r} in the resource group",
                     "put_connection with kind arm and api makes one.",
                 )
-            export = await self._export(azure, resource.api_id, max_bytes, since)
+            export = await self._remembered(
+                self._exports,
+                resource.api_id,
+                partial(self._client.get, azure, f"{resource.api_id}?export=true", max_bytes),
+                since,
+            )
         except DefinitionUnreadable:
             raise
         except GatewayError as error:
             raise DefinitionUnreadable(
                 f"the definition can't be fetched: {error.message}", error.hint
             ) from error
-        facts = {  # `connector.Facts`, for the reader process
-            "endpoint": azure.endpoint.rstrip("/"),
-            "id": resource.id,
-            "status": resource.status,
-            "problem": resource.problem,
-            "runtime_url": resource.runtime_url if settings.invoke == "runtime" else "",
-            "invoke": settings.invoke,
-        }
+        facts = Facts(
+            azure.endpoint.rstrip("/"),
+            resource.id,
+            resource.status,
+            resource.problem,
+            resource.runtime_url if settings.invoke == "runtime" else "",
+            settings.invoke,
+        )
         return orjson.dumps(facts) + b"\n" + export
 
     async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
@@ -124,7 +135,7 @@ class AzureDirectory:
         """
         azure = self._configured()
         id_ = resource_id(azure, name, settings)
-        known = await self._entry(azure, id_)
+        known = await self._client.find(azure, id_)
         settings = settings.model_copy(update={"resource_id": id_})
         if known is not None and not settings.parameter_values:
             return settings, False
@@ -132,20 +143,17 @@ class AzureDirectory:
         api = resource.api_id if resource else self._wanted_api(azure, settings)
         shown = settings.display_name or (resource.display_name if resource else name)
         await self._client.ask(azure, "PUT", id_, _body(azure, api, shown, settings, known or {}))
-        self._consents.pop(id_.lower(), None)
+        self._known.pop(_consent(id_), None)
         return settings, known is None
 
     async def delete(self, id_: str) -> None:
         """Removes a connection in Azure; one that is gone already is no error."""
-        try:
-            await self._client.ask(self._configured(), "DELETE", id_)
-        except GatewayError as error:
-            if not is_missing(error):
-                raise
+        await self._client.find(self._configured(), id_, method="DELETE")
 
     def known_consent_link(self, id_: str) -> str | None:
         """Where a person signs the connection in, if that was asked lately."""
-        return self._consents.get(id_.lower()) or None
+        link: str | None = self._known.get(_consent(id_), _NEVER)[1]
+        return link
 
     async def sign_in_link(self, name: str, settings: Connection) -> str | None:
         """Where a person signs the connection in; None where Azure has nothing to sign, or no link.
@@ -156,26 +164,32 @@ class AzureDirectory:
             return None
         try:
             id_ = resource_id(self._configured(), name, settings)
-            async with asyncio.timeout(SIGN_IN_LINK_SECONDS), self._one_at_a_time(id_):
-                link = self._consents.get(id_.lower())
-                if link is None and (link := await self._consent_link(id_)) is not None:
-                    self._consents[id_.lower()] = link
-                return link or None
+            ask = partial(self._consent_link, id_)
+            async with asyncio.timeout(SIGN_IN_LINK_SECONDS):
+                return await self._remembered(self._known, _consent(id_), ask)
         except (GatewayError, TimeoutError) as error:
             log.warning("no consent link", connection=name, error=str(error))
             return None
 
-    def _one_at_a_time(self, id_: str) -> asyncio.Lock:
-        """Whoever asks about this resource; it is there for as long as someone does."""
-        return self._asking.setdefault(id_.lower(), asyncio.Lock())
+    async def _remembered(
+        self, memory: _Memory, name: str, ask: Callable[[], Awaitable[_Said]], since: float = 0.0
+    ) -> _Said:
+        """What Azure said, `since` then or not long ago; it is asked once, however many want it."""
+        key = name.lower()
+        async with self._asking.setdefault(key, asyncio.Lock()):
+            if memory.get(key, _NEVER)[0] < since:
+                asked_at = time.monotonic()
+                memory[key] = asked_at, await ask()
+            said: _Said = memory[key][1]
+            return said
 
     async def _consent_link(self, id_: str) -> str | None:
-        """The link that Azure gives; "" where there is nothing to sign."""
+        """The link that Azure gives, where there is something to sign."""
         azure = self._configured()
         resource = await self._resource(azure, id_)
         names = await self._sign_ins(azure, resource) if resource else []
         if not names:
-            return ""
+            return None
         whose, back = await self._who(azure), self._return_address(id_)
         parameters = [{"parameterName": name, "redirectUrl": back, **whose} for name in names]
         answer = await self._client.ask(
@@ -190,7 +204,7 @@ class AzureDirectory:
             raise Fixable("connection_invalid", "that is not the id of a resource in Azure")
         body = {"code": code, **await self._who(azure)}
         await self._client.ask(azure, "POST", f"{id_}/confirmConsentCode", body)
-        self._consents.pop(id_.lower(), None)
+        self._known.pop(_consent(id_), None)
 
     async def _who(self, azure: Azure) -> Mapping[str, str]:
         return await self._identity(azure) if self._identity else {}
@@ -199,27 +213,24 @@ class AzureDirectory:
         """The connectors Azure offers at the configured location, in Azure's words for each."""
         azure = self._configured()
         path = apis_path(azure)
-        known = self._catalogue.get(path)
-        if known is None:
+
+        async def ask() -> list[dict[str, Any]]:
             entries = self._client.pages(azure, path)
-            known = [_brief(entry) async for entry in entries if isinstance(entry, dict)]
-            self._catalogue[path] = known
-        return known
+            return [_brief(entry) async for entry in entries if isinstance(entry, dict)]
+
+        return await self._remembered(self._known, path, ask)
 
     async def managed_api(self, name: str) -> dict[str, Any]:
         """One connector with what a connection to it needs."""
         azure = self._configured()
-        try:
-            value = await self._client.ask(azure, "GET", api_id(azure, name))
-        except GatewayError as error:
-            if is_missing(error):
-                raise NotFound(
-                    "invalid_arguments",
-                    f"there is no managed API {name!r} in {azure.location}",
-                    "list_managed_apis finds one by words.",
-                ) from error
-            raise
-        return value if isinstance(value, dict) else {}
+        found = await self._client.find(azure, api_id(azure, name))
+        if found is None:
+            raise NotFound(
+                "invalid_arguments",
+                f"there is no managed API {name!r} in {azure.location}",
+                "list_managed_apis finds one by words.",
+            )
+        return found
 
     async def api_operations(self, name: str) -> list[dict[str, Any]]:
         """What a connector can do, in Azure's words; empty where Azure does not say."""
@@ -252,45 +263,23 @@ class AzureDirectory:
         return api_id(azure, settings.api)
 
     async def _resource(self, azure: Azure, id_: str) -> Resource | None:
-        entry = await self._entry(azure, id_)
-        if entry is None:
+        if (entry := await self._client.find(azure, id_)) is None:
             return None
         resource = read_resource({"id": id_, **entry})
         if resource is None:
             raise DefinitionUnreadable("Azure does not say which API the connection is for")
         return resource
 
-    async def _entry(self, azure: Azure, id_: str) -> dict[str, Any] | None:
-        """A connection's resource as Azure has it; None where there is none."""
-        try:
-            value = await self._client.ask(azure, "GET", id_)
-        except GatewayError as error:
-            if is_missing(error):
-                return None
-            raise
-        return value if isinstance(value, dict) else {}
-
-    async def _export(self, azure: Azure, api: str, max_bytes: int, since: float) -> bytes:
-        key = api.lower()
-        async with self._one_at_a_time(key):
-            asked_at, export = self._exports.get(key, (0.0, b""))
-            if asked_at < since:
-                asked_at = time.monotonic()
-                export = await self._client.get(azure, f"{api}?export=true", max_bytes=max_bytes)
-                self._exports[key] = asked_at, export
-        return export
-
     async def _sign_ins(self, azure: Azure, resource: Resource) -> list[str]:
         """The connector's parameters that a person signs in for."""
-        api = await self._client.ask(azure, "GET", resource.api_id)
-        properties = api.get("properties") if isinstance(api, dict) else None
-        parameters = properties.get("connectionParameters") if isinstance(properties, dict) else {}
-        if not isinstance(parameters, dict):
-            return []
+        properties = mapping(
+            mapping(await self._client.find(azure, resource.api_id)).get("properties")
+        )
+        parameters = mapping(properties.get("connectionParameters"))
         return [
             name
             for name, parameter in parameters.items()
-            if isinstance(parameter, dict) and parameter.get("type") == "oauthSetting"
+            if mapping(parameter).get("type") == "oauthSetting"
         ]
 
 
@@ -349,8 +338,7 @@ def _kept(resource: Resource) -> dict[str, Any]:
 
 def _brief(entry: dict[str, Any]) -> dict[str, Any]:
     """What is searched of a connector: a thousand of them are kept for a while."""
-    properties = entry.get("properties")
-    about = properties.get("generalInformation") if isinstance(properties, dict) else None
+    about = mapping(entry.get("properties")).get("generalInformation")
     return {"name": entry.get("name"), "properties": {"generalInformation": about}}
 
 
@@ -366,9 +354,72 @@ def _body(
 
 
 def _first_link(answer: Any) -> str | None:
-    entries = answer.get("value") if isinstance(answer, dict) else None
-    for entry in entries if isinstance(entries, list) else ():
-        link = entry.get("link") if isinstance(entry, dict) else None
-        if isinstance(link, str) and link.startswith(("https://", "http://")):
-            return link
-    return None
+    entries = map(mapping, sequence(mapping(answer).get("value")))
+    links = (text_of(entry.get("link")) for entry in entries)
+    return next((link for link in links if link.startswith(("https://", "http://"))), None)
+
+
+def _consent(id_: str) -> str:
+    """The name that a resource's link to sign in is remembered by."""
+    return f"{id_.lower()} consent"
+
+
+# --- tools of a connection ------------------------------------------------------------------------
+
+_AZURES = ("Accept", "Content-Type")  # by dynamicInvoke, what is said of bodies is Azure's to say
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of a connection's resource shapes its tools and their calls."""
+
+    endpoint: str
+    id: str
+    status: BuiltStatus = "connected"
+    problem: str = ""
+    runtime_url: str = ""
+    invoke: Literal["dynamic", "runtime"] = "dynamic"
+
+
+def build_arm(raw: bytes, source: Source) -> Build:
+    """The tools of a managed connection, called by way of Azure or at its runtime address."""
+    facts, export = _split(raw)
+    direct = facts.invoke == "runtime" and facts.runtime_url
+    base_url = facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id
+    source = replace(
+        source,
+        base_url=base_url,
+        authenticated=facts.status != "unauthenticated",
+        location="",
+        auth_type="azure" if source.auth_type == "none" else source.auth_type,
+        headers=source.headers if direct else (*source.headers, *_AZURES),
+    )
+    build = build_openapi(export, source)
+    return replace(
+        build,
+        status=facts.status,
+        problems=(*_problems(facts), *build.problems),
+        envelope=None if direct else facts.id,
+    )
+
+
+def _problems(facts: Facts) -> tuple[Problem, ...]:
+    found: list[Problem] = []
+    if facts.problem:
+        severity: Severity = "warning" if facts.status == "connected" else "error"
+        found.append(Problem(severity, "connection", facts.problem))
+    if facts.invoke == "runtime" and not facts.runtime_url:
+        words = "Azure gives no runtime address for this connection; calls go by dynamicInvoke"
+        found.append(Problem("info", "connection", words))
+    return tuple(found)
+
+
+def _split(raw: bytes) -> tuple[Facts, bytes]:
+    """The facts, and the definition that follows them."""
+    line, _, export = raw.partition(b"\n")
+    try:
+        return Facts(**orjson.loads(line)), export
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise DefinitionUnreadable(
+            "The stored definition of this connection is not whole.", "Refresh the connection."
+        ) from error

@@ -20,26 +20,26 @@ import msgspec
 import orjson
 from msgspec.structs import replace
 
+from gateway.azure.arm import API_VERSION
 from gateway.limits import WORKER_BYTES
 from gateway.outbound.client import Answer, Request
 from gateway.outbound.content import NOT_JSON, Work, as_json, essence
 
 JSON = "application/json"
-API_VERSION = "2016-06-01"
 
 
 def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
     """The request that has Azure make this one; `base_url` is the resource's own address."""
     path, _, query = request.url.removeprefix(base_url).partition("?")
+    headers = {name.lower(): value for name, value in request.headers}
     inner: dict[str, Any] = {
         "method": request.method,
         "path": path or "/",
         "queries": _queries(query),
         "headers": _inner_headers(request.headers),
     }
-    content_type = _header(request.headers, "content-type")
     if request.body is not None:
-        inner["body"] = _inner_body(request.body, content_type)
+        inner["body"] = _inner_body(request.body, headers.get("content-type", ""))
     endpoint = base_url.removesuffix(resource_id)
     return Request(
         "POST",
@@ -73,10 +73,6 @@ def _inner_body(body: bytes, content_type: str) -> Any:
     if kind.startswith("text/"):
         return body.decode("utf-8", "replace")
     return {"$content-type": content_type, "$content": base64.b64encode(body).decode()}
-
-
-def _header(headers: Iterable[tuple[str, str]], wanted: str) -> str:
-    return next((value for name, value in headers if name.lower() == wanted), "")
 
 
 # --- the answer -----------------------------------------------------------------------------------
@@ -117,7 +113,7 @@ def read_envelope(body: bytes, media_type: str) -> bytes:
 def _inside(body: bytes, media_type: str) -> Inside | None:
     value = as_json(body, media_type)
     response = value.get("response") if isinstance(value, Mapping) else None
-    if value is NOT_JSON or not isinstance(response, Mapping):
+    if not isinstance(response, Mapping):
         return None
     headers = dict(_pairs(response.get("headers")))
     content, content_type = _opened_body(response.get("body"), headers.get("content-type", ""))
@@ -126,23 +122,15 @@ def _inside(body: bytes, media_type: str) -> Inside | None:
     return Inside(status_number(response.get("statusCode", HTTPStatus.OK)), headers, content)
 
 
-# Where .NET's name for a status is not the one it has in HTTP.
-_DOTNET_NAMES = {
+_STATUS_NAMES = {
+    **{name.replace("_", "").lower(): int(code) for name, code in HTTPStatus.__members__.items()},
+    # Where .NET's name is not the one that a status has in HTTP.
     "ambiguous": 300,
     "moved": 301,
     "redirect": 302,
     "redirectmethod": 303,
     "redirectkeepverb": 307,
-    "requestentitytoolarge": 413,
-    "requesturitoolong": 414,
-    "requestedrangenotsatisfiable": 416,
     "unprocessablecontent": 422,
-    "unprocessableentity": 422,
-    "httpversionnotsupported": 505,
-}
-_STATUS_NAMES = {
-    **{status.name.replace("_", "").lower(): status.value for status in HTTPStatus},
-    **_DOTNET_NAMES,
 }
 
 

@@ -21,15 +21,16 @@ from urllib.parse import parse_qsl, urljoin, urlsplit
 import orjson
 
 from gateway.blocklist import decodings
-from gateway.errors import Fixable
+from gateway.errors import Fixable, GatewayError
 from gateway.limits import LOOKED_UP_DEPTH
 from gateway.model import Build, HttpOperation, Parameter, Tool, digest
+from gateway.openapi.document import mapping, text_of
+from gateway.outbound.client import locate
 
 MISSING = object()
 # Where a rule says the list is, and in an item of it the value, its title, whether it is a folder.
 _OLD = ("value-collection", "value-path", "value-title", "")
 _NEW = ("itemsPath", "itemValuePath", "itemTitlePath", "itemIsParent")
-_PORTS = {"https": 443, "http": 80}
 _EQUALS = re.compile(r"\(?\s*([\w/.@$-]+)\s+eq\s+('?)([^')]*)\2\s*\)?", re.IGNORECASE)
 
 
@@ -81,13 +82,13 @@ class Rule:
 
 def values_rule(name: str, rules: Mapping[str, Any]) -> Rule:
     """The rule for an input's values; raises Fixable where there is none that can be followed."""
-    old = _mapping(rules.get("x-ms-dynamic-values"))
-    if tree := _mapping(rules.get("x-ms-dynamic-tree")):
+    old = mapping(rules.get("x-ms-dynamic-values"))
+    if tree := mapping(rules.get("x-ms-dynamic-tree")):
         return _tree(tree)
-    if new := _mapping(rules.get("x-ms-dynamic-list")):
+    if new := mapping(rules.get("x-ms-dynamic-list")):
         return Rule(_step(new, _NEW))
     if capability := old.get("capability"):
-        picker = _mapping(_mapping(rules.get("x-ms-capabilities")).get(capability))
+        picker = mapping(mapping(rules.get("x-ms-capabilities")).get(capability))
         if picker:
             return _picker(old, picker)
     if built_in := old.get("builtInOperation"):
@@ -103,16 +104,16 @@ def schema_step(name: str, rules: Mapping[str, Any]) -> Step | None:
     """The call that gives the shape of an input, if the definition has one."""
     forms = (("x-ms-dynamic-properties", _NEW), ("x-ms-dynamic-schema", _OLD))
     for form, keys in forms:
-        if rule := _mapping(rules.get(form)):
+        if rule := mapping(rules.get(form)):
             step = _checked(name, _step(rule, keys))
             return replace(step, items=step.value)
     return None
 
 
 def _tree(tree: Mapping[str, Any]) -> Rule:
-    settings, browse = _mapping(tree.get("settings")), _mapping(tree.get("browse"))
+    settings, browse = mapping(tree.get("settings")), mapping(tree.get("browse"))
     return Rule(
-        _checked("it", _step(_mapping(tree.get("open")), _NEW)),
+        _checked("it", _step(mapping(tree.get("open")), _NEW)),
         _step(browse, _NEW) if browse else None,
         settings.get("canSelectParentNodes") is not False,
         settings.get("canSelectLeafNodes") is not False,
@@ -121,32 +122,32 @@ def _tree(tree: Mapping[str, Any]) -> Rule:
 
 def _picker(rule: Mapping[str, Any], picker: Mapping[str, Any]) -> Rule:
     """A file-picker is one for the whole document; what it asks for, each input's rule may give."""
-    given = _mapping(rule.get("parameters"))
+    given = mapping(rule.get("parameters"))
 
     def step(entry: Mapping[str, Any]) -> Step:
         arguments = {
-            name: _argument(given.get(_text(_mapping(value).get("parameter")), value))
-            for name, value in _mapping(entry.get("parameters")).items()
+            name: _argument(given.get(text_of(mapping(value).get("parameter")), value))
+            for name, value in mapping(entry.get("parameters")).items()
         }
         return Step(
-            _text(entry.get("operationId")),
+            text_of(entry.get("operationId")),
             arguments,
-            _text(picker.get("value-collection")),
-            _text(rule.get("value-path")) or "Id",
-            _text(picker.get("value-title")),
-            _text(picker.get("value-folder-property")),
+            text_of(picker.get("value-collection")),
+            text_of(rule.get("value-path")) or "Id",
+            text_of(picker.get("value-title")),
+            text_of(picker.get("value-folder-property")),
         )
 
-    browse = _mapping(picker.get("browse"))
+    browse = mapping(picker.get("browse"))
     folders = given.get("isFolder") is True
-    first = _checked("it", step(_mapping(picker.get("open"))))
+    first = _checked("it", step(mapping(picker.get("open"))))
     return Rule(first, step(browse) if browse else None, folders, not folders)
 
 
 def _step(rule: Mapping[str, Any], keys: Sequence[str]) -> Step:
-    items, value, title, parent = (_text(rule.get(key)) for key in keys)
-    arguments = {name: _argument(v) for name, v in _mapping(rule.get("parameters")).items()}
-    return Step(_text(rule.get("operationId")), arguments, items, value, title or value, parent)
+    items, value, title, parent = (text_of(rule.get(key)) for key in keys)
+    arguments = {name: _argument(v) for name, v in mapping(rule.get("parameters")).items()}
+    return Step(text_of(rule.get("operationId")), arguments, items, value, title or value, parent)
 
 
 def _checked(name: str, step: Step) -> Step:
@@ -160,7 +161,7 @@ def _checked(name: str, step: Step) -> Step:
 
 
 def _argument(value: Any) -> Argument:
-    entry = _mapping(value)
+    entry = mapping(value)
     for key in ("parameter", "parameterReference"):
         if isinstance(entry.get(key), str):
             return Reference(tuple(part for part in entry[key].split("/") if part))
@@ -231,12 +232,8 @@ def _input(known: Known, path: Sequence[str]) -> Any:
     place = _place(known.tool.http, path)
     if place is None:
         return walk(known.values, path)
-    if place.argument is None:
-        return MISSING if place.constant is None else walk(place.constant, place.rest)
-    for source in (known.values, known.injected):
-        if place.argument in source:
-            return walk(source[place.argument], place.rest)
-    return MISSING if place.constant is None else walk(place.constant, place.rest)
+    value = {**known.injected, **known.values}.get(place.argument or "", place.constant)
+    return MISSING if value is None else walk(value, place.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,16 +457,13 @@ def following(tool: Tool, link: str, build: Build | None) -> Call | None:
 
 def _path_below(base: str, link: str) -> str | None:
     """What follows the base in a link to the same host."""
-    home, there = urlsplit(base), urlsplit(link)
+    prefix = urlsplit(base).path.rstrip("/") + "/"
     try:
-        ports = [part.port or _PORTS.get(part.scheme) for part in (home, there)]
-    except ValueError:
+        is_here = locate(base).origin() == locate(link).origin()
+    except GatewayError:
         return None
-    same = (home.scheme, home.hostname) == (there.scheme, there.hostname) and not there.username
-    prefix = home.path.rstrip("/") + "/"
-    if not same or ports[0] != ports[1] or not there.path.startswith(prefix):
-        return None
-    return "/" + there.path.removeprefix(prefix)
+    path = urlsplit(link).path
+    return f"/{path.removeprefix(prefix)}" if is_here and path.startswith(prefix) else None
 
 
 def _climbs(path: str) -> bool:
@@ -479,11 +473,3 @@ def _climbs(path: str) -> bool:
         for segment in text.replace("\\", "/").split("/")
     )
     return any(segment in (".", "..") for segment in segments)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.azure.arm import Resource, connection_name, is_id, named, read_resource
-from gateway.azure.connector import Facts, build_arm
+from gateway.azure.directory import Facts, build_arm
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Build, Problem, Source
 from tests.definitions import operation, schema_of, swagger
