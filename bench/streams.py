@@ -29,8 +29,8 @@ from cryptography.fernet import Fernet
 from bench.processes import Measured
 from bench.rows import Row
 from gateway.store.secrets import Seal
-from gateway.web.identity import AuthSettings, Identity
-from tests.mcp.conftest import serving
+from gateway.web.guard import Identity
+from tests.mcp.conftest import OPEN, serving
 from tests.mcp.toolbox import Toolbox, endpoint_over
 
 COUNT = 1000
@@ -210,7 +210,7 @@ async def serve() -> None:
     loop.add_signal_handler(signal.SIGUSR1, lambda: toolbox.put(f"tool_{next(changes)}"))
     loop.add_signal_handler(signal.SIGUSR2, give_back)
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    identity, seal = Identity(AuthSettings()), Seal([Fernet.generate_key().decode()])
+    identity, seal = Identity(OPEN), Seal([Fernet.generate_key().decode()])
     served = endpoint_over(toolbox, identity, seal, max_streams=100_000)
     async with served as endpoint, serving(endpoint) as port:
         print(port, flush=True)

@@ -67,9 +67,16 @@ from gateway.telemetry import begin_request, log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, resume
-from gateway.web.guard import HostRules, RefusedRequest, check_host, fold, host_rules, respond
+from gateway.web.guard import (
+    HostRules,
+    Identity,
+    RefusedRequest,
+    check_host,
+    fold,
+    host_rules,
+    respond,
+)
 from gateway.web.health import Health, consent_route, return_address
-from gateway.web.identity import Identity, auth_settings
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
 from gateway.workers import Workers
@@ -352,7 +359,7 @@ class Assembly:
     def open_doors(self) -> App:
         """MCP, REST, console and health, and what they share."""
         server, gateway = self.settings.server, self.gateway
-        identity = Identity(auth_settings(self.settings, self.public_url), self._fetch_keys)
+        identity = Identity(self.settings, self.public_url, self._fetch_keys)
         rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
         requests = UpstreamRequests(self.upstreams, self.limits)
         self.wishes = Wishes(requests, self.db)
@@ -421,7 +428,7 @@ class Assembly:
         async def apply(edited: Settings) -> None:
             names, at_azure = await self._apply(edited)
             # No await between the swap and this: policy and identity change together.
-            app.identity.settings = auth_settings(edited, self.place.public_url(edited))
+            app.identity.follow(edited, self.place.public_url(edited))
             looks.create_task(self._look_at_edited(names, at_azure))
 
         def report(problem: str | None) -> None:

@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
     "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},
-    "mcp": DOORS | {"web.guard", "web.identity", "web.gateway"},
+    "mcp": DOORS | {"web.guard", "web.gateway"},
     "web": DOORS | {"azure"},
     "console": DOORS | {"mcp", "web"},
     "reload": PLAIN | {"config"},

@@ -52,17 +52,16 @@ from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, SIGNED_IN_S
 from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.events import Feed
-from gateway.web.gateway import Gateway
+from gateway.web.gateway import Gateway, Throttle
 from gateway.web.guard import (
+    Identity,
     RefusedRequest,
     Say,
-    Throttle,
     event_frame,
     fold,
     read_body,
 )
 from gateway.web.health import Health
-from gateway.web.identity import Identity
 
 log = structlog.get_logger("gateway.console")
 
@@ -241,7 +240,7 @@ class Console:
             return self._sign_in_page(old if link else "That token is not known here.", 401)
 
     def _sign_in_page(self, problem: str = "", status: int = 200) -> Response:
-        mode = self.backend.identity.settings.mode
+        mode = self.backend.identity.auth.mode
         text = render("sign_in.html", problem=problem, mode=mode)
         return Response(text, status, media_type="text/html")
 

@@ -34,14 +34,13 @@ from gateway.catalog.snapshot import Snapshot
 from gateway.console.sessions import ConsoleSession, ConsoleSessions
 from gateway.errors import Fixable
 from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, TEXT_CHARS
-from gateway.model import Principal
+from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store.approvals import Approval, list_open
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import write_json
+from gateway.web.guard import Identity
 from gateway.web.health import Health
-from gateway.web.identity import Identity
 from gateway.web.own_tools import connection_rows
 
 Form = Mapping[str, str]
@@ -308,7 +307,7 @@ def csv_cell(value: Any) -> str:
         return ""
     if isinstance(value, bool | int | float):
         return str(value)
-    text = value if isinstance(value, str) else write_json(value).decode("utf-8", "replace")
+    text = value if isinstance(value, str) else json_bytes(value).decode("utf-8", "replace")
     text = text.replace("\0", "\ufffd")
     return f"'{text}" if text.lstrip(" ").startswith(FORMULA) else text
 
@@ -356,13 +355,13 @@ def pretty(value: Any, length: int = CODE_CHARS) -> str:
     try:
         text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     except TypeError:
-        text = write_json(value)
+        text = json_bytes(value)
     return clip_text(text.decode("utf-8", "replace"), length)
 
 
 def compact(value: Any, length: int = NAME_CHARS) -> str:
     """A JSON value on one line."""
-    return clip(write_json(value).decode("utf-8", "replace"), length)
+    return clip(json_bytes(value).decode("utf-8", "replace"), length)
 
 
 def ago(at: float | None, now: float | None = None) -> str:

@@ -19,13 +19,14 @@ from typing import Any
 import jwt
 from cryptography.fernet import InvalidToken
 
+from gateway.config.settings import AuthMode
 from gateway.errors import Unauthenticated
 from gateway.limits import LINK_SECONDS, SIGNED_IN_SECONDS
 from gateway.model import Principal
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.identity import AuthSettings, Identity
+from gateway.web.guard import Identity
 
 COOKIE = "gateway_console"
 LOCAL = Principal("local", admin=True)
@@ -59,7 +60,7 @@ class ConsoleSessions:
 
     def link(self) -> str | None:
         """What goes behind `?link=`: once, for 15 minutes; None: there is no admin to be."""
-        if first_admin(self._identity.settings) is None:
+        if first_admin(self._identity) is None:
             return None
         expires = time.time() + LINK_SECONDS
         return self._sealed({"kind": "link", "id": secrets.token_hex(16), "expires": expires})
@@ -67,7 +68,7 @@ class ConsoleSessions:
     async def open_by_link(self, link: str) -> str:
         """The cookie for a link that was not used yet. Raises Unauthenticated, as all do here."""
         opened = self._opened(link, "link")
-        principal = first_admin(self._identity.settings)
+        principal = first_admin(self._identity)
         used_now = await first_use(self._db, opened["id"], opened["expires"])
         if principal is None or not used_now:
             raise Unauthenticated("the link was used already")
@@ -77,7 +78,7 @@ class ConsoleSessions:
         """The cookie for a token that MCP and REST would take too."""
         fields = {b"authorization": b"Bearer " + token.strip().encode("utf-8", "replace")}
         principal = await self._identity.identify(fields)
-        until = _expiry(token) if self._identity.settings.mode == "jwt" else math.inf
+        until = _expiry(token) if self._identity.auth.mode == "jwt" else math.inf
         return self._cookie(principal, until)
 
     async def current(self, cookie: str | None) -> ConsoleSession:
@@ -111,19 +112,19 @@ class ConsoleSessions:
         )
 
     def _principal_now(self, opened: dict[str, Any]) -> Principal | None:
-        settings, name = self._identity.settings, opened["principal"]
+        identity, name = self._identity, opened["principal"]
         if not hmac.compare_digest(opened["proof"], self._proof(name)):
             return None
-        known = settings.principals.get(name)
-        if settings.mode == "jwt":
-            return _as_claimed(settings, known or Principal(name), opened["claimed"])
-        if settings.mode == "none":
+        known = identity.principals.get(name)
+        if identity.auth.mode == "jwt":
+            return _as_claimed(identity.auth, known or Principal(name), opened["claimed"])
+        if identity.auth.mode == "none":
             return (known or LOCAL) if name == LOCAL.name else None
         return known
 
     def _proof(self, name: str) -> str:
-        settings = self._identity.settings
-        bound = f"{settings.mode} {settings.token_hashes.get(name, '')}"
+        identity = self._identity
+        bound = f"{identity.auth.mode} {identity.token_hashes.get(name, '')}"
         return hashlib.sha256(f"console {name} {bound}".encode()).hexdigest()
 
     def _sealed(self, value: dict[str, Any]) -> str:
@@ -141,20 +142,19 @@ class ConsoleSessions:
         return value
 
 
-def first_admin(settings: AuthSettings) -> Principal | None:
+def first_admin(identity: Identity) -> Principal | None:
     """Whom the printed link signs in: `local` without tokens, else the first configured admin."""
-    if settings.mode == "none":
-        return settings.principals.get(LOCAL.name) or LOCAL
-    return next((each for each in settings.principals.values() if each.admin), None)
+    if identity.auth.mode == "none":
+        return identity.principals.get(LOCAL.name) or LOCAL
+    return next((each for each in identity.principals.values() if each.admin), None)
 
 
-def _as_claimed(settings: AuthSettings, known: Principal, claimed: Mapping[str, Any]) -> Principal:
+def _as_claimed(auth: AuthMode, known: Principal, claimed: Mapping[str, Any]) -> Principal:
     """What a token claimed can't be asked again; what is configured beside it is as it is now."""
-    rules = settings.jwt
     claims = {
-        "role": rules and rules.role_claim,
-        "organization": rules and rules.organization_claim,
-        "admin": rules and rules.admin_claim,
+        "role": auth.role_claim,
+        "organization": auth.organization_claim,
+        "admin": auth.admin_claim,
     }
     return replace(known, **{name: claimed[name] for name, claim in claims.items() if claim})
 

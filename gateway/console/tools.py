@@ -37,11 +37,10 @@ from gateway.console.pages import (
 )
 from gateway.errors import Fixable, NotFound
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
-from gateway.model import Level, Scope, Tool
+from gateway.model import Level, Scope, Tool, json_bytes
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
 from gateway.policy.view import bundles_of
 from gateway.web.gateway import tool_door
-from gateway.web.guard import write_json
 from gateway.web.shown import tool_row
 
 
@@ -112,7 +111,7 @@ async def tool(visit: Visit) -> Response:
         tool=found,
         decision=decide(found, visit.snapshot.permissions),
         like=like,
-        masked=MASK.encode() in write_json(values),
+        masked=MASK.encode() in json_bytes(values),
         fields=form_fields(schema, values),
         schema=schema,
         output=orjson.loads(found.output_schema) if found.output_schema else None,
@@ -304,7 +303,7 @@ def _parse(text: str, problem: str) -> Any:
 
 
 def _json(value: Any) -> str:
-    return write_json(value).decode("utf-8", "replace")
+    return json_bytes(value).decode("utf-8", "replace")
 
 
 # --- who sees what --------------------------------------------------------------------------------
@@ -333,7 +332,7 @@ async def access(visit: Visit) -> Response:
 def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:
     """The visitor's own access first, then for an admin that of everyone who is configured."""
     snapshot, own = visit.snapshot, visit.principal
-    known = visit.backend.identity.settings.principals if own.admin else {}
+    known = visit.backend.identity.principals if own.admin else {}
     for principal in (own, *(each for name, each in known.items() if name != own.name)):
         bundles = bundles_of(snapshot, principal, Scope("own"))
         seen = visit.gateway.view_of(snapshot, principal, Scope("own")).tools

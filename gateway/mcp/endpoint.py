@@ -28,24 +28,24 @@ from gateway.mcp.methods import Core, Exchange, rpc_error
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import Streams
 from gateway.mcp.wishes import WISHED
-from gateway.model import Scope
+from gateway.model import Scope, json_bytes
 from gateway.store.cluster import SESSION_ENDED, Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
     JSON_TYPE,
+    METADATA_PATH,
     Fields,
     HostRules,
+    Identity,
     RefusedRequest,
     check_host,
     fold,
     read_body,
     require_json,
     respond,
-    write_json,
 )
-from gateway.web.identity import METADATA_PATH, Identity
 
 Heard = Callable[[str, bytes], None]
 
@@ -137,7 +137,7 @@ class McpEndpoint:
             principal = await self._identity.identify(fields)
         except Unauthenticated as error:
             challenge = self._identity.challenge(b"authorization" in fields)
-            body = write_json({"error": "invalid_token", "error_description": str(error)})
+            body = json_bytes({"error": "invalid_token", "error_description": str(error)})
             await respond(send, 401, body, [(b"www-authenticate", challenge)])
             return None
         self._heard(principal.name, fields.get(b"user-agent", b""))
@@ -239,4 +239,4 @@ def resource_metadata(identity: Identity, path: str) -> bytes | None:
     if path not in (METADATA_PATH, f"{METADATA_PATH}/mcp"):
         return None
     document = identity.resource_metadata()
-    return None if document is None else write_json(document)
+    return None if document is None else json_bytes(document)

@@ -50,10 +50,11 @@ from gateway.mcp.methods import (
 from gateway.mcp.pass_through import Hello
 from gateway.mcp.streams import ClientStream, Reply
 from gateway.mcp.wishes import tell_others
+from gateway.model import json_bytes
 from gateway.store.cluster import end_session, is_ended
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.guard import RefusedRequest, event_frame, respond, write_json
+from gateway.web.guard import RefusedRequest, event_frame, respond
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
 ELICITATION_VERSION = "2025-06-18"  # the first one that has it
@@ -197,7 +198,7 @@ class Era2025:
             "serverInfo": SERVER_INFO,
             "instructions": hello.instructions,
         }
-        body = result_body(message.id, write_json(result))
+        body = result_body(message.id, json_bytes(result))
         await respond(exchange.send, 200, body, [(SESSION_HEADER, session_id)])
 
     async def _answer(
@@ -232,7 +233,7 @@ class Era2025:
                 self._tell_others(session=session.id, cancelled=cancelled)
 
     def _tell_others(self, **said: Any) -> None:
-        tell_others(self._db, SAID, write_json(said).decode())
+        tell_others(self._db, SAID, json_bytes(said).decode())
 
     def hear_said(self, payload: str) -> None:
         """Acts on what a client said to another process."""

@@ -37,7 +37,8 @@ from gateway.mcp.methods import (
     rpc_error,
 )
 from gateway.mcp.streams import ClientStream, Reply
-from gateway.web.guard import RefusedRequest, event_frame, respond, write_json
+from gateway.model import json_bytes
+from gateway.web.guard import RefusedRequest, event_frame, respond
 
 _ROUTING = tuple(
     (name, name.encode())
@@ -153,7 +154,7 @@ class Era2026:
                     "notifications/subscriptions/acknowledged",
                     {"notifications": heard, "_meta": meta},
                 ),
-                last=event_frame(result_body(message.id, write_json(result))),
+                last=event_frame(result_body(message.id, json_bytes(result))),
             )
             await self._core.streams.serve(stream, exchange.receive, exchange.send)
         finally:

@@ -19,7 +19,7 @@ from mcp_types.jsonrpc import (
 )
 from pydantic import ValidationError
 
-from gateway.web.guard import NotJson, read_json, write_json
+from gateway.model import NotJson, json_bytes, read_json
 
 RequestId = str | int
 
@@ -106,12 +106,12 @@ def error_body(request_id: RequestId | None, error: RpcError) -> bytes:
     detail: dict[str, object] = {"code": error.code, "message": error.message}
     if error.data is not None:
         detail["data"] = error.data
-    return write_json({"jsonrpc": "2.0", "id": request_id, "error": detail})
+    return json_bytes({"jsonrpc": "2.0", "id": request_id, "error": detail})
 
 
 def result_body(request_id: RequestId, result: bytes) -> bytes:
     """A JSON-RPC response around a result that is JSON already."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (write_json(request_id), result)
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (json_bytes(request_id), result)
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
@@ -119,4 +119,4 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
     body: dict[str, object] = {"jsonrpc": "2.0", "method": method}
     if params is not None:
         body["params"] = params
-    return write_json(body)
+    return json_bytes(body)

@@ -55,15 +55,15 @@ from gateway.mcp.messages import (
 from gateway.mcp.pass_through import HANDLERS, Hello, PassThrough
 from gateway.mcp.streams import Reply, Streams
 from gateway.mcp.wishes import LOGGED, reaches
-from gateway.model import Principal, Scope
+from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible
 from gateway.web.gateway import Gateway, error_result
-from gateway.web.guard import Fields, event_frame, write_json
+from gateway.web.guard import Fields, event_frame
 
 _INFO = Implementation(name="dynamic-mcp-gateway", title="Dynamic MCP gateway", version=__version__)
 SERVER_INFO = _INFO.model_dump(by_alias=True, mode="json", exclude_none=True)
 # A list of 2026 says how long a client may believe it without asking again: not at all.
-LIST_END = b',"resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":%b' % write_json(
+LIST_END = b',"resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":%b' % json_bytes(
     {SERVER_INFO_META_KEY: SERVER_INFO}
 )
 
@@ -155,7 +155,7 @@ async def _discover(request: RpcRequest) -> bytes:
         LATEST_MODERN_VERSION,
         result.model_dump(by_alias=True, mode="json", exclude_none=True),
     )
-    return write_json({**wire, "_meta": {SERVER_INFO_META_KEY: SERVER_INFO}})
+    return json_bytes({**wire, "_meta": {SERVER_INFO_META_KEY: SERVER_INFO}})
 
 
 def capabilities_of(hello: Hello) -> dict[str, Any]:
@@ -187,7 +187,7 @@ async def _call_tool(request: RpcRequest) -> bytes:
             raise _refusal(error) from error
         except GatewayError as error:
             result = error_result(error)
-    return write_json(_stamped(result) if request.era == "2026" else result)
+    return json_bytes(_stamped(result) if request.era == "2026" else result)
 
 
 async def _pass_through(request: RpcRequest) -> bytes:
@@ -203,10 +203,10 @@ async def _pass_through(request: RpcRequest) -> bytes:
     if request.era == "2025":
         result.pop("ttlMs", None)
         result.pop("cacheScope", None)
-        return write_json(result)
+        return json_bytes(result)
     if method in sdk_methods.CACHEABLE_METHODS and "resultType" not in result:
         result = {"ttlMs": 0, **result, "cacheScope": "private"}
-    return write_json(_stamped(result))
+    return json_bytes(_stamped(result))
 
 
 def _refusal(error: UpstreamRefused) -> RpcError:
@@ -399,7 +399,7 @@ class Calls:
         self._questions[key] = future
         reply.on_gone.append(leave)
         try:
-            reply.say(event_frame(write_json(question)), droppable=False)
+            reply.say(event_frame(json_bytes(question)), droppable=False)
             body = {} if reply.is_gone() else await future
         finally:
             reply.on_gone.remove(leave)

@@ -43,12 +43,12 @@ from gateway.web.guard import (
     EVENT_STREAM_HEADERS,
     PING,
     EventStream,
+    Identity,
     RefusedRequest,
     Say,
     event_frame,
     respond,
 )
-from gateway.web.identity import Identity
 
 log = structlog.get_logger(__name__)
 

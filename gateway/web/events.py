@@ -28,8 +28,15 @@ from gateway.store.cluster import EVENTS, Signals, append_event, events_after, l
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_executions
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import EventStream, Fields, Say, Step, event_frame, fold
-from gateway.web.identity import Identity
+from gateway.web.guard import (
+    EventStream,
+    Fields,
+    Identity,
+    Say,
+    Step,
+    event_frame,
+    fold,
+)
 from gateway.web.shown import decided_row, execution_event
 
 log = structlog.get_logger("gateway.events")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,8 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
-from gateway.limits import MAX_REMEMBERED
-from gateway.model import Principal, Scope, Tool
+from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, MAX_REMEMBERED
+from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees, principal_now
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view
@@ -40,7 +41,6 @@ from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change, get_change
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_execution
-from gateway.web.guard import Throttle, write_json
 from gateway.web.proxy import ProxyRequest, proxied
 
 log = structlog.get_logger("gateway.edge")
@@ -315,6 +315,33 @@ class Gateway:
             return await asyncio.to_thread(index.search, query, allowed=names, limit=limit)
 
 
+class Throttle:
+    """Bounds what went wrong within a minute: from one source (an address, a principal), and all.
+
+    The first attempts are looked at; those beyond wait until the oldest is a minute ago.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all: deque[float] = deque(maxlen=ALL_FAILURES_A_MINUTE)
+        self._by_source: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
+
+    def wait(self, source: str) -> float:
+        """Seconds until the next attempt is looked at; 0: now."""
+        return max(self._wait(self._all), self._wait(self._by_source.get(source, deque())))
+
+    def _wait(self, failures: deque[float]) -> float:
+        if len(failures) != failures.maxlen:
+            return 0.0
+        return max(0.0, failures[0] + 60.0 - self._clock())
+
+    def failed(self, source: str) -> None:
+        """Counts a wrong attempt."""
+        now = self._clock()
+        self._all.append(now)
+        self._by_source.setdefault(source, deque(maxlen=FAILURES_A_MINUTE)).append(now)
+
+
 def let_ask(inquiry: Inquiry, tool: Tool) -> None:
     """Lets the tool's server ask this client what it may, while the call runs."""
     server = inquiry.snapshot.connections[tool.connection]
@@ -331,7 +358,7 @@ def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
 def value_result(value: dict[str, Any]) -> dict[str, Any]:
     """A result with this object as text and as structured content."""
     return {
-        "content": [{"type": "text", "text": write_json(value).decode()}],
+        "content": [{"type": "text", "text": json_bytes(value).decode()}],
         "structuredContent": value,
         "isError": False,
     }

@@ -25,15 +25,14 @@ from gateway import __version__
 from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.model import Principal, Problem
+from gateway.model import Principal, Problem, json_bytes
 from gateway.policy.access import may_know
 from gateway.policy.problems import configuration_problems
 from gateway.store.approvals import count_waiting
 from gateway.store.secrets import Seal
 from gateway.telemetry import Metrics
 from gateway.web.gateway import Gateway
-from gateway.web.guard import fold, write_json
-from gateway.web.identity import Identity
+from gateway.web.guard import Identity, fold
 from gateway.web.shown import azure_resource
 
 log = structlog.get_logger("gateway.configuration")
@@ -76,7 +75,7 @@ class Health:
 
     async def _health(self, request: Request) -> Response:
         report = await self.report(await self._principal(request))
-        return Response(write_json(report), media_type="application/json")
+        return Response(json_bytes(report), media_type="application/json")
 
     async def _metrics(self, request: Request) -> Response:
         try:

@@ -38,7 +38,7 @@ from gateway.errors import (
     UnknownTool,
 )
 from gateway.limits import MAX_BODY_BYTES, PAGE_ENTRIES
-from gateway.model import Level, Scope
+from gateway.model import Level, NotJson, Scope, json_bytes, read_json
 from gateway.policy.access import admin_level, level
 from gateway.store import approvals
 from gateway.store import catalog as changes
@@ -46,15 +46,12 @@ from gateway.web import own_tools, shown
 from gateway.web.events import Feed, event_stream
 from gateway.web.gateway import Gateway, Inquiry, Run, proxy_door, tool_door
 from gateway.web.guard import (
-    NotJson,
+    Identity,
     RefusedRequest,
     fold,
     read_body,
-    read_json,
     require_json,
-    write_json,
 )
-from gateway.web.identity import Identity
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
 
@@ -170,7 +167,7 @@ async def _api_call(gateway: Gateway, identity: Identity, request: Request) -> A
 
 def json_response(value: Any, status: int = 200, headers: Headers = None) -> Response:
     """A value as the body of an answer."""
-    return Response(write_json(value), status, headers, "application/json")
+    return Response(json_bytes(value), status, headers, "application/json")
 
 
 def error_response(error: GatewayError, status: int | None = None) -> Response:

@@ -9,14 +9,15 @@ import uvloop
 from cryptography.fernet import Fernet
 
 from gateway.store.secrets import Seal
-from gateway.web.identity import AuthSettings, Identity
+from gateway.web.guard import Identity
 from tests.conformance.surface import Surface
+from tests.mcp.conftest import OPEN
 from tests.mcp.toolbox import endpoint_over
 
 
 async def main(port: int) -> None:
     """Serves the real endpoint over the conformance tools."""
-    identity, seal = Identity(AuthSettings()), Seal([Fernet.generate_key().decode()])
+    identity, seal = Identity(OPEN), Seal([Fernet.generate_key().decode()])
     over = endpoint_over(Surface(), identity, seal, public_url=f"http://127.0.0.1:{port}")
     async with over as endpoint:
         config = uvicorn.Config(

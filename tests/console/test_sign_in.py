@@ -16,7 +16,7 @@ import pytest
 from gateway.console.sessions import COOKIE
 from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, LINK_SECONDS
 from gateway.model import Principal
-from gateway.web.guard import Throttle
+from gateway.web.gateway import Throttle
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
 from tests.peers import until
@@ -154,7 +154,7 @@ async def test_a_removed_principal_is_signed_out_by_its_next_request(
     ann = await signed_in(guarded, "ann")
     without = WITH_TOKENS.replace("[principals.ann]", "[principals.other]")
     guarded.config.write_text(without, encoding="utf-8")
-    await until(lambda: "ann" not in guarded.app.identity.settings.principals)
+    await until(lambda: "ann" not in guarded.app.identity.principals)
     assert (await ann.get("/console")).status_code == 303
 
 
@@ -162,11 +162,11 @@ async def test_another_token_ends_the_sessions_of_the_old_one(
     guarded: Running, signed_in: SignedIn
 ) -> None:
     ann = await signed_in(guarded, "ann")
-    before = guarded.app.identity.settings
+    before = guarded.app.identity.token_hashes
     guarded.config.write_text(
         WITH_TOKENS.replace(TOKENS["ann"], "another-token-0123456789"), encoding="utf-8"
     )
-    await until(lambda: guarded.app.identity.settings != before)
+    await until(lambda: guarded.app.identity.token_hashes != before)
     assert (await ann.get("/console")).status_code == 303
 
 

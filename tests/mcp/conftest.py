@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ import uvicorn
 import uvloop
 from cryptography.fernet import Fernet
 
+from gateway.config.settings import AuthMode, Settings
 from gateway.mcp.endpoint import McpEndpoint
-from gateway.model import Principal
 from gateway.store.secrets import Seal
-from gateway.web.identity import AuthSettings, Identity
+from gateway.web.guard import Identity
 from tests.mcp.toolbox import Toolbox, endpoint_over
 
 TOKENS = {"ann": "ann-token-0123456789", "bob": "bob-token-0123456789"}
+OPEN = Settings(auth=AuthMode(mode="none"))
 SEAL = Seal([Fernet.generate_key().decode()])
 
 
@@ -29,10 +29,11 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
-def with_tokens(*names: str) -> AuthSettings:
+def with_tokens(*names: str) -> Settings:
     """Settings under which these principals have their token."""
-    hashes = {name: hashlib.sha256(TOKENS[name].encode()).hexdigest() for name in names}
-    return AuthSettings("tokens", {name: Principal(name) for name in names}, hashes)
+    return Settings.model_validate(
+        {"principals": {name: {"token": TOKENS[name]} for name in names}}
+    )
 
 
 @asynccontextmanager
@@ -82,10 +83,10 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
     async with AsyncExitStack() as stack:
 
         async def make(
-            auth: AuthSettings | None = None, toolbox: Toolbox | None = None, **options: Any
+            settings: Settings = OPEN, toolbox: Toolbox | None = None, **options: Any
         ) -> Edge:
             toolbox = toolbox or Toolbox()
-            identity = Identity(auth or AuthSettings())
+            identity = Identity(settings)
             over = endpoint_over(toolbox, identity, SEAL, **options)
             endpoint = await stack.enter_async_context(over)
             port = await stack.enter_async_context(serving(endpoint))

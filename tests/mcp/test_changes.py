@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
-from gateway.web.identity import AuthSettings
 from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import Events, listening, modern, opened, post, request, session
 
@@ -91,7 +89,7 @@ async def test_change_and_change_back_within_a_burst_is_not_heard(
 @BOTH
 async def test_stream_ends_soon_after_its_token_is_revoked(edge: Edge, listen: Listen) -> None:
     async with listen(edge, "ann") as ann, listen(edge, "bob") as bob:
-        edge.identity.settings = with_tokens("bob")
+        edge.identity.follow(with_tokens("bob"), "")
         async with asyncio.timeout(5):
             with pytest.raises(EOFError):
                 while True:
@@ -136,7 +134,7 @@ async def test_streams_are_capped_for_each_principal_by_itself(make_edge: EdgeMa
 async def test_other_rights_are_a_change_of_the_view(edge: Edge, listen: Listen) -> None:
     async with listen(edge, "ann") as ann:
         edge.toolbox.extra["ann"] = {"more": edge.toolbox.tools["echo"]}
-        edge.identity.settings = replace(edge.identity.settings, public_url="http://other")
+        edge.identity.follow(with_tokens("ann", "bob"), "http://other")
         assert await changed(ann)
 
 
@@ -150,7 +148,7 @@ async def test_going_down_closes_streams_and_takes_no_new_ones(edge: Edge) -> No
 
 
 async def test_without_tokens_everyone_listens_as_local(make_edge: EdgeMaker) -> None:
-    edge: Edge = await make_edge(AuthSettings())
+    edge: Edge = await make_edge()
     async with listening(edge) as events:
         edge.toolbox.put("of_local", "local")
         assert await changed(events)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.mcp.messages import Message, RpcError, check_params, parse, read_message
-from gateway.web.guard import write_json
+from gateway.model import json_bytes
 
 JSON = st.recursive(
     st.none()
@@ -63,7 +63,7 @@ def test_escaped_colon_does_not_hide_a_key_given_twice() -> None:
 def test_integers_beyond_64_bits_stay_exact() -> None:
     value = {"n": 123456789012345678901234567890}
     assert parse(json.dumps(value).encode()) == value
-    assert json.loads(write_json(value)) == value
+    assert json.loads(json_bytes(value)) == value
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 from cryptography.fernet import Fernet
 
 from gateway.store.secrets import Seal
-from gateway.web.identity import Identity
+from gateway.web.guard import Identity
 from tests.mcp.conftest import TOKENS, serving, with_tokens
 from tests.mcp.toolbox import Toolbox, endpoint_over, tool
 from tests.report_peer import EXPECTED, ROWS, report_gateway

@@ -12,11 +12,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from gateway.config.settings import AuthMode, Settings
+from gateway.config.settings import Settings
 from gateway.errors import Unauthenticated
 from gateway.mcp.endpoint import resource_metadata
 from gateway.model import Principal
-from gateway.web.identity import AuthSettings, Identity, auth_settings
+from gateway.web.guard import Identity
 
 ISSUER, AUDIENCE = "https://issuer.example", "gateway"
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -31,9 +31,13 @@ def sha256(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def tokens(**known: str) -> AuthSettings:
-    principals = {name: Principal(name, role="r") for name in known}
-    return AuthSettings("tokens", principals, {n: sha256(t) for n, t in known.items()})
+def settings_with(principals: dict[str, Any], **auth: Any) -> Settings:
+    return Settings.model_validate({"auth": auth, "principals": principals})
+
+
+def tokens(**known: str) -> Settings:
+    principals = {name: {"role": "r", "token_sha256": sha256(t)} for name, t in known.items()}
+    return settings_with(principals, mode="tokens")
 
 
 async def test_each_token_is_its_principal() -> None:
@@ -67,15 +71,16 @@ async def test_anything_else_is_not_let_in(header: bytes | None) -> None:
 async def test_removed_token_is_not_let_in_any_more() -> None:
     identity = Identity(tokens(ann="token-of-ann"))
     assert await identity.identify(bearer("token-of-ann"))
-    identity.settings = tokens(ann="new-token-of-ann")
+    identity.follow(tokens(ann="new-token-of-ann"), "")
     with pytest.raises(Unauthenticated):
         await identity.identify(bearer("token-of-ann"))
 
 
 async def test_without_authentication_everyone_is_local_and_admin_unless_said_otherwise() -> None:
-    assert await Identity(AuthSettings()).identify({}) == Principal("local", admin=True)
-    local = Principal("local", role="guest")
-    assert await Identity(AuthSettings(principals={"local": local})).identify({}) == local
+    everyone = Identity(settings_with({}, mode="none"))
+    assert await everyone.identify({}) == Principal("local", admin=True)
+    guests = Identity(settings_with({"local": {"role": "guest"}}, mode="none"))
+    assert await guests.identify({}) == Principal("local", role="guest")
 
 
 def jwk(key: Any, kid: str | None = "k1", **more: Any) -> dict[str, Any]:
@@ -116,13 +121,9 @@ class Clock:
 
 def by_jwt(issuer: Issuer, clock: Clock | None = None, **settings: Any) -> Identity:
     chosen = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": "https://issuer.example/keys"}
-    auth = AuthSettings(
-        "jwt",
-        {"ann": Principal("ann", access="read-only")},
-        jwt=AuthMode(mode="jwt", **{**chosen, **settings}),
-        public_url="https://gateway.example",
-    )
-    return Identity(auth, issuer.fetch, clock or Clock())
+    principals = {"ann": {"access": "read-only"}}
+    configured = settings_with(principals, mode="jwt", **{**chosen, **settings})
+    return Identity(configured, "https://gateway.example", issuer.fetch, clock or Clock())
 
 
 def signed(
@@ -271,23 +272,8 @@ def test_challenge_and_metadata_lead_to_the_issuer() -> None:
     assert resource_metadata(Identity(tokens()), "/.well-known/oauth-protected-resource") is None
 
 
-def test_configuration_is_translated_whole() -> None:
-    settings = Settings.model_validate(
-        {
-            "auth": {"mode": "tokens"},
-            "principals": {
-                "ann": {"token": "a-token-of-sixteen", "admin": True, "role": "r"},
-                "bob": {"token_sha256": "ab" * 32, "connections": {"x": "read-only"}},
-            },
-        }
-    )
-    assert auth_settings(settings, "http://h") == AuthSettings(
-        "tokens",
-        {
-            "ann": Principal("ann", admin=True, role="r"),
-            "bob": Principal("bob", connections={"x": "read-only"}),
-        },
-        {"ann": sha256("a-token-of-sixteen"), "bob": "ab" * 32},
-        None,
-        "http://h",
-    )
+async def test_what_is_configured_of_a_principal_is_known_of_its_requests() -> None:
+    said = {"token": "a-token-of-sixteen", "admin": True, "connections": {"x": "read-only"}}
+    identity = Identity(settings_with({"ann": said}, mode="tokens"))
+    ann = await identity.identify(bearer("a-token-of-sixteen"))
+    assert ann == Principal("ann", admin=True, connections={"x": "read-only"})
