@@ -202,6 +202,8 @@ _LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
 
 def visible(text: str, instead: str = "") -> str:
     """The text with `instead` of each character that a person would not see; line ends as `\\n`."""
+    if text.isascii() and text.isprintable():  # most texts are, and this is ten times as fast
+        return text
     return _HIDDEN.sub(instead, _LINE_ENDS.sub("\n", text))
 
 

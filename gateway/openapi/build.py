@@ -9,15 +9,16 @@ listing has its size.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import orjson
 
 from gateway import naming
 from gateway.blocklist import left_out
-from gateway.limits import INPUT_BYTES, MAX_EXTRA_BYTES, MAX_PROBLEMS
+from gateway.limits import MAX_EXTRA_BYTES, MAX_PROBLEMS
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -65,11 +66,12 @@ class Plan:
     risk: Risk
     http: HttpOperation
     input: Fragment  # before anything is left out of it
-    listed: bundle.Listed
+    input_size: int
     answer: bytes | None
     keywords: str
     lookups: bytes
     security: str
+    listed: bundle.Listed = bundle.Listed(b"", False)
 
 
 def build_openapi(raw: bytes, source: Source) -> Build:
@@ -77,6 +79,7 @@ def build_openapi(raw: bytes, source: Source) -> Build:
     document = open_document(read_definition(raw))
     microsoft = b"x-ms-" in raw.replace(b"\0", b"")  # in UTF-16 too
     marks = operations.marks_of(document) if microsoft else Marks()
+    del raw  # a large one is memory that the build needs
     title = _title(document, 60)
     source = replace(source, display_name=source.display_name or title or source.connection)
     return _Work(document, source, marks).build()
@@ -84,6 +87,18 @@ def build_openapi(raw: bytes, source: Source) -> Build:
 
 def _title(document: Document, length: int) -> str:
     return naming.phrase(mapping(document.root.get("info")).get("title"), length)
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a person should know of a definition, each thing once."""
+
+    place: str = ""  # the operation that is being looked at
+    problems: dict[Problem, None] = field(default_factory=dict)
+
+    def add(self, severity: Severity, message: str, where: str = "") -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems[Problem(severity, where or self.place, message)] = None
 
 
 @dataclass(slots=True)
@@ -97,9 +112,7 @@ class _Work:
     hidden: list[Plan] = field(default_factory=list)  # what look-ups call, though it is not shown
     skipped: list[Skipped] = field(default_factory=list)
     names: set[str] = field(default_factory=set)  # what configuration may call operations by
-    problems: dict[Problem, None] = field(default_factory=dict)  # each once
-    place: str = ""  # the operation that is being looked at
-    budget: int = INPUT_BYTES
+    notes: Notes = field(default_factory=Notes)
     answer_bytes: int = 0
     whole_bytes: int = 0
     base_url: str = field(init=False)
@@ -112,22 +125,21 @@ class _Work:
         document, source = self.document, self.source
         self.base_url = operations.base_url_of(document, source)
         self.home = operations.home_of(document, source, self.base_url)
-        self.taken = Schemas(document, asked=True, report=self.report)
+        self.taken = Schemas(document, asked=True, report=self.notes.add)
         self.given = Schemas(document, asked=False, report=lambda severity, message: None)
         self.provided = operations.sent_with_every_call(document, source)
 
     def build(self) -> Build:
         found = find_operations(self.document)
         if not self.base_url:
-            self.add("error", "servers", "it does not say where the API is: give base_url")
+            self.notes.add("error", "it does not say where the API is: give base_url", "servers")
         if not found:
-            self.add("warning", "paths", "it has no operations, so there are no tools")
-        self.budget = bundle.input_budget(len(found))
+            self.notes.add("warning", "it has no operations, so there are no tools", "paths")
         for operation in found:
             self.take(operation)
         plans = self.fitted(self.newest())
         keys = self.checked_keys(plans)
-        tools, hidden = self.tools(plans), self.tools(self.hidden)
+        tools, hidden = self.tools(plans), self.tools(self.fitted(self.hidden))
         own_base_url = operations.base_url_of(self.document, replace(self.source, base_url=None))
         return Build(
             format=self.document.format,
@@ -137,7 +149,7 @@ class _Work:
             skipped=tuple(self.skipped),
             problems=(
                 *naming.unmatched(self.source, self.names),
-                *self.problems,
+                *self.notes.problems,
                 *inputs.dead_look_ups(tools, hidden),
                 *naming.collisions(self.source.prefix, [plan.operation for plan in plans]),
             ),
@@ -147,19 +159,11 @@ class _Work:
             links_base=own_base_url if self.source.kind == "arm" else "",
         )
 
-    def report(self, severity: str, message: str) -> None:
-        self.add(cast(Severity, severity), self.place, message)
-
-    def add(self, severity: Severity, where: str, message: str) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems[Problem(severity, where, message)] = None
-
     def take(self, operation: Operation) -> None:
         """Plan one operation, or note why not."""
         if operation.problem:
             self.skip(operation, operation.problem, self.base_url)
             return
-        self.place = f"{operation.method} {operation.path}"
         base_url = operations.operation_base_url(
             self.document, operation, self.source, self.base_url
         )
@@ -180,8 +184,13 @@ class _Work:
 
     def planned(self, operation: Operation, base_url: str) -> Plan | str:
         """The plan, or the reason why there can't be one."""
+        return self.tried(operation, lambda: _plan(self, operation, base_url))
+
+    def tried(self, operation: Operation, step: Callable[[], Plan]) -> Plan | str:
+        """What a step makes of an operation, or the reason why it can't."""
+        self.notes.place = f"{operation.method} {operation.path}"
         try:
-            return _plan(self, operation, base_url)
+            return step()
         except Unusable as error:
             return str(error)
         except (RecursionError, orjson.JSONEncodeError):
@@ -217,30 +226,32 @@ class _Work:
         return [plan for index, plan in enumerate(self.plans) if index not in old]
 
     def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
-        """The same, with the largest inputs cut down until a whole listing has its size."""
-        share = bundle.fair_share([len(plan.listed.text) for plan in plans])
-        return [
-            plan if len(plan.listed.text) <= share else self.cut_down(plan, share) for plan in plans
-        ]
+        """The same with inputs as they are listed: all together within the size of a listing."""
+        room = bundle.fair_share([plan.input_size for plan in plans])
+        found = []
+        for plan in plans:
+            fitted = self.tried(plan.operation, partial(self.with_input, plan, room))
+            if isinstance(fitted, Plan):
+                found.append(fitted)
+            elif plan not in self.hidden:
+                self.skip(plan.operation, fitted, plan.http.base_url)
+        return found
 
-    def cut_down(self, plan: Plan, share: int) -> Plan:
-        self.place = f"{plan.operation.method} {plan.operation.path}"
-        try:
-            listed = bundle.input_schema(plan.input, self.taken, self.report, share)
-        except Unusable:  # it costs room then, but not the other operations
-            return plan
+    def with_input(self, plan: Plan, room: int) -> Plan:
+        listed = bundle.input_schema(plan.input, self.taken, self.notes.add, room)
         return replace(plan, listed=listed)
 
     def checked_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
         """The API keys that the definition declares; a word where the connection's does not fit."""
         if self.source.auth_type == "none" and all(plan.security for plan in plans) and plans:
             asked = plans[0].security
-            self.add("warning", "security", f"asks for {asked}; the connection has no auth")
+            words = f"asks for {asked}; the connection has no auth"
+            self.notes.add("warning", words, "security")
         keys = operations.declared_keys(self.document, self.source)
         if self.source.auth_type == "api-key" and len(keys) > 1:
             several = ", ".join(f"{name} in {place}" for name, place in keys[:5])
             words = f"there are several API keys ({several}): auth.name and auth.in say which"
-            self.add("warning", "security", words)
+            self.notes.add("warning", words, "security")
         return keys
 
     def tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
@@ -311,7 +322,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     wanted = [each for each in wanted if _is_asked_for(work, each, access)]
     names = ArgumentNames()
     sent, slots = inputs.parameter_slots(document, wanted, names, work.taken, source)
-    sent, slots = inputs.without_detours(source, work.report, sent, slots)
+    sent, slots = inputs.without_detours(source, work.notes.add, sent, slots)
     taken, body_schema = Taken(None), None
     if (body := inputs.request_body(document, operation, given)) is not None:
         around = Surroundings(document, work.taken, source, operation.method, tuple(slots))
@@ -319,7 +330,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         slots.extend(taken.slots)
         body_schema = chosen_content(document, body).schema
         for name in taken.left_out:
-            work.report("warning", left_out(name, "body"))
+            work.notes.add("warning", left_out(name, "body"))
     lookups = inputs.look_ups(document, slots, body_schema) if microsoft else b""
     if lookups:
         slots = [inputs.with_hint(document, slot) for slot in slots]
@@ -344,7 +355,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
             headers_out=override.headers_out or (),
         ),
         input=whole,
-        listed=bundle.input_schema(whole, work.taken, work.report, work.budget),
+        input_size=bundle.input_size(whole, work.taken),
         answer=_answer(work, contents),
         keywords=_keywords(operation, slots),
         lookups=lookups,
@@ -356,7 +367,7 @@ def _is_asked_for(work: _Work, given: Input, access: Access) -> bool:
     """Whether callers can give this, and the connection does not send it itself."""
     place, name = given.place, inputs.folded(given.place, given.name)
     if place == "header" and not _HEADER_NAME.fullmatch(name):
-        work.report("warning", f"no header can be called {name!r}: it is never sent")
+        work.notes.add("warning", f"no header can be called {name!r}: it is never sent")
         return False
     token = (work.source.idempotency_header or "").lower() if access != "read" else ""
     return (place, name) not in work.provided and (place, name) != ("header", token)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ import orjson
 from gateway.limits import (
     INPUT_BYTES,
     LISTED_BYTES,
-    MAX_EXTRA_BYTES,
     MAX_SCHEMA_BYTES,
     MAX_WHOLE_BYTES,
     SMALL_INPUT_BYTES,
@@ -28,7 +27,7 @@ from gateway.limits import (
 from gateway.naming import cut
 from gateway.openapi.document import Unusable, mapping
 from gateway.openapi.keywords import MANY_SCHEMAS, NAMED_SCHEMAS, compiles, joined, stub_of, written
-from gateway.openapi.schema import Fragment, Schemas
+from gateway.openapi.schema import Fragment, Report, Schemas
 
 # What is tried where room is short: levels of objects, and characters of an input's description.
 _LEVELS = ((math.inf, 100), (5, 100), (3, 100), (2, 100), (1, 100), (1, 0))
@@ -47,18 +46,16 @@ class Listed:
     complete: bool  # nothing is left out for want of room, not even words
 
 
-def input_schema(
-    whole: Fragment, schemas: Schemas, report: Callable[[str, str], None], budget: int
-) -> Listed:
-    """A tool's input schema, within its budget and sure to compile."""
+def input_schema(whole: Fragment, schemas: Schemas, report: Report, room: int) -> Listed:
+    """A tool's input schema, within its room and sure to compile."""
     root, refs = mapping(whole.schema), whole.refs
     text = written(root)
-    definitions = _all_below(refs, schemas, budget - len(text))
+    definitions = _all_below(refs, schemas, room - len(text))
     complete = definitions is not None
     if definitions is None:
-        root, is_cut = _thin_root(root, schemas, budget)
+        root, is_cut = _thin_root(root, schemas, room)
         text, refs = written(root), refs_in(root)
-        definitions, cut_below = _fitting(refs, schemas, budget - len(text))
+        definitions, cut_below = _fitting(refs, schemas, room - len(text))
         if is_cut or cut_below:
             report("warning", _TOO_LARGE)
     if len(text) > MAX_SCHEMA_BYTES:
@@ -71,19 +68,21 @@ def input_schema(
 
 def whole_input(whole: Fragment, schemas: Schemas) -> bytes:
     """All of a tool's input schema, with words if there is room; b"" if it is larger than any."""
-    root, text = mapping(whole.schema), written(whole.schema)
-    definitions = _all_below(whole.refs, schemas, MAX_SCHEMA_BYTES - len(text))
+    text = written(whole.schema)
+    definitions = _all_below(whole.refs, schemas, MAX_WHOLE_BYTES - len(text))
     if definitions is None:
-        text = written(_without_words(root))
-        names = _all_below(whole.refs, schemas, MAX_WHOLE_BYTES)
-        definitions = {name: _thin(schemas, name, math.inf)[0] for name in names or ()}
-    found = joined(text, definitions)
-    return found if len(found) <= MAX_WHOLE_BYTES else b""
+        return b""
+    if len(text) + _size(definitions) > MAX_SCHEMA_BYTES:
+        text = written(_without_words(mapping(whole.schema)))
+        definitions = {name: _thin(schemas, name, math.inf)[0] for name in definitions}
+    return joined(text, definitions)
 
 
-def input_budget(operations: int) -> int:
-    """The room for one tool's input where there are so many."""
-    return max(SMALL_INPUT_BYTES, min(INPUT_BYTES, MAX_EXTRA_BYTES // max(operations, 1)))
+def input_size(whole: Fragment, schemas: Schemas) -> int:
+    """The room that a tool's input wants: as much as all of it takes, but no more than any gets."""
+    text = written(whole.schema)
+    definitions = _all_below(whole.refs, schemas, INPUT_BYTES - len(text))
+    return INPUT_BYTES if definitions is None else len(text) + _size(definitions)
 
 
 def fair_share(sizes: Sequence[int]) -> int:
@@ -123,8 +122,10 @@ def refs_in(value: Any) -> tuple[str, ...]:
 # --- definitions ----------------------------------------------------------------------------------
 
 
-def _all_below(refs: Iterable[str], schemas: Schemas, room: int) -> dict[str, bytes] | None:
+def _all_below(refs: Sequence[str], schemas: Schemas, room: int) -> dict[str, bytes] | None:
     """The definitions that these need, and those that they need in turn; None if it is too much."""
+    if any(_reach(name, schemas) > room for name in refs):
+        return None
     found: dict[str, bytes] = {}
     waiting = deque(refs)
     while waiting and room >= 0:
@@ -135,6 +136,21 @@ def _all_below(refs: Iterable[str], schemas: Schemas, room: int) -> dict[str, by
             room -= len(definition.text)
             waiting.extend(definition.refs)
     return found if room >= 0 else None
+
+
+def _reach(name: str, schemas: Schemas) -> float:
+    """How many bytes a definition takes with all that it needs; what is too much for any is inf."""
+    if name not in schemas.reach:
+        size, seen, waiting = 0.0, set[str](), deque([name])
+        while waiting and size <= MAX_WHOLE_BYTES:
+            if (below := waiting.popleft()) not in seen:
+                seen.add(below)
+                definition = schemas.definition(below)
+                endless = schemas.reach.get(below) == math.inf
+                size += math.inf if endless else len(definition.text)
+                waiting.extend(definition.refs)
+        schemas.reach[name] = size if size <= MAX_WHOLE_BYTES else math.inf
+    return schemas.reach[name]
 
 
 def _fitting(refs: Collection[str], schemas: Schemas, room: int) -> tuple[dict[str, bytes], bool]:
@@ -252,9 +268,7 @@ def _only_required(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **({"properties": kept} if kept else {}), "description": _TAKES_MORE}
 
 
-def _loosened(
-    root: Mapping[str, Any], refs: Collection[str], report: Callable[[str, str], None]
-) -> bytes:
+def _loosened(root: Mapping[str, Any], refs: Collection[str], report: Report) -> bytes:
     """The same with every input that does not compile by itself left open."""
     anything = dict.fromkeys(refs, b"{}")
     properties = dict(root["properties"])

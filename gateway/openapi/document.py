@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import orjson
 import yaml
 
@@ -258,11 +259,11 @@ def _parse(raw: bytes) -> Any:
     """JSON if it is that; else YAML, which much of what is broken is."""
     if not raw.strip(b" \t\r\n\xef\xbb\xbf"):
         raise DefinitionUnreadable("The document is empty.")
-    with suppress(orjson.JSONDecodeError):
-        return orjson.loads(raw)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return _read_json(raw)
     text = _decoded(raw)
-    with suppress(orjson.JSONDecodeError):
-        return orjson.loads(text)
+    with suppress(msgspec.DecodeError):
+        return _read_json(text)
     try:
         return read_yaml(text)
     except DefinitionUnreadable:
@@ -271,6 +272,14 @@ def _parse(raw: bytes) -> Any:
         if mended == text:
             raise
     return read_yaml(mended)
+
+
+def _read_json(text: bytes | str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # It also asks for twelve times the document's size, which may be more than a reader has.
+        return msgspec.json.decode(text)
 
 
 def _decoded(raw: bytes) -> str:

@@ -13,7 +13,7 @@ that there is a look-up and which other inputs it needs first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
@@ -41,7 +41,7 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, written
-from gateway.openapi.schema import Schema, Schemas, letters
+from gateway.openapi.schema import Report, Schema, Schemas, drop_echo
 
 _EMPTY: Mapping[str, Any] = {}
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
@@ -332,7 +332,7 @@ def injected_as(source: Source, place: str, wire_name: str, argument: str) -> st
 
 def without_detours(
     source: Source,
-    report: Callable[[str, str], None],
+    report: Report,
     sent: list[Parameter],
     slots: list[Slot],
 ) -> tuple[list[Parameter], list[Slot]]:
@@ -380,8 +380,7 @@ def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
     result = dict(schema)
     if title := phrase(raw.get("x-ms-summary"), MAX_TITLE):
         result["title"] = title
-    if letters(str(result.get("title", ""))) == letters(argument):
-        result.pop("title", None)
+    drop_echo(result, argument)
     if description := property_description(raw):
         result["description"] = description
     return result

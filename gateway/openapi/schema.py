@@ -21,13 +21,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_TITLE, MAX_WIDTH
-from gateway.model import CONSTANTS
+from gateway.model import CONSTANTS, Severity
 from gateway.naming import phrase, property_description
 from gateway.openapi import keywords
 from gateway.openapi.document import Document, Unusable, is_internal, mapping, sequence
 from gateway.openapi.keywords import usable_pattern, written
 
 Schema = dict[str, Any] | bool
+Report = Callable[[Severity, str], None]  # what a person should know of the definition
 
 _WORDS = frozenset(
     ("description", "title", "x-ms-summary", "x-ms-enum-values", "x-ms-description-for-model")
@@ -70,9 +71,7 @@ class _Trace:
 class Schemas:
     """The schemas of one document as seen in requests or in answers."""
 
-    def __init__(
-        self, document: Document, *, asked: bool, report: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, document: Document, *, asked: bool, report: Report) -> None:
         self.document = document
         self._asked = asked
         self._hidden = "readOnly" if asked else "writeOnly"
@@ -85,8 +84,10 @@ class Schemas:
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
         self._checked: set[str] = set()
-        # For whoever puts them together: by name and levels, what is left where room is short.
+        # For whoever puts them together: by name and levels, what is left where room is short; and
+        # by name, how many bytes it takes with all that it needs.
         self.thinner: dict[tuple[str, float], tuple[bytes, tuple[str, ...]]] = {}
+        self.reach: dict[str, float] = {}
 
     def translate(self, raw: Any) -> Fragment:
         """The schema in 2020-12."""
@@ -297,8 +298,8 @@ class Schemas:
         result["properties"] = parts = dict[str, Schema]()
         for name, part in visible.items():
             parts[name] = found = self._schema(part, trace, in_place=False)
-            if isinstance(found, dict) and letters(found.get("title", "")) == letters(name):
-                found.pop("title", None)
+            if isinstance(found, dict):
+                drop_echo(found, name)
         if constants:
             result[CONSTANTS] = constants
 
@@ -418,6 +419,11 @@ def _takes_text(target: Any, name: str) -> bool:
     return own.get("type", "string") == "string" and not own.keys() & {"enum", "const", "$ref"}
 
 
-def letters(text: str) -> str:
-    """The letters and digits of a name: two names that share them say the same."""
+def drop_echo(schema: dict[str, Any], name: str) -> None:
+    """Drops a title that only says the name again."""
+    if "title" in schema and _letters(schema["title"]) == _letters(name):
+        del schema["title"]
+
+
+def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text)).lower()

@@ -303,6 +303,14 @@ def test_where_room_is_shorter_still_deep_objects_name_what_they_require_and_sta
     assert build.problems == (CUT,)
 
 
+def test_an_input_too_large_to_keep_whole_is_shown_as_it_is_listed() -> None:
+    chain = {f"S{n}": _level(n, "d" * 200, n == 149) for n in range(150)}
+    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
+
+    (tool,) = built(_posting(body, chain)).tools
+    assert whole_schema(tool) is tool.input_schema
+
+
 def test_an_inline_body_that_is_too_large_keeps_what_its_deepest_levels_require() -> None:
     def nested(levels: int) -> Json:
         below = {f"n{n}": nested(levels - 1) for n in range(4)} if levels else {}
