@@ -52,7 +52,7 @@ from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import FIRST_LOOK_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
+from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import McpEndpoint, resource_metadata
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes, tell_others
@@ -405,7 +405,7 @@ class Assembly:
         resource_group = self._run(self.catalog.refresh_group(by="start"))
         await asyncio.wait([near])
         soon = [remote] if in_azure else [remote, resource_group]
-        await asyncio.wait(soon, timeout=FIRST_LOOK_SECONDS)
+        await asyncio.wait(soon, timeout=MOMENT_SECONDS)
 
     async def follow_changes(self, app: App) -> None:
         """What other processes, servers and editors of files change from now on."""

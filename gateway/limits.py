@@ -9,6 +9,14 @@ from __future__ import annotations
 # --- all rooms ------------------------------------------------------------------------------------
 
 MAX_REMEMBERED = 4096  # names, addresses, tokens, views in a cache: each is found out again
+SETTLE_SECONDS = 0.2  # saves, requests, changes and rows that come together are taken together
+MOMENT_SECONDS = 2.0  # a wait nobody minds; and between two looks, where a signal may be lost
+LONGEST_PAUSE_SECONDS = 300.0  # between two tries of what keeps failing, as we or others ask for
+STEP_BYTES = 65_536  # at a time, of a body or an answer: a millisecond's work
+NAME_CHARS = 128  # of a name, a title, a client, a value on one line
+MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
+PREVIEW_CHARS = 2_000  # of a large answer or a long description, some 430 tokens
+MAX_LIST_PAGES = 50  # of one server or of Azure: a list without end has to end somewhere
 DECODINGS = 6  # of a path that is encoded over and over; one that is not plain by then is refused
 
 # --- outbound -------------------------------------------------------------------------------------
@@ -17,7 +25,6 @@ MAX_EXCHANGES = 1024  # at a time, more wait: calls are bounded below, upstreams
 IDLE_SECONDS = 4.0  # of a kept connection: Node and uvicorn close theirs after five
 LOOKUP_SECONDS = 3.0  # for a name to be resolved where nothing is dialled yet
 REMEMBER_SECONDS = 10.0  # what a name means, and whether TLS files are as they were
-STEP_BYTES = 65_536  # of a body at a time: a millisecond's work
 WORKER_BYTES = 262_144  # of JSON: below, parsing takes no longer than asking a worker process
 MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again inside a result
 
@@ -31,21 +38,16 @@ MAX_LEVELS = 6  # of allOf, of defaults, of XML: real ones have three
 MAX_WIDTH = 1_000  # inputs of one operation; schemas that one value meets on one level
 MAX_WIRE_NAME = 500  # characters of an operation id, a parameter's name or a media type
 MAX_TOOL_NAME = 64  # characters: what every client takes, of tools and of their arguments
-MAX_TITLE = 128  # characters
 MAX_PROPERTY_WORDS = 256  # characters of an input's description
 MAX_PROBLEMS = 200  # of one kind that a person is told of a connection
-MAX_VALUE_BYTES = 12 * 1024  # of an enum, a constant or a default
 PATTERN_BYTES = 256 * 1024  # of a compiled pattern; what needs more is not checked
-INPUT_BYTES = 16 * 1024  # of a tool's input as it is listed, where there is room
-SMALL_INPUT_BYTES = 4 * 1024  # of an input that is never cut, however many tools there are
+INPUT_BYTES = 16 * 1024  # of a tool's input as it is listed, where there is room; of one value
 LISTED_BYTES = 1536 * 1024  # of the inputs of all tools of a definition, where they are few
 MAX_SCHEMA_BYTES = 64 * 1024  # of an input that no pruning brings below, an answer, look-ups
-MAX_WHOLE_BYTES = 512 * 1024  # of an input that is not listed whole
-MAX_EXTRA_BYTES = 16 * 1024 * 1024  # of all inputs before they are cut, of all answers' schemas
+MAX_TOOL_BYTES = 512 * 1024  # of the schema of one tool, whole
 
 # --- connectors -----------------------------------------------------------------------------------
 
-MAX_TOOL_BYTES = 262_144  # of the schema of an MCP server's tool: a larger one is skipped
 MAX_EXTRAS_BYTES = 32_768  # of its icons, and of its `_meta`: pictures may be part of the list
 MANIFEST_DEPTH = 8  # of nested objects and arrays in one value
 
@@ -64,27 +66,22 @@ READER_BYTES = 160 * 1024 * 1024  # of a reader's memory; a definition like GitH
 REST_SECONDS = 1.0  # after a first failure, between two reports of a change, for a child to end
 LONGEST_REST_SECONDS = 60.0  # after many failures, between two looks, for a child to come up
 HELD_SECONDS = 10.0  # a session that lived so long was no crash; and for an upstream to take a word
-PATIENCE_SECONDS = 2.0  # a rest this short is waited for
 DOUBT_SECONDS = 5.0  # for an upstream to show that it is alive, and between two such looks
 LISTEN_SECONDS = 600.0  # then a stream of notices is opened anew: it may have gone deaf
 UNUSED_SECONDS = 1800.0  # then a principal's own session is ended
 LAST_BYTES_SECONDS = 0.02  # for the end of an answer, so that its connection can be used again
 MAX_PENDING = 128  # calls on a session, messages that wait for one of them, lines of a child's log
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024  # of a server, or of a client on standard input
 MAX_CONTAINERS = 250_000  # of a message: read in some 30 ms; 8 MB of them would take half a second
-MAX_LISTING_BYTES = 16 * 1024 * 1024  # of all pages of a list
+MAX_LISTING_BYTES = 16 * 1024 * 1024  # of all pages of a list, of a definition's other schemas
 MAX_ROUNDS = 10  # of questions before an answer, of streams for one answer
-MAX_WORDS = 500  # characters of an upstream's own words that are passed on
 
 # --- azure ----------------------------------------------------------------------------------------
 
 AZURE_BYTES = 32 * 1024 * 1024  # of one answer: the list of all connectors is one page
-AZURE_PAGES = 50  # of one list
 AZURE_TRIES = 3  # of a request that Azure throttles
 AZURE_PAUSE_SECONDS = 10.0  # that Azure may ask for; a longer one is told instead of waited for
-AZURE_CONNECTIONS = 1000  # in one resource group
-AZURE_EXPORTS = 16  # definitions that connections of one API share while they are read together
-AZURE_KEEP_SECONDS = 60.0  # listings, definitions, links to sign in: asked for once in that time
+KEEP_SECONDS = 60.0  # of listings, definitions, look-ups, links to sign in: then asked again
 SIGN_IN_LINK_SECONDS = 5.0  # a call that fails for want of a sign-in waits that long for its link
 LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left open
 
@@ -95,46 +92,35 @@ DEFINITION_CACHE_BYTES = 8 * 1024 * 1024  # of definitions that a put after a pr
 DEFINITION_REDIRECTS = 5  # on the way to one, on the same host
 BUILD_SECONDS = 20.0  # for a reader process that hangs: it is held to its CPU time besides
 PARALLEL_REFRESHES = 8
-SETTLE_SECONDS = 0.2  # for a file to be saved, or requests that were sent together to arrive
 CATALOG_LOOK_SECONDS = 1.0  # between two looks at what is due, or at a store that is away
 FIRST_PAUSE_SECONDS = 5.0  # after a look that failed, twice as long after each
-LONGEST_PAUSE_SECONDS = 300.0
 COMPARED_NODES = 20_000  # of two schemas; what lies beyond counts as changed
 SEARCH_CHARS = 400  # of a question
 SEARCH_COMPLETIONS = 12  # of a last word that is not finished
-
-# --- policy ---------------------------------------------------------------------------------------
 
 # --- calls ----------------------------------------------------------------------------------------
 
 CALLS_PER_CONNECTION = 32  # at the same time: a slow API must not take all of max_concurrent_calls
 CALLS_PER_PRINCIPAL = 16  # that go on without a request: undecided, in the background, or held
 MAX_WAITING_CALLS = 256  # for a slot or for an answer of their client: beyond, `busy` is kinder
-MOMENT_SECONDS = 2.0  # a wait nobody minds: for a slot, or before looking again for a lost signal
 
 FAILURES_TO_OPEN = 5  # in a row, then the API is left alone for a while
 OPEN_SECONDS = 10.0  # after which one call tries again
-MAX_PAUSE_SECONDS = 300.0  # of a Retry-After that is believed
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of an API's answer, unless max_output_bytes is more
 LARGE_BYTES = 256 * 1024  # of an answer: up to this size nobody has to ask for room
 LARGE_ANSWERS = 4  # that are held at the same time: each may take MAX_ANSWER_BYTES
-HEAVY_BYTES = 65_536  # shaping more takes a millisecond: in a thread; one part is no larger
 RESULT_SECONDS = 3600.0  # a model that works with a large answer reads it within the hour
 DEFAULT_ITEMS = 100  # of a large array that are read at once
 MAX_RECORDED_BYTES = 16 * 1024  # of arguments or output in the ledger: a history, no archive
-PREVIEW_CHARS = 2_000  # of a large answer, some 430 tokens
-MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
 MAX_TOLD_ITEMS = 20  # problems or names that are listed one by one
 
 CHECK_STEPS = 10_000  # of checking and filling in, before a schema counts as endless
-LOOKUP_KEEP_SECONDS = 60.0  # a look-up's answer: a form asks for the same several times
 LOOKUP_BYTES = 2 * 1024 * 1024  # of one answer: parsing it holds up others for a hundredth second
 LOOKUP_VALUES = 1000  # more than a person or a model chooses from
 LOOKUP_PAGES = 5  # of a list that comes in pages
 
 SHORTEST_SECRET = 6  # characters: shorter ones would tear holes into innocent text
-SESSION_GRANT_SECONDS = 7 * 24 * 3600.0  # "always allow" in a session: its longest life
 TOKEN_SECONDS = 10.0  # for a token endpoint's answer, and between two tries to renew
 AZURE_SECONDS = 20.0  # for an answer of Azure itself, which is slow to list
 TOKEN_LIFE_SECONDS = 300.0  # of a token that does not say
@@ -150,8 +136,6 @@ STORE_STATEMENT_SECONDS = 5.0
 STORE_WRITE_SECONDS = 2 * STORE_STATEMENT_SECONDS
 # Making or changing the tables, while other processes that start wait for it.
 STORE_MIGRATION_SECONDS = 60.0
-# Every batch writes the same pages again, so rows that need not be on disk first wait this long.
-STORE_SOON_SECONDS = 0.2
 # Bytes that a burst may take: rows that wait in memory while the store is away, and the write-ahead
 # log that SQLite keeps afterwards.
 STORE_BURST_BYTES = 32 * 2**20
@@ -162,12 +146,10 @@ STORE_LOOK_SECONDS = 0.1
 # A process says that it is alive this often, and is taken for dead after five beats that failed.
 HEARTBEAT_SECONDS = 3.0
 SILENT_SECONDS = 5 * HEARTBEAT_SECONDS
-# Rows that one statement gives, or removes: a list for people, a step of a sweep.
+# Rows that one statement gives, or removes: a page, a list for people, a step of a sweep.
 STORE_ROWS = 500
 # Rows of what is counted for a chart, or taken up at a start.
 STORE_MANY_ROWS = 10_000
-# Executions a page.
-LEDGER_PAGE = 200
 # Large answers kept for one principal; the oldest goes first.
 RESULTS_BYTES = 256 * 2**20
 # A key for sealing that is no Fernet key is a passphrase of at least this length.
@@ -175,17 +157,13 @@ PASSPHRASE_CHARS = 16
 
 # --- mcp ------------------------------------------------------------------------------------------
 
-SESSION_SECONDS = 7 * 24 * 3600.0  # a session of the 2025 era works for a week
+SESSION_SECONDS = 7 * 24 * 3600.0  # a session of the 2025 era; and "always allow" in one
 MAX_SESSIONS = 8192  # that a process remembers something of; what it forgets is found out again
-MAX_CLIENT_CHARS = 128  # of a client's name: it goes into every record
 MAX_BATCH = 50  # requests in one body (2025-03-26): each takes a place among the calls
 MAX_QUEUED = 256  # messages that wait for one slow reader; what is beyond is dropped
 MAX_STREAMS_PER_PRINCIPAL = 1024
-BURST_SECONDS = 0.2  # changes that come together are told once
 ATTEND_AFTER_SECONDS = 0.5  # most calls end before anybody has to watch their connection
-MEET_SECONDS = 2.0  # for servers that were never met, when a client says hello
 MAX_INSTRUCTIONS_CHARS = 8192  # of all servers together: every client's model reads them
-MAX_LIST_PAGES = 50  # of one server: a list without end has to end somewhere
 MAX_WATCHED = 500  # resources that one principal watches
 LINGER_SECONDS = 60.0  # for a client to open its stream again, and a server to take note of a wish
 
@@ -195,7 +173,6 @@ MAX_BODY_BYTES = 4 * 1024 * 1024  # of a request; larger things are not said in 
 REQUEST_SECONDS = 30.0  # for a body to arrive, where no configuration says otherwise
 SEND_SECONDS = 10.0  # a reader of a stream that takes nothing for so long is let go
 PING_SECONDS = 15.0  # proxies end streams that are silent for longer
-STREAM_CHECK_SECONDS = 2.0  # streams look again by themselves: a wake-up may be lost
 STREAMS_A_PRINCIPAL = 32  # of the live feed and of console pages, in one process
 FAILURES_A_MINUTE = 8  # of one address or principal: nobody guesses tokens or names by trying
 ALL_FAILURES_A_MINUTE = 60
@@ -213,16 +190,12 @@ LINK_SECONDS = 15 * 60.0  # the link that is printed at start signs in once, for
 FORM_BYTES = 12 * 1024 * 1024  # a pasted definition of 4 MB, encoded for a form
 TABLE_ROWS = 5000  # of one table that is not read in pages, or one file
 FORM_FIELDS = 80  # to fill in for one tool; what is beyond is written as JSON
-NAME_CHARS = 128  # of a name, a client, a value on one line
-TEXT_CHARS = 2000  # of a description
 CODE_CHARS = 20_000  # of JSON: arguments, answers, schemas
 HOUR_SECONDS = 1.0  # the figures of the last hour are counted again after so long
 LIVE_SECONDS = 0.25  # between two looks at an open page: a burst is one step
 
 # --- server ---------------------------------------------------------------------------------------
 
-# What was never read before is waited for this long at start, so that a first client finds tools.
-FIRST_LOOK_SECONDS = 2.0
 # For the issuer's signing keys; a caller waits meanwhile.
 SIGNING_KEYS_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 75  # longer than balancers keep an idle connection, which is 60
@@ -231,12 +204,10 @@ TURN_AWAY_SECONDS = 0.5
 CLOSING_SECONDS = 2.0  # for a client that reads slowly while the gateway ends
 LONGEST_RESTART_SECONDS = 30.0  # between two starts of a worker that keeps dying
 COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth of a call
-CONFIG_POLL_SECONDS = 2.0  # some file systems tell nothing of an edit
 
 # --- cli ------------------------------------------------------------------------------------------
 
 COMMAND_SECONDS = 150.0  # for an answer of the gateway: longer than a call waits for a person
 CHECK_SECONDS = 10.0  # for definitions that `gateway check` has to read, all of them together
-BRIDGE_LINE_BYTES = 8 * 1024 * 1024  # of one message on standard input
 BRIDGE_CALLS = 64  # under way at a time
 BRIDGE_CALL_SECONDS = 600.0  # for an answer, progress included

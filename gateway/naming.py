@@ -25,7 +25,7 @@ from typing import Any
 
 import orjson
 
-from gateway.limits import MAX_PROBLEMS, MAX_PROPERTY_WORDS, MAX_TITLE, MAX_TOOL_NAME
+from gateway.limits import MAX_PROBLEMS, MAX_PROPERTY_WORDS, MAX_TOOL_NAME, NAME_CHARS
 from gateway.model import (
     OWN_TOOL_NAMES,
     Access,
@@ -301,7 +301,7 @@ def _enum_words(raw: Mapping[str, Any]) -> str:
 def tool_title(raw: Mapping[str, Any], fallback: str) -> str:
     """The operation's title: its summary, else its name in words."""
     keys = ("x-ms-summary", "summary", "x-ms-name-for-model")
-    said = next((text for key in keys if (text := phrase(raw.get(key), MAX_TITLE))), "")
+    said = next((text for key in keys if (text := phrase(raw.get(key), NAME_CHARS))), "")
     words = fallback.replace("_", " ").strip()
     return said or words[:1].upper() + words[1:]
 

@@ -106,6 +106,7 @@ _NO_RETRIEVAL = dict.fromkeys(("http", "https", "file", "ftp", "data", ""), _ref
 
 def main() -> None:
     """Serve one job after the other until stdin ends."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # uvloop leaves what the gateway has open
     # Whatever a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

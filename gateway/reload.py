@@ -17,7 +17,7 @@ from watchfiles import awatch
 from gateway.config.reading import parse_settings
 from gateway.config.settings import RESTART_TABLES, Settings
 from gateway.errors import ConfigInvalid, GatewayError
-from gateway.limits import CONFIG_POLL_SECONDS
+from gateway.limits import MOMENT_SECONDS
 
 log = structlog.get_logger("gateway.reload")
 
@@ -33,7 +33,7 @@ async def watch(config: Path, first: Settings, apply: Apply, report: Report) -> 
         config.parent,
         watch_filter=lambda _, path: Path(path).name == config.name,
         recursive=False,
-        rust_timeout=round(CONFIG_POLL_SECONDS * 1000),
+        rust_timeout=round(MOMENT_SECONDS * 1000),
         yield_on_timeout=True,  # some file systems tell nothing: look from time to time
     ):
         await live.look()

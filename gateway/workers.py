@@ -25,7 +25,6 @@ import msgspec
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
 from gateway.limits import MAX_WAITING_JOBS, QUEUE_SECONDS, READ_SECONDS, READER_BYTES
 from gateway.model import Build, Problem, Source, decode_build
-from gateway.processes import streams_only
 from gateway.reader import LENGTH, Job, JobResult, advise, build_tools
 
 # Nothing else of our environment is a reader's business, secrets least of all.
@@ -189,7 +188,6 @@ async def _start_reader(role: str) -> Process:
         stderr=DEVNULL,
         env={key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
         start_new_session=True,  # Ctrl-C is for us to hear; a reader ends with its stdin
-        preexec_fn=streams_only(),
     )
 
 

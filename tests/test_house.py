@@ -37,7 +37,7 @@ MAX_TRICKS = 0
 MAX_CALL_FILES, MAX_CALL_AWAITS = 38, 14
 MAX_LIST_FILES = 14
 
-PLAIN = {"errors", "model", "blocklist", "limits", "naming", "processes"}
+PLAIN = {"errors", "model", "blocklist", "limits", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
@@ -48,7 +48,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": set(),
     "limits": set(),
-    "processes": set(),
     "naming": {"errors", "limits", "model"},
     "model": {"errors"},
     "blocklist": {"errors", "model", "limits"},

@@ -25,9 +25,9 @@ from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 from gateway.limits import (
     AZURE_BYTES,
-    AZURE_PAGES,
     AZURE_PAUSE_SECONDS,
     AZURE_TRIES,
+    MAX_LIST_PAGES,
     WORKER_BYTES,
 )
 from gateway.model import BuiltStatus, digest
@@ -71,7 +71,7 @@ class ArmClient:
     async def pages(self, azure: Azure, path: str) -> AsyncIterator[Any]:
         """The entries of a list, page by page. A list that can't be read to its end is an error."""
         url = _url(azure, path)
-        for _ in range(AZURE_PAGES):
+        for _ in range(MAX_LIST_PAGES):
             answer = await self._exchange(azure, "GET", url, None, AZURE_BYTES)
             page = await _json(answer.body)
             entries = page.get("value") if isinstance(page, dict) else None
@@ -83,7 +83,8 @@ class ArmClient:
             if not isinstance(following, str) or not following:
                 return
             url = _on_same_host(azure, following)
-        raise UpstreamFailed("upstream_error", f"Azure's list has more than {AZURE_PAGES} pages.")
+        words = f"Azure's list has more than {MAX_LIST_PAGES} pages."
+        raise UpstreamFailed("upstream_error", words)
 
     async def _exchange(
         self, azure: Azure, method: str, url: str, body: Any, max_bytes: int

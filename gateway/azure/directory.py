@@ -28,9 +28,9 @@ from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
 from gateway.limits import (
-    AZURE_CONNECTIONS,
-    AZURE_EXPORTS,
-    AZURE_KEEP_SECONDS,
+    KEEP_SECONDS,
+    MAX_REMEMBERED,
+    PARALLEL_REFRESHES,
     SIGN_IN_LINK_SECONDS,
 )
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source
@@ -62,8 +62,8 @@ class AzureDirectory:
         self._return_address = return_address  # for who signed in for a resource
         self._identity = identity  # objectId and tenantId of those we are to Azure
         # Each with the time at which it was asked for: nobody is given what is older than wanted.
-        self._known: _Memory = TTLCache(3 * AZURE_CONNECTIONS, AZURE_KEEP_SECONDS)
-        self._exports: _Memory = TTLCache(AZURE_EXPORTS, AZURE_KEEP_SECONDS)
+        self._known: _Memory = TTLCache(3 * MAX_REMEMBERED, KEEP_SECONDS)
+        self._exports: _Memory = TTLCache(PARALLEL_REFRESHES, KEEP_SECONDS)
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def listing(self) -> bytes:
@@ -73,8 +73,8 @@ class AzureDirectory:
         async for entry in self._client.pages(azure, connections_path(azure)):
             if (resource := read_resource(entry)) is not None:
                 found[resource.id.lower()] = resource
-            if len(found) > AZURE_CONNECTIONS:
-                raise DefinitionUnreadable(f"the group has over {AZURE_CONNECTIONS} connections")
+            if len(found) > MAX_REMEMBERED:
+                raise DefinitionUnreadable(f"the group has over {MAX_REMEMBERED} connections")
         self._known.update({key: (asked_at, resource) for key, resource in found.items()})
         return orjson.dumps([_kept(found[key]) for key in sorted(found)])
 

@@ -29,7 +29,7 @@ from gateway.limits import (
     FAILURES_TO_OPEN,
     LARGE_ANSWERS,
     LARGE_BYTES,
-    MAX_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
     MAX_REMEMBERED,
     MAX_WAITING_CALLS,
     MOMENT_SECONDS,
@@ -237,14 +237,14 @@ def retry_after_seconds(value: str | None, now: datetime | None = None) -> float
     """The seconds that a `Retry-After` header asks for, in either of its forms, within reason."""
     text = (value or "").strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:9]), MAX_PAUSE_SECONDS)
+        return min(float(text[:9]), LONGEST_PAUSE_SECONDS)
     try:
         moment = parsedate_to_datetime(text)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         seconds = (moment - (now or datetime.now(UTC))).total_seconds()
     except (ValueError, OverflowError, TypeError):
         return None
-    return min(max(seconds, 0.0), MAX_PAUSE_SECONDS)
+    return min(max(seconds, 0.0), LONGEST_PAUSE_SECONDS)
 
 
 def _later(code: str, message: str, seconds: float) -> Overloaded:

@@ -32,11 +32,11 @@ from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import (
     DEFAULT_ITEMS,
-    HEAVY_BYTES,
     MAX_QUOTE_CHARS,
     MAX_REMEMBERED,
     MAX_TOLD_ITEMS,
     PREVIEW_CHARS,
+    STEP_BYTES,
 )
 from gateway.outbound.client import Answer, Pairs
 from gateway.outbound.content import (
@@ -229,7 +229,7 @@ _HINTS = {
 
 def _error(answer: Answer) -> Result:
     status, text, value = answer.status, _error_text(answer), NOT_JSON
-    if text and not answer.truncated and len(answer.body) <= HEAVY_BYTES:
+    if text and not answer.truncated and len(answer.body) <= STEP_BYTES:
         value = as_json(answer.body, answer.header("content-type") or "")
     said, points_elsewhere = _said(value, text), status < 400
     message = f"The API answered {status} {_phrase(status)}".rstrip()
@@ -256,7 +256,7 @@ def _error(answer: Answer) -> Result:
 
 def _error_text(answer: Answer) -> str:
     media_type = answer.header("content-type") or ""
-    if len(answer.body) > HEAVY_BYTES or answer.truncated:  # its words are near the beginning
+    if len(answer.body) > STEP_BYTES or answer.truncated:  # its words are near the beginning
         return _preview(answer.body, media_type)
     return as_text(answer.body, media_type) or ""
 
@@ -368,7 +368,7 @@ def part_of(
     pointer: str,
     offset: int,
     limit: int | None,
-    max_bytes: int = HEAVY_BYTES,
+    max_bytes: int = STEP_BYTES,
 ) -> dict[str, Any]:
     """`{total, offset, value, next_offset?}` of the part that the pointer leads to."""
     value = as_json(body, media_type)
@@ -386,7 +386,7 @@ def part_of(
 
 
 def _part_of_text(
-    body: bytes, media_type: str, offset: int, limit: int | None, max_bytes: int = HEAVY_BYTES
+    body: bytes, media_type: str, offset: int, limit: int | None, max_bytes: int = STEP_BYTES
 ) -> dict[str, Any]:
     return _characters(text_or_base64(body, media_type), offset, limit, max_bytes)
 

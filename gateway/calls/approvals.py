@@ -51,7 +51,7 @@ from gateway.limits import (
     CALLS_PER_PRINCIPAL,
     MAX_QUOTE_CHARS,
     MOMENT_SECONDS,
-    SESSION_GRANT_SECONDS,
+    SESSION_SECONDS,
 )
 from gateway.model import Principal, Tool, new_id
 from gateway.policy.access import permit, principal_now
@@ -462,7 +462,7 @@ def too_late(approval: Approval | None) -> NotApproved:
 
 def grant_of(approval: Approval, by: str, now: float, permissions: Permissions) -> StandingGrant:
     """ "Always allow": for the rest of the session, or for a while where there is none."""
-    lasts = SESSION_GRANT_SECONDS if approval.session else permissions.always_allow_minutes * 60
+    lasts = SESSION_SECONDS if approval.session else permissions.always_allow_minutes * 60
     return StandingGrant(
         id=new_id(now),
         principal=approval.principal,

@@ -37,8 +37,8 @@ from gateway.calls.record import Caller, arguments_digest
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
 from gateway.limits import (
+    KEEP_SECONDS,
     LOOKUP_BYTES,
-    LOOKUP_KEEP_SECONDS,
     LOOKUP_PAGES,
     LOOKUP_VALUES,
     MAX_ANSWER_BYTES,
@@ -73,7 +73,7 @@ class LookUps:
         self._call = call
         self._db = db
         self._answers: TTLCache[tuple[str, int, str], bytes] = TTLCache(
-            MAX_ANSWER_BYTES, LOOKUP_KEEP_SECONDS, getsizeof=len
+            MAX_ANSWER_BYTES, KEEP_SECONDS, getsizeof=len
         )
 
     async def values(self, asked: Question, parameter: str) -> dict[str, Any]:

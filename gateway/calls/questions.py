@@ -28,7 +28,7 @@ from gateway.calls.record import Ask, AskClient, Attempt, Caller
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import UpstreamFailed
-from gateway.limits import HEAVY_BYTES, MAX_QUOTE_CHARS, MAX_TOLD_ITEMS
+from gateway.limits import MAX_QUOTE_CHARS, MAX_TOLD_ITEMS, STEP_BYTES
 from gateway.model import json_bytes
 from gateway.policy.view import elicitation_modes
 from gateway.store.approvals import Approval
@@ -284,7 +284,7 @@ def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool
 
 def _is_small(params: Mapping[str, Any]) -> bool:
     try:
-        return len(orjson.dumps(params)) <= HEAVY_BYTES
+        return len(orjson.dumps(params)) <= STEP_BYTES
     except TypeError:  # nested too deeply
         return False
 

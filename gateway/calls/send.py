@@ -27,7 +27,7 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
-from gateway.limits import HEAVY_BYTES, MAX_ANSWER_BYTES, PREVIEW_CHARS, RESULT_SECONDS
+from gateway.limits import MAX_ANSWER_BYTES, PREVIEW_CHARS, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Room, Work
@@ -139,7 +139,7 @@ class Sender:
             result_id=attempt.id,
             headers_out=operation.headers_out,
         )
-        heavy = len(answer.body) > HEAVY_BYTES
+        heavy = len(answer.body) > STEP_BYTES
         result, kept = await asyncio.to_thread(work) if heavy else work()
         if kept is not None:
             await self._keep_result(attempt, *kept)
@@ -333,7 +333,7 @@ async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Resul
     except TypeError as error:
         words = "The server's answer is nested too deeply"
         raise UpstreamFailed("upstream_error", words) from error
-    heavy = len(raw) > HEAVY_BYTES
+    heavy = len(raw) > STEP_BYTES
     cleared = await asyncio.to_thread(redactor.bytes, raw) if heavy else redactor.bytes(raw)
     return cleared, result if cleared is raw else orjson.loads(cleared)
 

@@ -35,8 +35,8 @@ from gateway.config.reading import read_settings
 from gateway.limits import (
     BRIDGE_CALL_SECONDS,
     BRIDGE_CALLS,
-    BRIDGE_LINE_BYTES,
     COMMAND_SECONDS,
+    MAX_MESSAGE_BYTES,
 )
 
 VERSION = "2026-07-28"
@@ -259,7 +259,7 @@ class Bridge:
     async def run(self) -> None:
         """Carries messages until standard input ends, then lets answers arrive."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        async with aiohttp.ClientSession(timeout=timeout, read_bufsize=BRIDGE_LINE_BYTES) as http:
+        async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES) as http:
             reader = await _stdin()
             while line := await reader.readline():
                 if line.strip():
@@ -377,7 +377,7 @@ def _routing(message: dict[str, Any]) -> dict[str, str]:
 
 async def _stdin() -> asyncio.StreamReader:
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=BRIDGE_LINE_BYTES)
+    reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return reader
 

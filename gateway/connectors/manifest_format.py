@@ -28,9 +28,9 @@ Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
 Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
 Words = Annotated[str, Field(min_length=1)]
-LARGEST = 2**53 - 1  # what every JSON reader takes without rounding
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
+# Below 2**53, so that no JSON reader has to round.
+Number = Annotated[float, Field(gt=-(2**53), lt=2**53, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 PROVIDER = r"^[a-z][a-z0-9-]{0,31}$"
 OPERATION_ID = r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$"
@@ -341,7 +341,7 @@ _PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
 def _fits(item: object, value: Value) -> bool:
     if isinstance(item, bool):
         return value.type == "boolean"
-    if isinstance(item, int | float) and not abs(item) <= LARGEST:  # NaN compares false
+    if isinstance(item, int | float) and not abs(item) < 2**53:  # NaN compares false
         return False
     return isinstance(item, _PYTHON_TYPES[value.type])
 

@@ -23,7 +23,7 @@ from mcp.shared.inbound import find_invalid_x_mcp_header
 from mcp_types import Icon
 from pydantic import ValidationError
 
-from gateway.limits import MAX_EXTRAS_BYTES, MAX_TITLE, MAX_TOOL_BYTES
+from gateway.limits import MAX_EXTRAS_BYTES, MAX_TOOL_BYTES, NAME_CHARS
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -308,7 +308,7 @@ def _annotations(raw: Raw, source: Source, configured: Access | None) -> dict[st
 
 
 def _shown_title(given: Any) -> str:
-    return visible(given).strip()[:MAX_TITLE] if isinstance(given, str) else ""
+    return visible(given).strip()[:NAME_CHARS] if isinstance(given, str) else ""
 
 
 def _description(raw: Raw, source: Source, override: Override, note: str) -> str:

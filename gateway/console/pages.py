@@ -33,7 +33,7 @@ from gateway import __version__
 from gateway.catalog.snapshot import Snapshot
 from gateway.console.sessions import ConsoleSession, ConsoleSessions
 from gateway.errors import Fixable
-from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, TEXT_CHARS
+from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, PREVIEW_CHARS
 from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store.approvals import Approval, list_open
@@ -341,7 +341,7 @@ def clip(value: object, length: int = NAME_CHARS) -> str:
     return cut(" ".join(_shown(value, length).split()), length)
 
 
-def clip_text(value: object, length: int = TEXT_CHARS) -> str:
+def clip_text(value: object, length: int = PREVIEW_CHARS) -> str:
     """The same for running text, which keeps its lines."""
     return cut(_shown(value, length), length)
 

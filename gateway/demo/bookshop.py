@@ -21,8 +21,6 @@ from starlette.routing import Route
 
 from gateway.config.connection import OpenApiConnection
 
-MAX_BOOKS = 1000
-
 Words = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -65,77 +63,86 @@ def demo_connection(own_url: str) -> OpenApiConnection:
 
 def bookshop() -> Starlette:
     """A fresh bookshop as an ASGI application."""
-    books = {book.id: book for book in FIRST_BOOKS}
-    ids = itertools.count(len(books) + 1)
+    shop = Bookshop()
+    return Starlette(
+        routes=[
+            Route("/books", shop.list_books),
+            Route("/books", shop.add_book, methods=["POST"]),
+            Route("/books/search", shop.search_books),
+            Route("/books/{id:int}", shop.get_book),
+            Route("/books/{id:int}", shop.update_book, methods=["PATCH"]),
+            Route("/books/{id:int}", shop.delete_book, methods=["DELETE"]),
+            Route("/catalogue", shop.export_catalogue),
+            Route("/openapi.yaml", _get_definition),
+        ],
+        exception_handlers={HTTPException: _refusal, ValidationError: _refusal},
+    )
 
-    def found(request: Request) -> Book:
-        book = books.get(request.path_params["id"])
-        if book is None:
-            raise HTTPException(404, f"there is no book {request.path_params['id']}")
-        return book
 
-    async def list_books(request: Request) -> Response:
+class Bookshop:
+    """The books, and what one can do with them."""
+
+    room = 1000  # for books
+
+    def __init__(self) -> None:
+        self._books = {book.id: book for book in FIRST_BOOKS}
+        self._ids = itertools.count(len(FIRST_BOOKS) + 1)
+
+    async def list_books(self, request: Request) -> Response:
         genre = request.query_params.get("genre")
-        chosen = [b for b in books.values() if genre in (None, b.genre)]
+        chosen = [b for b in self._books.values() if genre in (None, b.genre)]
         limit = _number(request, "limit", 20, 1, 100)
-        offset = _number(request, "offset", 0, 0, MAX_BOOKS)
+        offset = _number(request, "offset", 0, 0, self.room)
         page = [asdict(book) for book in chosen[offset : offset + limit]]
         return JSONResponse({"books": page, "total": len(chosen)})
 
-    async def search_books(request: Request) -> Response:
+    async def search_books(self, request: Request) -> Response:
         words = request.query_params.get("q", "").lower().split()
         hits = [
             asdict(book)
-            for book in books.values()
+            for book in self._books.values()
             if all(word in f"{book.title} {book.author}".lower() for word in words)
         ]
         return JSONResponse({"books": hits, "total": len(hits)})
 
-    async def get_book(request: Request) -> Response:
-        return JSONResponse(asdict(found(request)))
+    async def get_book(self, request: Request) -> Response:
+        return JSONResponse(asdict(self._found(request)))
 
-    async def add_book(request: Request) -> Response:
-        if len(books) >= MAX_BOOKS:
-            raise HTTPException(409, f"the shop is full: {MAX_BOOKS} books")
-        book = convert(await _read_fields(request) | {"id": next(ids)}, Book)
-        books[book.id] = book
+    async def add_book(self, request: Request) -> Response:
+        if len(self._books) >= self.room:
+            raise HTTPException(409, f"the shop is full: {self.room} books")
+        book = convert(await _read_fields(request) | {"id": next(self._ids)}, Book)
+        self._books[book.id] = book
         return JSONResponse(asdict(book), status_code=201)
 
-    async def update_book(request: Request) -> Response:
-        book = found(request)
+    async def update_book(self, request: Request) -> Response:
+        book = self._found(request)
         book = convert(asdict(book) | await _read_fields(request) | {"id": book.id}, Book)
-        books[book.id] = book
+        self._books[book.id] = book
         return JSONResponse(asdict(book))
 
-    async def delete_book(request: Request) -> Response:
-        del books[found(request).id]
+    async def delete_book(self, request: Request) -> Response:
+        del self._books[self._found(request).id]
         return Response(status_code=204)
 
-    async def export_catalogue(request: Request) -> Response:
+    async def export_catalogue(self, request: Request) -> Response:
         """Every book with many made-up reviews: larger than a tool's answer may be."""
-        known = list(books.values())
+        known = list(self._books.values())
         reviews = [
             {"book": known[n % len(known)].title, "stars": n % 5 + 1, "text": f"Review {n}. " * 8}
             for n in range(4000 if known else 0)
         ]
         return JSONResponse({"books": [asdict(b) for b in known], "reviews": reviews})
 
-    async def get_definition(request: Request) -> Response:
-        return Response(definition(), media_type="application/yaml")
+    def _found(self, request: Request) -> Book:
+        book = self._books.get(request.path_params["id"])
+        if book is None:
+            raise HTTPException(404, f"there is no book {request.path_params['id']}")
+        return book
 
-    return Starlette(
-        routes=[
-            Route("/books", list_books),
-            Route("/books", add_book, methods=["POST"]),
-            Route("/books/search", search_books),
-            Route("/books/{id:int}", get_book),
-            Route("/books/{id:int}", update_book, methods=["PATCH"]),
-            Route("/books/{id:int}", delete_book, methods=["DELETE"]),
-            Route("/catalogue", export_catalogue),
-            Route("/openapi.yaml", get_definition),
-        ],
-        exception_handlers={HTTPException: _refusal, ValidationError: _refusal},
-    )
+
+async def _get_definition(request: Request) -> Response:
+    return Response(definition(), media_type="application/yaml")
 
 
 async def _refusal(request: Request, error: Exception) -> Response:

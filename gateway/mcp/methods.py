@@ -42,7 +42,7 @@ from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress
 from gateway.calls.record import Notice as TakeNotice
 from gateway.errors import GatewayError, UnknownTool, UpstreamRefused
-from gateway.limits import MAX_CLIENT_CHARS
+from gateway.limits import NAME_CHARS
 from gateway.mcp.messages import (
     Message,
     RequestId,
@@ -236,7 +236,7 @@ def client_name(info: object) -> str:
     """`name/version` as a client says it, bounded."""
     if not isinstance(info, Mapping):
         return ""
-    return f"{info.get('name', '')}/{info.get('version', '')}"[:MAX_CLIENT_CHARS]
+    return f"{info.get('name', '')}/{info.get('version', '')}"[:NAME_CHARS]
 
 
 def caller_of(request: RpcRequest) -> Caller:

@@ -29,7 +29,7 @@ from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS, MEET_SECONDS
+from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.wishes import LOGGED, UPDATED, Notice, Wishes
 from gateway.model import Principal, Scope
@@ -184,7 +184,7 @@ class PassThrough:
         with suppress(GatewayError):  # being taken out just now
             status = self._upstreams.status(server.name)
             if status.peer is None and (is_sole or status.error is None):
-                await self._upstreams.meet(server.name, MEET_SECONDS)
+                await self._upstreams.meet(server.name, MOMENT_SECONDS)
 
     def _capabilities(self, server: ConnectionState) -> Mapping[str, Any]:
         try:

@@ -26,13 +26,13 @@ from starlette.types import Receive, Send
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import (
     ATTEND_AFTER_SECONDS,
-    BURST_SECONDS,
     CLOSING_SECONDS,
     MAX_QUEUED,
     MAX_SESSIONS,
+    MOMENT_SECONDS,
     PING_SECONDS,
     SEND_SECONDS,
-    STREAM_CHECK_SECONDS,
+    SETTLE_SECONDS,
 )
 from gateway.mcp.wishes import Notice, Wishes
 from gateway.model import Principal, Scope
@@ -271,8 +271,8 @@ class Streams:
     async def _keep(self) -> None:
         """Compares after each burst of changes, and once in a while for what nobody tells of."""
         while self._open:
-            if await heard_within(self._woken, STREAM_CHECK_SECONDS):
-                await asyncio.sleep(BURST_SECONDS)
+            if await heard_within(self._woken, MOMENT_SECONDS):
+                await asyncio.sleep(SETTLE_SECONDS)
                 self._woken.clear()
             await self._compare()
 

@@ -18,7 +18,7 @@ import orjson
 
 from gateway import naming
 from gateway.blocklist import left_out
-from gateway.limits import MAX_EXTRA_BYTES, MAX_PROBLEMS
+from gateway.limits import MAX_LISTING_BYTES, MAX_PROBLEMS
 from gateway.model import (
     RISK_OF_ACCESS,
     Access,
@@ -294,7 +294,7 @@ class _Work:
         whole = bundle.whole_input(plan.input, self.taken)
         packed = pack(whole) if whole else b""
         self.whole_bytes += len(packed)
-        return packed if self.whole_bytes <= MAX_EXTRA_BYTES else b""
+        return packed if self.whole_bytes <= MAX_LISTING_BYTES else b""
 
 
 def _entry(plan: Plan, name: str, schema: bytes) -> bytes:
@@ -404,7 +404,7 @@ def _accept(contents: Sequence[Content], wanted: Sequence[Input]) -> str:
 
 
 def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
-    if work.answer_bytes > MAX_EXTRA_BYTES:
+    if work.answer_bytes > MAX_LISTING_BYTES:
         return None  # a comfort that is not worth more
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":

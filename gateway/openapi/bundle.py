@@ -21,8 +21,7 @@ from gateway.limits import (
     INPUT_BYTES,
     LISTED_BYTES,
     MAX_SCHEMA_BYTES,
-    MAX_WHOLE_BYTES,
-    SMALL_INPUT_BYTES,
+    MAX_TOOL_BYTES,
 )
 from gateway.naming import cut
 from gateway.openapi.document import Unusable, mapping
@@ -69,7 +68,7 @@ def input_schema(whole: Fragment, schemas: Schemas, report: Report, room: int) -
 def whole_input(whole: Fragment, schemas: Schemas) -> bytes:
     """All of a tool's input schema, with words if there is room; b"" if it is larger than any."""
     text = written(whole.schema)
-    definitions = _all_below(whole.refs, schemas, MAX_WHOLE_BYTES - len(text))
+    definitions = _all_below(whole.refs, schemas, MAX_TOOL_BYTES - len(text))
     if definitions is None:
         return b""
     if len(text) + _size(definitions) > MAX_SCHEMA_BYTES:
@@ -86,8 +85,11 @@ def input_size(whole: Fragment, schemas: Schemas) -> int:
 
 
 def fair_share(sizes: Sequence[int]) -> int:
-    """The room for one input such that all fit together: small ones leave theirs to large ones."""
-    left = max(LISTED_BYTES, len(sizes) * SMALL_INPUT_BYTES)
+    """The room for one input such that all fit together: small ones leave theirs to large ones.
+
+    However many there are, each has a quarter of what one may have where they are few.
+    """
+    left = max(LISTED_BYTES, len(sizes) * INPUT_BYTES // 4)
     for index, size in enumerate(ordered := sorted(sizes)):
         share = left // (len(ordered) - index)
         if size > share:
@@ -142,14 +144,14 @@ def _reach(name: str, schemas: Schemas) -> float:
     """How many bytes a definition takes with all that it needs; what is too much for any is inf."""
     if name not in schemas.reach:
         size, seen, waiting = 0.0, set[str](), deque([name])
-        while waiting and size <= MAX_WHOLE_BYTES:
+        while waiting and size <= MAX_TOOL_BYTES:
             if (below := waiting.popleft()) not in seen:
                 seen.add(below)
                 definition = schemas.definition(below)
                 endless = schemas.reach.get(below) == math.inf
                 size += math.inf if endless else len(definition.text)
                 waiting.extend(definition.refs)
-        schemas.reach[name] = size if size <= MAX_WHOLE_BYTES else math.inf
+        schemas.reach[name] = size if size <= MAX_TOOL_BYTES else math.inf
     return schemas.reach[name]
 
 

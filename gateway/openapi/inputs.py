@@ -21,13 +21,13 @@ import orjson
 
 from gateway.blocklist import left_out, may_reroute
 from gateway.limits import (
+    INPUT_BYTES,
     MAX_PROBLEMS,
     MAX_SCHEMA_BYTES,
-    MAX_TITLE,
     MAX_TOOL_NAME,
-    MAX_VALUE_BYTES,
     MAX_WIDTH,
     MAX_WIRE_NAME,
+    NAME_CHARS,
 )
 from gateway.model import OWN_HEADERS, Parameter, Place, Problem, Source, Style, Tool
 from gateway.naming import phrase, property_description
@@ -352,7 +352,7 @@ def without_detours(
 
 def constant(value: Any) -> Any:
     """A value that is sent without being asked for; one that is too large to keep is refused."""
-    if len(orjson.dumps(value)) > MAX_VALUE_BYTES:
+    if len(orjson.dumps(value)) > INPUT_BYTES:
         raise Unusable("it has a default that is too large to be filled in")
     return value
 
@@ -378,7 +378,7 @@ def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
     if isinstance(schema, bool):
         return schema
     result = dict(schema)
-    if title := phrase(raw.get("x-ms-summary"), MAX_TITLE):
+    if title := phrase(raw.get("x-ms-summary"), NAME_CHARS):
         result["title"] = title
     drop_echo(result, argument)
     if description := property_description(raw):

@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from gateway.limits import MAX_VALUE_BYTES, MAX_WIDTH, PATTERN_BYTES
+from gateway.limits import INPUT_BYTES, MAX_WIDTH, PATTERN_BYTES
 from gateway.openapi.document import Document, Unusable, mapping, sequence
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -140,7 +140,7 @@ def _datum(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    return len(value) <= MAX_VALUE_BYTES and len(orjson.dumps(value)) <= MAX_VALUE_BYTES
+    return len(value) <= INPUT_BYTES and len(orjson.dumps(value)) <= INPUT_BYTES
 
 
 def _names_by_name(value: Any) -> Any:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_TITLE, MAX_WIDTH
+from gateway.limits import MAX_HOPS, MAX_LEVELS, MAX_WIDTH, NAME_CHARS
 from gateway.model import CONSTANTS, Severity
 from gateway.naming import phrase, property_description
 from gateway.openapi import keywords
@@ -410,7 +410,7 @@ def _loosen_alternatives(result: dict[str, Any]) -> None:
 
 
 def _title(raw: Mapping[str, Any]) -> str:
-    return phrase(raw.get("x-ms-summary"), MAX_TITLE) or phrase(raw.get("title"), MAX_TITLE)
+    return phrase(raw.get("x-ms-summary"), NAME_CHARS) or phrase(raw.get("title"), NAME_CHARS)
 
 
 def _takes_text(target: Any, name: str) -> bool:

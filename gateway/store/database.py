@@ -147,7 +147,7 @@ class Database:
             self.dropped += 1
             return False
         if not self._soon:
-            self._wake_in(limits.STORE_SOON_SECONDS)
+            self._wake_in(limits.SETTLE_SECONDS)
         self._soon.append(SoonRow(writer, row, size))
         self._soon_bytes += size
         return True

@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from gateway.errors import GatewayError
-from gateway.limits import HEARTBEAT_SECONDS, MAX_PAUSE_SECONDS, STORE_ROWS
+from gateway.limits import HEARTBEAT_SECONDS, LONGEST_PAUSE_SECONDS, STORE_ROWS
 from gateway.model import new_id
 from gateway.store import tables
 from gateway.store.cluster import EVENTS, Replica, beat, bury_the_dead, leave, this_host
@@ -84,7 +84,7 @@ class Housekeeping:
             self._ended(execution)
 
     async def _sweep(self) -> None:
-        if time.monotonic() - self._swept < MAX_PAUSE_SECONDS:
+        if time.monotonic() - self._swept < LONGEST_PAUSE_SECONDS:
             return
         self._swept = time.monotonic()
         swept = await sweep(self._db, now=time.time(), keep_days=self._keep_days())

@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 
 from gateway.errors import Broken, Fixable
-from gateway.limits import LEDGER_PAGE, STORE_MANY_ROWS, STORE_ROWS
+from gateway.limits import STORE_MANY_ROWS, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
 from gateway.store.database import (
@@ -292,7 +292,7 @@ async def list_executions(
     Its cursor names its last row, not a count: rows that come in meanwhile neither repeat nor skip
     one.
     """
-    limit = max(1, min(limit, LEDGER_PAGE))
+    limit = max(1, min(limit, STORE_ROWS))
     statement = (
         select(_table)
         .where(_passes(filter), true() if cursor is None else _behind(cursor))
@@ -306,7 +306,7 @@ async def list_executions(
 
 async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
     """The executions of an idempotency token, newest first; of one principal or of all."""
-    page = await list_executions(db, Filter(token=token, principal=principal), limit=LEDGER_PAGE)
+    page = await list_executions(db, Filter(token=token, principal=principal), limit=STORE_ROWS)
     return page.executions
 
 

@@ -35,7 +35,7 @@ from gateway.limits import (
     MAX_CONTAINERS,
     MAX_MESSAGE_BYTES,
     MAX_ROUNDS,
-    PATIENCE_SECONDS,
+    MOMENT_SECONDS,
     REST_SECONDS,
     STEP_BYTES,
 )
@@ -78,7 +78,7 @@ class HttpSession(Session):
         if self._session_id and not over:
             with suppress(GatewayError):
                 head = await self._headers(self.peer)
-                async with self._open("DELETE", head, None, PATIENCE_SECONDS):
+                async with self._open("DELETE", head, None, MOMENT_SECONDS):
                     pass
 
     def _keeps_state(self) -> bool:

@@ -28,7 +28,7 @@ from gateway.limits import (
     HELD_SECONDS,
     LONGEST_REST_SECONDS,
     MAX_PENDING,
-    PATIENCE_SECONDS,
+    MOMENT_SECONDS,
     REST_SECONDS,
     UNUSED_SECONDS,
 )
@@ -48,7 +48,7 @@ class Pace:
     first_rest: float = REST_SECONDS
     longest_rest: float = LONGEST_REST_SECONDS
     held: float = HELD_SECONDS  # a session that lived this long was not part of a crash loop
-    patience: float = PATIENCE_SECONDS  # a rest this short is waited for
+    patience: float = MOMENT_SECONDS  # a rest this short is waited for
     poll: float = LONGEST_REST_SECONDS  # between two looks at an upstream's lists
     doubt: float = DOUBT_SECONDS  # for an upstream to show that it is alive
     spacing: float = REST_SECONDS  # between two reports of a change
@@ -364,7 +364,7 @@ class Watches:
             if isinstance(error, TimeoutError):
                 raise protocol.timed_out(self._link.name, seconds, sent=True) from None
             raise
-        await wait_for_event(self._link.hearing, PATIENCE_SECONDS)
+        await wait_for_event(self._link.hearing, MOMENT_SECONDS)
 
     def unsubscribe(self, uri: str, principal: str) -> None:
         """A principal wants no more updates of this resource."""

@@ -25,7 +25,7 @@ from mcp_types import (
 
 from gateway import __version__
 from gateway.errors import Fixable, GatewayError, UpstreamFailed, UpstreamRefused
-from gateway.limits import HELD_SECONDS, MAX_CONTAINERS, MAX_LISTING_BYTES, MAX_WORDS
+from gateway.limits import HELD_SECONDS, MAX_CONTAINERS, MAX_LISTING_BYTES, MAX_QUOTE_CHARS
 from gateway.model import digest
 from gateway.naming import cut, visible
 
@@ -68,7 +68,7 @@ class RpcFailed(UpstreamRefused):
         self.rpc_code = code if isinstance(code, int) else 0
         self.rpc_message = text if isinstance(text, str) else ""
         self.rpc_data = given.get("data")
-        said = cut(visible(self.rpc_message).strip(), MAX_WORDS) or "no reason given"
+        said = cut(visible(self.rpc_message).strip(), MAX_QUOTE_CHARS) or "no reason given"
         super().__init__(
             "upstream_error",
             f"{upstream} refused the request: {said}",

@@ -18,7 +18,7 @@ import structlog
 from mcp_types import METHOD_NOT_FOUND
 
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_ROUNDS, MAX_WORDS, REST_SECONDS
+from gateway.limits import LISTEN_SECONDS, MAX_PENDING, MAX_QUOTE_CHARS, MAX_ROUNDS, REST_SECONDS
 from gateway.model import NO_TLS_FILES, TlsFiles
 from gateway.naming import visible
 from gateway.upstream import protocol
@@ -246,7 +246,7 @@ async def _pass_progress(params: Mapping[str, Any], progress: protocol.Progress 
         await progress(
             done,
             total if isinstance(total, int | float) else None,
-            visible(text)[:MAX_WORDS] if isinstance(text, str) else None,
+            visible(text)[:MAX_QUOTE_CHARS] if isinstance(text, str) else None,
         )
 
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import orjson
 import structlog
+import uvloop
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import (
@@ -27,12 +28,11 @@ from gateway.limits import (
     MAX_CONTAINERS,
     MAX_MESSAGE_BYTES,
     MAX_PENDING,
-    MAX_WORDS,
+    MAX_QUOTE_CHARS,
     REST_SECONDS,
     STEP_BYTES,
 )
 from gateway.naming import visible
-from gateway.processes import streams_only
 from gateway.upstream import protocol
 from gateway.upstream.protocol import Era, Hooks, Message, Peer, mapping, unreachable
 from gateway.upstream.session import ACKNOWLEDGED, Session, Upstream
@@ -238,21 +238,35 @@ class _Running(asyncio.subprocess.SubprocessStreamProtocol):
 async def start_child(upstream: Upstream) -> Child:
     """Starts a command; an `upstream_unreachable` says why it can't be."""
     basics = {key: os.environ[key] for key in BASICS if key in os.environ}
+    loop = asyncio.get_running_loop()
     try:
-        _, running = await asyncio.get_running_loop().subprocess_exec(
+        _, running = await loop.subprocess_exec(
             _Running,
             upstream.command or "",
             *upstream.args,
             env={**basics, **upstream.env},
             cwd=upstream.cwd,
             start_new_session=True,
-            preexec_fn=streams_only(),
+            preexec_fn=_keep_streams if isinstance(loop, uvloop.Loop) else None,
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no command"
         raise unreachable(upstream.name, f"can't be started: {reason}", sent=False) from error
     # Shorter values are words that a log may hold by chance.
     return Child(upstream.name, running, [v for v in upstream.env.values() if len(v) > 5])
+
+
+def _keep_streams() -> None:
+    """Runs in the child before its program, which is to hold its three streams and no more.
+
+    asyncio's own loop sees to that itself; uvloop closes nothing for a child, not even its own
+    copies of these streams. All else is marked to be closed as the program starts: by now it may
+    still be needed.
+    """
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # the list itself is open no more
+                os.set_inheritable(int(name), False)
 
 
 def _signal_group(group: int, how: int) -> bool:
@@ -277,5 +291,5 @@ async def _log_lines(name: str, errors: asyncio.StreamReader, secrets: Sequence[
             text = line.decode("utf-8", "replace")
             for secret in secrets:
                 text = text.replace(secret, "***")
-            log.info("upstream_stderr", upstream=name, line=visible(text)[:MAX_WORDS])
+            log.info("upstream_stderr", upstream=name, line=visible(text)[:MAX_QUOTE_CHARS])
         logged = min(MAX_PENDING, logged + len(lines))

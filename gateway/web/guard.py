@@ -38,11 +38,11 @@ from gateway.errors import Unauthenticated
 from gateway.limits import (
     MAX_BODY_BYTES,
     MAX_REMEMBERED,
+    MOMENT_SECONDS,
     PING_SECONDS,
     REQUEST_SECONDS,
     SEND_SECONDS,
     SIGNING_KEYS_KEPT_SECONDS,
-    STREAM_CHECK_SECONDS,
     VERIFIED_SECONDS,
 )
 from gateway.model import Principal
@@ -488,7 +488,7 @@ class EventStream(Response):
     async def _sleep(self) -> None:
         """Until there may be something new; at most so long, since a wake-up may be lost."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(STREAM_CHECK_SECONDS):
+            async with asyncio.timeout(MOMENT_SECONDS):
                 await self._woken.wait()
         self._woken.clear()
 

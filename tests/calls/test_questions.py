@@ -11,7 +11,7 @@ from gateway.calls.questions import asker, one_by_one, unanswered
 from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
 from gateway.errors import UpstreamFailed
-from gateway.limits import HEAVY_BYTES
+from gateway.limits import STEP_BYTES
 from gateway.model import Principal
 
 FORM = {"message": "Who?", "requestedSchema": {"type": "object"}}
@@ -54,7 +54,7 @@ async def asked(
         ({**FORM, "_meta": {"a": 1}, "task": {}}, FORMS, {"mode": "form", **FORM}),
         ({"message": "no form"}, FORMS, None),
         ({"mode": "url", "url": 7}, PAGES, None),
-        ({**FORM, "message": "x" * HEAVY_BYTES}, FORMS, None),
+        ({**FORM, "message": "x" * STEP_BYTES}, FORMS, None),
         (
             {**FORM, "message": "is it s3cret-value"},
             FORMS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.calls.answer import part_of, read_part
 from gateway.errors import Fixable
-from gateway.limits import HEAVY_BYTES
+from gateway.limits import STEP_BYTES
 from gateway.workers import Workers
 
 JSON = "application/json"
@@ -116,7 +116,7 @@ def test_slice_is_bounded_whatever_the_limit() -> None:
     assert (len(part["value"]), part["next_offset"]) == (1, 1)
     text = part_of("é".encode() * 5000, "text/plain", "", 0, 5000, max_bytes=1000)
     assert (len(text["value"]), text["next_offset"]) == (500, 500)
-    assert len(read(b"x" * 200_000, "text/plain", limit=200_000)["value"]) == HEAVY_BYTES
+    assert len(read(b"x" * 200_000, "text/plain", limit=200_000)["value"]) == STEP_BYTES
     with pytest.raises(Fixable) as refusal:
         part_of(big, JSON, "", 0, None, max_bytes=100)
     assert refusal.value.hint == "Read it with the pointer /0."

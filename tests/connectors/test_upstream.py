@@ -185,7 +185,7 @@ def nested(depth: int) -> dict[str, Any]:
         ),
         (
             with_schema({"type": "object", "description": "x" * MAX_TOOL_BYTES}),
-            "its schema has 262178 bytes, the limit is 262144",
+            "its schema has 524322 bytes, the limit is 524288",
         ),
         (with_schema(nested(200)), "its schema is nested too deeply"),
         (
