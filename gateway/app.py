@@ -63,7 +63,7 @@ from gateway.store.cluster import Notifier, Signals, kept_wishes
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
-from gateway.telemetry import begin_request, log_call, tracer
+from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, resume
@@ -110,7 +110,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The gateway as one ASGI application, with what the server around it needs."""
+    """The doors of the gateway, and what the server around them needs."""
 
     gateway: Gateway
     mcp: McpEndpoint
@@ -127,7 +127,7 @@ class App:
     ) -> GatewayServer:
         """What serves this at a socket, and ends it in order."""
         return GatewayServer(
-            *(self, self._turn_away, self.drain),
+            *(self.mcp, self._serve_other, self._turn_away, self.drain),
             grace=grace,
             request_seconds=self.gateway.snapshot.settings.limits.request_seconds,
             announced=(place.own_url, self.console.link(place.own_url)) if announce else None,
@@ -152,15 +152,9 @@ class App:
         self.feed.close()
         await self.mcp.close_streams()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope.get("path", "")
-        begin_request()
-        if path == "/mcp" or path.startswith("/mcp/"):
-            await self.mcp(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._serve(path, scope, receive, send)
-
-    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers what is not MCP."""
+        path: str = scope["path"]
         if path not in PROBES:
             try:
                 check_host(self.rules, scope, fold(scope["headers"]))
@@ -370,8 +364,8 @@ class Assembly:
         gateway.invoker.on_finished(health.metrics.finished)
         others = [*health.routes, consent_route(gateway, self.seal)]
         rest = http_app(gateway, identity, self.feed, others)
-        console = Console(gateway, identity, self.seal, health, self.feed, self.public_url)
-        mcp.on_heard(console.backend.contacts.note)
+        parts = (gateway, identity, self.seal, health, self.feed, mcp.contacts)
+        console = Console(*parts, self.public_url)
         ways_in = (mcp, health, identity, rules, bookshop(), rest, self.feed, console)
         return App(gateway, *ways_in)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import structlog
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.config.settings import Settings
@@ -36,6 +36,7 @@ from gateway.limits import (
     LONGEST_RESTART_SECONDS,
     TURN_AWAY_SECONDS,
 )
+from gateway.telemetry import begin_request
 
 log = structlog.get_logger("gateway")
 
@@ -67,7 +68,8 @@ class GatewayServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: ASGIApp,
+        mcp: ASGIApp,
+        others: ASGIApp,
         turn_away: Callable[[], None],
         drain: Callable[[float], Coroutine[Any, Any, None]],
         *,
@@ -78,7 +80,8 @@ class GatewayServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                self._route,
+                interface="asgi3",
                 loop="uvloop",
                 http=patient_protocol(request_seconds),
                 ws="none",
@@ -90,6 +93,8 @@ class GatewayServer(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(grace)),
             )
         )
+        self._mcp = mcp
+        self._others = others
         self._turn_away = turn_away
         self._drain = drain
         self._grace = grace
@@ -98,6 +103,13 @@ class GatewayServer(uvicorn.Server):
         self._at_once = (AT_ONCE,) if worker else SIGNALS
         self._ending: asyncio.Task[None] | None = None
         self._worker = worker
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Has a request answered by MCP's endpoint or by the others; each has a number in logs."""
+        begin_request()
+        path: str = scope["path"]
+        is_mcp = path == "/mcp" or path.startswith("/mcp/")
+        await (self._mcp if is_mcp else self._others)(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -137,10 +137,11 @@ class Console:
         seal: Seal,
         health: Health,
         feed: Feed,
+        contacts: Mapping[str, tuple[float, bytes]],
         public_url: str,
     ) -> None:
         sessions = ConsoleSessions(identity, seal, gateway.db)
-        self.backend = Backend(gateway, identity, sessions, health, feed, public_url)
+        self.backend = Backend(gateway, identity, sessions, health, feed, contacts, public_url)
         self._throttle = Throttle()
         router = Router(self._routes(), default=self._answer_nowhere)
         errors = (GatewayError, Unauthenticated, RefusedRequest, ConnectionError, Exception)

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -47,23 +47,6 @@ Form = Mapping[str, str]
 Row = Mapping[str, Any]
 
 
-class Contacts:
-    """When each principal's clients last spoke MCP, for "Connect a client" to turn green."""
-
-    def __init__(self) -> None:
-        self._last: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
-
-    def note(self, principal: str, agent: bytes) -> None:
-        """A client of this principal has spoken."""
-        self._last[principal] = time.time(), agent[:NAME_CHARS]
-
-    def of(self, principal: str) -> Row | None:
-        """The last contact in this process, if there was one."""
-        if (found := self._last.get(principal)) is None:
-            return None
-        return {"at": found[0], "agent": found[1].decode("utf-8", "replace")}
-
-
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The parts of the gateway that pages ask."""
@@ -73,8 +56,8 @@ class Backend:
     sessions: ConsoleSessions
     health: Health
     feed: Feed
+    contacts: Mapping[str, tuple[float, bytes]]  # when a principal's clients last spoke MCP
     public_url: str
-    contacts: Contacts = field(default_factory=Contacts)
     # What happened in the last hour, by whose calls: many open pages show the same.
     hours: TTLCache[str | None, Any] = field(
         default_factory=lambda: TTLCache(MAX_REMEMBERED, HOUR_SECONDS)
@@ -167,12 +150,18 @@ async def navigation(visit: Visit) -> Navigation:
 
 def navigation_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
     """The live parts that every page has, by the id of their place."""
-    contact = visit.backend.contacts.of(visit.principal.name)
+    contact = _last_contact(visit)
     return {
         "nav": visit.render("_nav.html", here=_section(visit), nav=nav),
         "side": visit.render("_side.html", nav=nav),
         "contact": visit.render("_contact.html", contact=contact),
     }
+
+
+def _last_contact(visit: Visit) -> Row | None:
+    """When a client of the visitor last spoke here, for "Connect a client" to turn green."""
+    found = visit.backend.contacts.get(visit.principal.name)
+    return found and {"at": found[0], "agent": found[1].decode("utf-8", "replace")}
 
 
 def _section(visit: Visit) -> str:
@@ -197,7 +186,7 @@ async def page(
         nav=nav or await navigation(visit),
         mcp_url=_mcp_url(visit),
         with_token=visit.snapshot.settings.auth.mode != "none",
-        contact=visit.backend.contacts.of(visit.principal.name),
+        contact=_last_contact(visit),
         **values,
     )
     return Response(text, media_type="text/html")

@@ -28,6 +28,7 @@ from gateway.errors import GatewayError
 from gateway.limits import MAX_BATCH, MAX_SESSIONS, SESSION_SECONDS
 from gateway.mcp.messages import (
     Message,
+    Reply,
     RpcError,
     check_params,
     error_body,
@@ -48,7 +49,7 @@ from gateway.mcp.methods import (
     rpc_error,
 )
 from gateway.mcp.pass_through import Hello
-from gateway.mcp.streams import ClientStream, Reply
+from gateway.mcp.streams import ClientStream
 from gateway.mcp.wishes import tell_others
 from gateway.model import json_bytes
 from gateway.store.cluster import end_session, is_ended

@@ -2,11 +2,17 @@
 
 Parameters are checked by the SDK's own models, so that what the gateway accepts and what the SDK
 accepts is one thing. An error of the protocol is an `RpcError` until it is written.
+
+The answer to a request is plain JSON, unless something has to be said before it: the first progress
+notification, question or keep-alive turns it into an event stream. Saying something never waits for
+the client to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeGuard
 
 import msgspec
@@ -18,8 +24,11 @@ from mcp_types.jsonrpc import (
     PARSE_ERROR,
 )
 from pydantic import ValidationError
+from starlette.types import Receive, Send
 
+from gateway.limits import ATTEND_AFTER_SECONDS, MAX_QUEUED, PING_SECONDS, SEND_SECONDS
 from gateway.model import NotJson, json_bytes, read_json
+from gateway.web.guard import EVENT_STREAM_HEADERS, PING, event_frame, respond
 
 RequestId = str | int
 
@@ -120,3 +129,95 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
     if params is not None:
         body["params"] = params
     return json_bytes(body)
+
+
+class Reply:
+    """The answer to one request, and what is said before it."""
+
+    def __init__(self, send: Send, streaming: bool) -> None:
+        self.streaming = streaming  # whether the client takes an event stream
+        self.on_gone: list[Callable[[], None]] = []
+        self._send = send
+        self._started = self._closed = False
+        self._queue: deque[bytes] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._attending: asyncio.Task[None] | None = None
+
+    def say(self, frame: bytes, droppable: bool = True) -> None:
+        """Sends a frame ahead of the answer, without waiting for it to be read."""
+        full = droppable and len(self._queue) >= MAX_QUEUED
+        if self._closed or not self.streaming or full:
+            return
+        self._queue.append(frame)
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._empty_queue())
+
+    async def _empty_queue(self) -> None:
+        try:
+            while self._queue:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._send_frame(self._queue.popleft())
+        except (TimeoutError, OSError):
+            self.leave()
+        finally:
+            self._sender = None
+
+    async def _send_frame(self, frame: bytes, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            start = {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+
+    def attend(self, receive: Receive) -> None:
+        """Watches the connection once the request takes its time, until the answer is sent.
+
+        The client hears a keep-alive now and then, and whoever wants to know is told when it left.
+        """
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            self._attending = asyncio.create_task(self._attend(receive))
+
+        self._timer = loop.call_later(ATTEND_AFTER_SECONDS, begin)
+
+    async def _attend(self, receive: Receive) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                self.say(PING)
+                continue
+            if message["type"] == "http.disconnect":
+                self.leave()
+                return
+
+    def dismiss(self) -> None:
+        """Watches the connection no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._attending is not None:
+            self._attending.cancel()
+
+    def leave(self) -> None:
+        """The client is gone, or does not read: nothing more is said to it."""
+        self._closed = True
+        self._queue.clear()
+        for listener in tuple(self.on_gone):
+            listener()
+
+    def is_gone(self) -> bool:
+        """Whether the client has left before its answer."""
+        return self._closed
+
+    async def finish(self, status: int, body: bytes) -> None:
+        """Sends the answer itself, after everything that was said before."""
+        if self._sender is not None:
+            await self._sender
+        self._closed = True
+        if self._started:
+            await self._send_frame(event_frame(body), more=False)
+        else:
+            await respond(self._send, status, body)

@@ -45,6 +45,7 @@ from gateway.errors import GatewayError, UnknownTool, UpstreamRefused
 from gateway.limits import NAME_CHARS
 from gateway.mcp.messages import (
     Message,
+    Reply,
     RequestId,
     RpcError,
     check_params,
@@ -53,7 +54,7 @@ from gateway.mcp.messages import (
     notification,
 )
 from gateway.mcp.pass_through import HANDLERS, Hello, PassThrough
-from gateway.mcp.streams import Reply, Streams
+from gateway.mcp.streams import Streams
 from gateway.mcp.wishes import LOGGED, reaches
 from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible

@@ -1,19 +1,17 @@
-"""What is said to a client ahead of an answer, and on streams that stay open.
+"""What is said to clients on streams that stay open.
 
-The answer to a request is plain JSON, unless something has to be said before it: the first progress
-notification, question or keep-alive turns it into an event stream. Saying something never waits for
-the client to read. A stream is the GET stream of the 2025 era or the answer to
-`subscriptions/listen` of 2026. For each the gateway remembers which lists its client knows of.
-After a change (a burst counts as one) these are compared with what there is now, and only streams
-whose own lists are other ones are told, once: "changed" carries nothing, so a slow reader has one
-such word waiting. The same pass asks again who the stream's token belongs to, so a stream ends soon
-after its token, its session or its bundle is gone.
+A stream is the GET stream of the 2025 era or the answer to `subscriptions/listen` of 2026. For each
+the gateway remembers which lists its client knows of. After a change (a burst counts as one) these
+are compared with what there is now, and only streams whose own lists are other ones are told, once:
+"changed" carries nothing, so a slow reader has one such word waiting. The same pass asks again who
+the stream's token belongs to, so a stream ends soon after its token, its session or its bundle is
+gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,13 +23,10 @@ from starlette.types import Receive, Send
 
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import (
-    ATTEND_AFTER_SECONDS,
     CLOSING_SECONDS,
     MAX_QUEUED,
     MAX_SESSIONS,
     MOMENT_SECONDS,
-    PING_SECONDS,
-    SEND_SECONDS,
     SETTLE_SECONDS,
 )
 from gateway.mcp.wishes import Notice, Wishes
@@ -39,110 +34,9 @@ from gateway.model import Principal, Scope
 from gateway.policy.view import offering
 from gateway.store.cluster import heard_within
 from gateway.web.gateway import Gateway
-from gateway.web.guard import (
-    EVENT_STREAM_HEADERS,
-    PING,
-    EventStream,
-    Identity,
-    RefusedRequest,
-    Say,
-    event_frame,
-    respond,
-)
+from gateway.web.guard import EventStream, Identity, RefusedRequest, Say
 
 log = structlog.get_logger(__name__)
-
-
-class Reply:
-    """The answer to one request, and what is said before it."""
-
-    def __init__(self, send: Send, streaming: bool) -> None:
-        self.streaming = streaming  # whether the client takes an event stream
-        self.on_gone: list[Callable[[], None]] = []
-        self._send = send
-        self._started = self._closed = False
-        self._queue: deque[bytes] = deque()
-        self._sender: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._attending: asyncio.Task[None] | None = None
-
-    def say(self, frame: bytes, droppable: bool = True) -> None:
-        """Sends a frame ahead of the answer, without waiting for it to be read."""
-        full = droppable and len(self._queue) >= MAX_QUEUED
-        if self._closed or not self.streaming or full:
-            return
-        self._queue.append(frame)
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._empty_queue())
-
-    async def _empty_queue(self) -> None:
-        try:
-            while self._queue:
-                async with asyncio.timeout(SEND_SECONDS):
-                    await self._send_frame(self._queue.popleft())
-        except (TimeoutError, OSError):
-            self.leave()
-        finally:
-            self._sender = None
-
-    async def _send_frame(self, frame: bytes, more: bool = True) -> None:
-        if not self._started:
-            self._started = True
-            start = {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS}
-            await self._send(start)
-        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
-
-    def attend(self, receive: Receive) -> None:
-        """Watches the connection once the request takes its time, until the answer is sent.
-
-        The client hears a keep-alive now and then, and whoever wants to know is told when it left.
-        """
-        loop = asyncio.get_running_loop()
-
-        def begin() -> None:
-            self._attending = asyncio.create_task(self._attend(receive))
-
-        self._timer = loop.call_later(ATTEND_AFTER_SECONDS, begin)
-
-    async def _attend(self, receive: Receive) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(PING_SECONDS):
-                    message = await receive()
-            except TimeoutError:
-                self.say(PING)
-                continue
-            if message["type"] == "http.disconnect":
-                self.leave()
-                return
-
-    def dismiss(self) -> None:
-        """Watches the connection no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._attending is not None:
-            self._attending.cancel()
-
-    def leave(self) -> None:
-        """The client is gone, or does not read: nothing more is said to it."""
-        self._closed = True
-        self._queue.clear()
-        for listener in tuple(self.on_gone):
-            listener()
-
-    def is_gone(self) -> bool:
-        """Whether the client has left before its answer."""
-        return self._closed
-
-    async def finish(self, status: int, body: bytes) -> None:
-        """Sends the answer itself, after everything that was said before."""
-        if self._sender is not None:
-            await self._sender
-        self._closed = True
-        if self._started:
-            await self._send_frame(event_frame(body), more=False)
-        else:
-            await respond(self._send, status, body)
 
 
 # What changes exactly when a view's prompts, or its resources, may have changed.

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.limits import MAX_QUEUED
-from gateway.mcp.streams import ClientStream, Reply
+from gateway.mcp.messages import Reply
+from gateway.mcp.streams import ClientStream
 from gateway.model import Principal, Scope
 from gateway.web.guard import EventStream, event_frame
 
