@@ -134,8 +134,6 @@ STORE_READERS = 4
 # One statement, or one batch of writes; a write waits for the batch before its own, too.
 STORE_STATEMENT_SECONDS = 5.0
 STORE_WRITE_SECONDS = 2 * STORE_STATEMENT_SECONDS
-# Making or changing the tables, while other processes that start wait for it.
-STORE_MIGRATION_SECONDS = 60.0
 # Bytes that a burst may take: rows that wait in memory while the store is away, and the write-ahead
 # log that SQLite keeps afterwards.
 STORE_BURST_BYTES = 32 * 2**20

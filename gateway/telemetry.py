@@ -83,7 +83,7 @@ def set_up(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for noisy in ("uvicorn.error", "alembic", "watchfiles"):
+    for noisy in ("uvicorn.error", "watchfiles"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -23,14 +23,14 @@ import asyncpg
 import pytest
 
 from gateway.store.database import Database
-from gateway.store.tables import HEAD, metadata
+from gateway.store.tables import VERSION, metadata
 
 STORES = ("sqlite", "postgresql")
 EMPTY = "; ".join(
     [
         *(f"DELETE FROM {table.name}" for table in metadata.sorted_tables),
         "INSERT INTO revision VALUES (1, 0)",
-        f"UPDATE alembic_version SET version_num = '{HEAD}'",
+        f"INSERT INTO alembic_version VALUES ('{VERSION}')",
     ]
 )
 _numbers = count(1)

@@ -1,7 +1,8 @@
 """What the processes of one gateway share: the revision, signals, heartbeats, sessions, windows.
 
 A signal is a row that every process reads, this one too, in the order of commits. On PostgreSQL a
-NOTIFY wakes the readers, and a slow poll stands behind it; on SQLite they look ten times a second.
+NOTIFY wakes the readers, and a slow poll stands behind it; on SQLite they look ten times a second
+whether anything was committed.
 Signals are kept for a minute. After a break of the connection some may be lost: then `RECONNECTED`
 comes too, and whoever waits for something looks at the store again. Signals of the feed (`EVENTS`)
 name an execution or an approval and are kept for an hour, so that a reader of the feed that was cut
@@ -14,8 +15,8 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +34,6 @@ from sqlalchemy import (
 from gateway import limits
 from gateway.store import tables
 from gateway.store.database import (
-    CHANNEL,
     Database,
     Row,
     alive,
@@ -44,7 +44,6 @@ from gateway.store.database import (
     upsert,
     values,
 )
-from gateway.store.engines import Sqlite
 
 REVISION = "revision"  # the signal, with the revision
 REVISION_LOCK = "~revision"  # sorts behind every other key: see `Database.write`
@@ -155,7 +154,7 @@ class Notifier:
         broken = False
         while True:
             try:
-                async with _wake_ups(self._db) as next_wake_up:
+                async with self._db.engine.wake_ups() as next_wake_up:
                     await self._look()
                     if broken:
                         self._hear(RECONNECTED, "")
@@ -194,33 +193,6 @@ class Notifier:
                 self._on_revision(self._revision)
         except Exception:  # a listener's mistake must not make this process deaf
             log.exception("store_signal_failed", kind=kind)
-
-
-@asynccontextmanager
-async def _wake_ups(db: Database) -> AsyncIterator[Callable[[], Any]]:
-    """A function that returns when there may be signals to read; it raises if none would come."""
-    if isinstance(db.engine, Sqlite):
-        yield lambda: asyncio.sleep(limits.STORE_LOOK_SECONDS)
-        return
-    connection = await db.engine.connect()
-    woken = asyncio.Event()
-
-    async def next_wake_up() -> None:
-        try:
-            async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
-                await woken.wait()
-        except TimeoutError:
-            await connection.fetchval("SELECT 1")  # shows whether the connection still stands
-        woken.clear()
-        if connection.is_closed():
-            raise ConnectionError("the connection that listens has ended")
-
-    try:
-        connection.add_termination_listener(lambda _: woken.set())
-        await connection.add_listener(CHANNEL, lambda *_: woken.set())
-        yield next_wake_up
-    finally:
-        connection.terminate()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway import limits
 from gateway.errors import GatewayError, Overloaded
 from gateway.store import tables
-from gateway.store.engines import engine_for, translated, unavailable
+from gateway.store.engines import CHANNEL, engine_for, translated, unavailable
 
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]
 Row = Mapping[str, Any]
 RowWriter = Callable[[Connection, Sequence[Row]], None]
 Insert = sqlite.Insert | postgresql.Insert
-
-CHANNEL = "gateway"  # of PostgreSQL's NOTIFY
 
 log = structlog.get_logger()
 
@@ -87,7 +85,7 @@ class Database:
         """Connects, brings the tables up to date and starts the writer."""
         try:
             with translated():
-                await self.engine.prepare()
+                await self.engine.prepare(tables.make_tables)
         except BaseException:
             await self.engine.close()
             raise

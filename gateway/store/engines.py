@@ -17,9 +17,9 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,14 +30,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway import limits
 from gateway.errors import Broken, ConfigInvalid
-from gateway.store.tables import is_current, migrate
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
 Query = Callable[[Connection], T]
+WakeUp = Callable[[], Awaitable[None]]
 
+CHANNEL = "gateway"  # of PostgreSQL's NOTIFY
 FAILURES = (
     SQLAlchemyError,
     sqlite3.Error,
@@ -80,6 +81,7 @@ class Sqlite:
     """A file: one connection that writes, and some that read."""
 
     def __init__(self, path: Path, seconds: float = limits.STORE_STATEMENT_SECONDS) -> None:
+        self._path = path
         self._lock = path.with_name(path.name + ".lock")
         self._seconds = seconds
         self._writer = _sqlite_engine(path, 1, "PRAGMA journal_mode = WAL")
@@ -89,17 +91,47 @@ class Sqlite:
         self._write_thread = ThreadPoolExecutor(1, "store-write")
         self._read_threads = ThreadPoolExecutor(limits.STORE_READERS, "store-read")
 
-    async def prepare(self) -> None:
+    async def prepare(self, make_tables: Query[None]) -> None:
         """Makes the file and its tables, one process at a time."""
-        await self._on(self._write_thread, self._prepare, limits.STORE_MIGRATION_SECONDS)
+        await asyncio.to_thread(self._path.parent.mkdir, parents=True, exist_ok=True)
+        await self.transact(make_tables)
 
     async def read(self, query: Query[T]) -> T:
         """What the query returns. Each statement sees the newest commit."""
-        return await self._on(self._read_threads, partial(self._read, query), self._seconds)
+        return await self._on(self._read_threads, partial(self._read, query))
 
     async def transact(self, batch: Query[T]) -> T:
         """What the batch returns, committed."""
-        return await self._on(self._write_thread, partial(self._transact, batch), self._seconds)
+        return await self._on(self._write_thread, partial(self._transact, batch))
+
+    @asynccontextmanager
+    async def wake_ups(self) -> AsyncIterator[WakeUp]:
+        """A function that returns when something may have been committed, by any process.
+
+        SQLite tells nobody. But it counts commits, and to ask for the count takes no thread and no
+        table: so that an idle process can look often.
+        """
+        counter = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        seen: int | None = None
+
+        def count_commits() -> int | None:
+            try:
+                return int(counter.execute("PRAGMA data_version").fetchone()[0])
+            except sqlite3.Error:
+                return None  # the read that follows says what is wrong
+
+        async def next_wake_up() -> None:
+            nonlocal seen
+            while True:
+                await asyncio.sleep(limits.STORE_LOOK_SECONDS)
+                before, seen = seen, count_commits()
+                if seen is None or seen != before:
+                    return
+
+        try:
+            yield next_wake_up
+        finally:
+            counter.close()
 
     async def close(self) -> None:
         for threads in (self._read_threads, self._write_thread):
@@ -107,16 +139,10 @@ class Sqlite:
         await asyncio.to_thread(self._readers.dispose)
         await asyncio.to_thread(self._writer.dispose)
 
-    async def _on(
-        self, threads: ThreadPoolExecutor, job: Callable[[float], T], seconds: float
-    ) -> T:
-        deadline = time.monotonic() + seconds
-        async with asyncio.timeout(seconds):
+    async def _on(self, threads: ThreadPoolExecutor, job: Callable[[float], T]) -> T:
+        deadline = time.monotonic() + self._seconds
+        async with asyncio.timeout(self._seconds):
             return await asyncio.get_running_loop().run_in_executor(threads, job, deadline)
-
-    def _prepare(self, deadline: float) -> None:
-        self._lock.parent.mkdir(parents=True, exist_ok=True)
-        self._transact(migrate, deadline)
 
     def _read(self, query: Query[T], deadline: float) -> T:
         with self._readers.connect() as connection, _until(connection, deadline):
@@ -200,22 +226,21 @@ class Postgres:
     def __init__(self, url: str, seconds: float = limits.STORE_STATEMENT_SECONDS) -> None:
         self._url = url
         self._seconds = seconds
-        self._writer = self._engine(seconds, pool_size=1)
+        self._writer = self._engine(pool_size=1)
         self._readers = self._engine(
-            seconds,
             pool_size=limits.STORE_READERS,
             isolation_level="AUTOCOMMIT",
             pool_pre_ping=True,  # a connection that died meanwhile is replaced
         )
 
-    async def prepare(self) -> None:
+    async def prepare(self, make_tables: Query[None]) -> None:
         """Makes the tables, one process at a time: the others wait, then find them made."""
-        if await self.read(is_current):
-            return
-        engine = self._engine(limits.STORE_MIGRATION_SECONDS, lock_timeout="0")
-        async with asyncio.timeout(limits.STORE_MIGRATION_SECONDS), engine.begin() as transaction:
-            await transaction.run_sync(_migrate_in_turn)
-        await engine.dispose()
+
+        def make_in_turn(tx: Connection) -> None:
+            tx.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('gateway migrations'))")
+            make_tables(tx)
+
+        await self.transact(make_in_turn)
 
     async def read(self, query: Query[T]) -> T:
         """What the query returns. Each statement sees the newest commit."""
@@ -231,36 +256,52 @@ class Postgres:
         await self._readers.dispose()
         await self._writer.dispose()
 
-    async def connect(
-        self, seconds: float = limits.STORE_STATEMENT_SECONDS, lock_timeout: str = "4000"
-    ) -> Any:
+    @asynccontextmanager
+    async def wake_ups(self) -> AsyncIterator[WakeUp]:
+        """A function that returns when something was told; it raises if nothing would come."""
+        connection = await self._connect()
+        woken = asyncio.Event()
+
+        async def next_wake_up() -> None:
+            try:
+                async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
+                    await woken.wait()
+            except TimeoutError:
+                await connection.fetchval("SELECT 1")  # shows whether the connection still stands
+            woken.clear()
+            if connection.is_closed():
+                raise ConnectionError("the connection that listens has ended")
+
+        try:
+            connection.add_termination_listener(lambda _: woken.set())
+            await connection.add_listener(CHANNEL, lambda *_: woken.set())
+            yield next_wake_up
+        finally:
+            connection.terminate()
+
+    async def _connect(self) -> Any:
         """A connection outside the pools: `asyncpg.Connection`, which has no types."""
         return await asyncpg.connect(
             self._url,
             timeout=limits.STORE_STATEMENT_SECONDS,
-            command_timeout=seconds,
+            command_timeout=self._seconds,
             server_settings={
                 "application_name": "gateway",
                 "jit": "off",
                 # What a process that hangs, or is stopped, may do to the others.
-                "lock_timeout": lock_timeout,
+                "lock_timeout": "4000",
                 "idle_in_transaction_session_timeout": "15000",
             },
         )
 
-    def _engine(self, seconds: float, *, lock_timeout: str = "4000", **options: Any) -> AsyncEngine:
+    def _engine(self, **options: Any) -> AsyncEngine:
         # Here, not above: it brings SQLAlchemy's mapping along, which SQLite needs nothing of.
         from sqlalchemy.ext.asyncio import create_async_engine
 
         return create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=lambda: self.connect(seconds, lock_timeout),
+            async_creator=self._connect,
             max_overflow=0,
             pool_timeout=limits.STORE_STATEMENT_SECONDS,
             **options,
         )
-
-
-def _migrate_in_turn(connection: Connection) -> None:
-    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('gateway migrations'))")
-    migrate(connection)

@@ -8,7 +8,6 @@ is kept as the bytes that `model.json_bytes` writes.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -21,9 +20,12 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    String,
     Table,
     Text,
+    insert,
     inspect,
+    select,
     text,
 )
 from sqlalchemy.types import TypeDecorator
@@ -317,41 +319,36 @@ signals = Table(
 )
 
 
-HEAD = "release_1"
-SCRIPTS = Path(__file__).parent / "migrations"
+VERSION = "release_1"
+versions = Table(
+    "alembic_version", metadata, Column("version_num", String(32), primary_key=True, nullable=False)
+)
 
 
-def migrate(connection: Connection) -> None:
-    """Runs what is missing up to `HEAD`, inside the transaction and the lock its caller holds."""
-    if is_current(connection):
-        return
-    # Only where there is something to do: this import would cost every start a quarter second.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+def make_tables(connection: Connection) -> None:
+    """Makes all tables, unless they are there."""
+    if not is_current(connection):
+        metadata.create_all(connection)
+        connection.execute(insert(revision), {"id": 1, "value": 0})
+        connection.execute(insert(versions), {"version_num": VERSION})
 
 
 def is_current(connection: Connection) -> bool:
-    """Whether nothing is missing; refuses a store that is not of this gateway's line of versions.
+    """Whether the tables are there; refuses those of another version than this gateway's.
 
-    There is one version so far; a later one adds its scripts to `migrations` and is told apart
-    here from those that came before.
+    There is one version so far. A later one is told apart here from those that came before, and
+    says how their tables become its own: the version's table is the one that Alembic reads.
     """
-    if not inspect(connection).has_table("alembic_version"):
+    if not inspect(connection).has_table(versions.name):
         return False
-    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if found != HEAD:
+    found = connection.execute(select(versions)).scalar()
+    if found != VERSION:
         raise ConfigInvalid(
             [
-                f"store.url: the store has the version {found}, and this gateway knows {HEAD} only."
-                " Run the gateway that made it, or begin a new store: move the SQLite file (and its"
-                " -wal and -shm) away, or name another PostgreSQL database. Connections that were"
-                " put must be put again there"
+                f"store.url: the store has the version {found}, and this gateway knows {VERSION}"
+                " only. Run the gateway that made it, or begin a new store: move the SQLite file"
+                " (and its -wal and -shm) away, or name another PostgreSQL database. Connections"
+                " that were put must be put again there"
             ]
         )
     return True

@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
 
+from gateway.limits import STORE_LOOK_SECONDS
 from gateway.store.approvals import create_approval, decide_approval
 from gateway.store.catalog import choose_access
 from gateway.store.cluster import (
@@ -70,6 +72,21 @@ async def test_change_in_one_process_is_heard_in_all(db: Database, other_db: Dat
 
         await next_heard(here, revision)
         await next_heard(there, revision)
+
+
+async def test_commits_of_any_process_wake_the_reader_of_signals_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/gateway.db"
+    async with Database(url) as db, Database(url) as other, db.engine.wake_ups() as next_wake_up:
+        await next_wake_up()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5 * STORE_LOOK_SECONDS):
+                await next_wake_up()
+        for each in (db, other):
+            await choose_access(each, "ann", "demo", "read-only")
+            async with asyncio.timeout(5):
+                await next_wake_up()
 
 
 async def test_listener_begins_with_the_revision_as_it_is(db: Database) -> None:

@@ -5,15 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from gateway.errors import ConfigInvalid
 from gateway.store.database import Database
-from gateway.store.tables import HEAD, SCRIPTS, metadata
+from gateway.store.tables import VERSION
 from tests.databases import PostgresServer
 
 OPEN_AND_CLOSE = """
@@ -34,23 +30,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.url(server.new_database())
 
 
-def test_head_is_the_newest_script() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(SCRIPTS))
-    config.set_main_option("path_separator", "os")
-
-    assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
-
-
-async def test_migrations_make_the_tables_that_are_declared(empty_url: str) -> None:
-    def differences(tx: Connection) -> list[object]:
-        return list(compare_metadata(MigrationContext.configure(tx), metadata))
-
-    async with Database(empty_url) as db:
-        assert await db.read(differences) == []
-
-
-async def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
+async def test_processes_that_start_together_make_the_tables_once(empty_url: str) -> None:
     children = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-c", OPEN_AND_CLOSE, empty_url, stderr=asyncio.subprocess.PIPE
@@ -64,7 +44,7 @@ async def test_processes_that_start_together_migrate_once(empty_url: str) -> Non
     async with Database(empty_url) as db:
         versions = await db.read(lambda tx: tx.execute(text("SELECT * FROM alembic_version")).all())
         revisions = await db.read(lambda tx: tx.execute(text("SELECT * FROM revision")).all())
-    assert [tuple(row) for row in versions] == [(HEAD,)]
+    assert [tuple(row) for row in versions] == [(VERSION,)]
     assert [tuple(row) for row in revisions] == [(1, 0)]
 
 
