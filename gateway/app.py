@@ -55,11 +55,11 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import McpEndpoint, resource_metadata
 from gateway.mcp.pass_through import PassThrough
-from gateway.mcp.wishes import Wishes, tell_others
+from gateway.mcp.wishes import Wishes
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
 from gateway.server import GatewayServer, bind
-from gateway.store.cluster import Notifier, Signals, kept_wishes
+from gateway.store.cluster import Notifier, Signals, kept_wishes, signal_soon
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
@@ -304,7 +304,7 @@ class Assembly:
     def _mark_failing(self, name: str, error: GatewayError) -> None:
         """Shows that an MCP server can't be reached; other processes look for themselves."""
         if self.catalog.mark_failing(name, error):
-            tell_others(self.db, DOUBTED, name)
+            signal_soon(self.db, DOUBTED, name)
 
     async def start_calls(self) -> None:
         """What carries a call out: asking, sending, recording, telling.

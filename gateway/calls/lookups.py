@@ -47,7 +47,7 @@ from gateway.model import Tool
 from gateway.outbound.content import NOT_JSON, as_json
 from gateway.policy.access import decide, level, shows
 from gateway.store.database import Database
-from gateway.store.results import read_result
+from gateway.store.ledger import read_result
 
 
 @dataclass(frozen=True, slots=True)

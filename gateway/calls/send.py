@@ -33,7 +33,7 @@ from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Room, Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
-from gateway.store.results import LargeResult, save_result
+from gateway.store.ledger import LargeResult, save_result
 from gateway.upstream.protocol import INTERACTIVE, Hooks
 from gateway.upstream.registry import Upstreams
 

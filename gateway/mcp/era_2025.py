@@ -50,9 +50,8 @@ from gateway.mcp.methods import (
 )
 from gateway.mcp.pass_through import Hello
 from gateway.mcp.streams import ClientStream
-from gateway.mcp.wishes import tell_others
 from gateway.model import json_bytes
-from gateway.store.cluster import end_session, is_ended
+from gateway.store.cluster import end_session, is_ended, signal_soon
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.guard import RefusedRequest, event_frame, respond
@@ -234,7 +233,7 @@ class Era2025:
                 self._tell_others(session=session.id, cancelled=cancelled)
 
     def _tell_others(self, **said: Any) -> None:
-        tell_others(self._db, SAID, json_bytes(said).decode())
+        signal_soon(self._db, SAID, json_bytes(said).decode())
 
     def hear_said(self, payload: str) -> None:
         """Acts on what a client said to another process."""

@@ -21,13 +21,12 @@ from typing import Any
 import orjson
 import structlog
 from cachetools import LRUCache
-from sqlalchemy import Connection
 
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Overloaded, UpstreamRefused
 from gateway.limits import LINGER_SECONDS, MAX_SESSIONS, MAX_WATCHED, SESSION_SECONDS
-from gateway.store.cluster import keep_wish_in
-from gateway.store.database import Database, Row, signal
+from gateway.store.cluster import keep_wish_in, signal_soon
+from gateway.store.database import Database
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 RANK: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
@@ -80,9 +79,9 @@ class Wishes:
     def share(self, **wish: Any) -> None:
         """Tells other processes what a session wants, and keeps it for those that come after."""
         key = "level" if "level" in wish else f"{wish['server']} {wish['uri']}"
-        row = {"key": key, "wish": {**wish, "by": self._own_name}}
-        self._db.write_soon(_keep, row)
-        tell_others(self._db, WISHED, orjson.dumps(row["wish"]).decode())
+        said, until = {**wish, "by": self._own_name}, time.time() + SESSION_SECONDS
+        self._db.write_soon(lambda tx: keep_wish_in(tx, key, said, until))
+        signal_soon(self._db, WISHED, orjson.dumps(said).decode())
 
     def hear(self, payload: str) -> None:
         """Hears the signal of another process; after a break there may be nothing to hear."""
@@ -236,21 +235,6 @@ class Wishes:
         else:
             self._told[principal].add((server, uri))
         return True
-
-
-def _keep(tx: Connection, rows: Sequence[Row]) -> None:
-    for row in rows:
-        keep_wish_in(tx, row["key"], row["wish"], time.time() + SESSION_SECONDS)
-
-
-def tell_others(db: Database, kind: str, payload: str) -> None:
-    """Gives every process a signal, soon; nobody waits for it."""
-    db.write_soon(_signal, {"kind": kind, "payload": payload}, len(payload))
-
-
-def _signal(tx: Connection, rows: Sequence[Row]) -> None:
-    for row in rows:
-        signal(tx, row["kind"], row["payload"])
 
 
 def reaches(level: object, wanted: str | None) -> bool:

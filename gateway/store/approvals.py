@@ -24,7 +24,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or
 from gateway.errors import Refused
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
-from gateway.store.database import Database, Row, many, one, signal, upsert, values
+from gateway.store.database import Database, many, one, signal, upsert, values
 from gateway.store.ledger import Begun, Execution, begin_in, ended_if_unheard, insert_in, lock_of
 
 _approvals = tables.approvals
@@ -308,7 +308,7 @@ async def take_over(db: Database, execution_id: str, old: str, new: str) -> bool
 
 def let_go(db: Database, execution_id: str, replica: str) -> None:
     """Says, soon, that nobody waits for this any more."""
-    db.write_soon(_let_go, {"id": execution_id, "replica": replica})
+    db.write_soon(lambda tx: _hand_over(tx, execution_id, replica, ""))
 
 
 async def wrote_before(db: Database, principal: str, connection: str, session: str | None) -> bool:
@@ -359,11 +359,6 @@ async def _open_approvals(
         OpenApproval(Approval(**dict(zip(names, row, strict=False))), row.era, row.replica)
         for row in rows
     ]
-
-
-def _let_go(tx: Connection, rows: Sequence[Row]) -> None:
-    for row in rows:
-        _hand_over(tx, row["id"], row["replica"], "")
 
 
 def _hand_over(tx: Connection, execution_id: str, old: str, new: str) -> bool:

@@ -15,7 +15,7 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ from gateway import limits
 from gateway.store import tables
 from gateway.store.database import (
     Database,
-    Row,
     alive,
     insert_new,
     many,
@@ -99,9 +98,9 @@ class Signal:
     payload: str
 
 
-def append_event(db: Database, kind: str, subject: str) -> bool:
-    """Puts an event on the feed of every replica, soon; False if there was no room."""
-    return db.write_soon(_append_events, {"kind": kind, "payload": subject})
+def signal_soon(db: Database, kind: str, payload: str) -> None:
+    """Tells every process a named thing, soon; nobody waits for it."""
+    db.write_soon(lambda tx: signal(tx, kind, payload), len(payload))
 
 
 async def events_after(db: Database, last_id: int) -> list[Signal]:
@@ -113,11 +112,6 @@ async def last_event_id(db: Database) -> int:
     """Where a reader begins that wants only what is new."""
     newest = select(func.max(_signals.c.id)).where(_signals.c.kind.in_(EVENTS))
     return await db.read(lambda tx: tx.execute(newest).scalar() or 0)
-
-
-def _append_events(tx: Connection, rows: Sequence[Row]) -> None:
-    for row in rows:
-        signal(tx, **row)
 
 
 def _signals_after(tx: Connection, last_id: int, *which: ColumnElement[bool]) -> list[Signal]:

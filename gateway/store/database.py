@@ -7,18 +7,21 @@ after its commit, so an answer means "on disk". If one of them fails, or the con
 before the commit, the batch is run again with a savepoint around each: a failing unit fails only
 itself. A unit may so run twice; it must do nothing but talk to the transaction it is given.
 
-Rows that need not be on disk first (`write_soon`) ride along with the next batch. They stay in
-memory while the store is down; beyond a bound they are refused and counted.
+Units that need not be on disk first (`write_soon`) ride along with the next batch. They stay in
+memory while the store is down; beyond a bound they are refused and counted. Rows that many units of
+a batch add to one table (`add_row`), and what they tell other processes (`signal`), are written
+together at its end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import structlog
@@ -28,7 +31,6 @@ from sqlalchemy import (
     Executable,
     Select,
     Table,
-    insert,
     literal_column,
     select,
     text,
@@ -43,13 +45,12 @@ from gateway.store.engines import CHANNEL, engine_for, translated, unavailable
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]
 Row = Mapping[str, Any]
-RowWriter = Callable[[Connection, Sequence[Row]], None]
 Insert = sqlite.Insert | postgresql.Insert
 
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """A unit, the answer its caller waits for, and the shared row it will lock."""
 
@@ -59,11 +60,10 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class SoonRow:
-    """A row that need not be on disk first, and the function that writes it."""
+class SoonWork:
+    """A unit that nobody waits for, and the memory it takes until then."""
 
-    writer: RowWriter
-    row: Row
+    unit: Unit
     size: int
 
 
@@ -75,7 +75,7 @@ class Database:
         self.units = self.commits = self.dropped = 0
         self._reading = 0
         self._waiting: deque[Work] = deque()
-        self._soon: list[SoonRow] = []
+        self._soon: list[SoonWork] = []
         self._soon_bytes = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -138,23 +138,23 @@ class Database:
             async with asyncio.timeout(limits.STORE_WRITE_SECONDS):
                 return await answer
 
-    def write_soon(self, writer: RowWriter, row: Row, size: int = 0) -> bool:
-        """Takes a row for the next batch; False (and counted) where there is no room left."""
-        size += 1024  # of memory that a row takes beside its JSON, about
+    def write_soon(self, unit: Unit, size: int = 0) -> bool:
+        """Takes a unit for the next batch; False (and counted) where there is no room left."""
+        size += 1024  # of memory that a unit takes beside its JSON, about
         if self._closing or self._soon_bytes + size > limits.STORE_BURST_BYTES:
             self.dropped += 1
             return False
         if not self._soon:
             self._wake_in(limits.SETTLE_SECONDS)
-        self._soon.append(SoonRow(writer, row, size))
+        self._soon.append(SoonWork(unit, size))
         self._soon_bytes += size
         return True
 
     async def settle(self) -> None:
-        """Puts the rows that `write_soon` took on disk now, so that a read finds them."""
+        """Puts what `write_soon` took on disk now, so that a read finds it."""
         with suppress(GatewayError):  # the read that follows says what is wrong with the store
             if self._soon or self._writing:
-                await self.write(lambda tx: None)  # rides in, or behind, the batch that has them
+                await self.write(lambda tx: None)  # rides in, or behind, the batch that has it
 
     async def ping(self) -> None:
         """Returns if the store answers."""
@@ -178,7 +178,7 @@ class Database:
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._wake.set)
 
-    def _take(self) -> tuple[list[Work], list[SoonRow]]:
+    def _take(self) -> tuple[list[Work], list[SoonWork]]:
         # What its caller gave up meanwhile must not happen either.
         batch = [work for work in self._waiting if not work.answer.done()]
         soon = self._soon
@@ -186,7 +186,7 @@ class Database:
         self._soon, self._soon_bytes = [], 0
         return sorted(batch, key=lambda work: work.locks), soon
 
-    async def _commit(self, batch: list[Work], soon: list[SoonRow]) -> bool:
+    async def _commit(self, batch: list[Work], soon: list[SoonWork]) -> bool:
         """Whether the store took the batch; each unit of it has its answer either way."""
         if not batch and not soon:
             return True
@@ -204,32 +204,30 @@ class Database:
             _answer(work, outcome)
         return True
 
-    async def _outcomes(self, units: list[Unit], soon: list[SoonRow]) -> list[Any]:
+    async def _outcomes(self, units: list[Unit], soon: list[SoonWork]) -> list[Any]:
+        every = [*(work.unit for work in soon), *units]
         try:
-            together = [*_grouped(soon), *units]
-            outcomes = await self.engine.transact(lambda tx: _run_all(tx, together))
-            return outcomes[len(together) - len(units) :]
+            outcomes = await self.engine.transact(lambda tx: _run_together(tx, every))
         except _UnitFailed:
-            single = [_rows_unit(each.writer, [each.row]) for each in soon]
-            outcomes = await self.engine.transact(lambda tx: _run_each(tx, [*single, *units]))
-        refused = sum(isinstance(outcome, _FailedUnit) for outcome in outcomes[: len(soon)])
+            outcomes = await self.engine.transact(lambda tx: _run_each(tx, every))
+        refused = sum(isinstance(outcome, Exception) for outcome in outcomes[: len(soon)])
         if refused:
             self.dropped += refused
             log.warning("store_rows_refused", rows=refused)
         return outcomes[len(soon) :]
 
-    def _failed(self, error: Exception, batch: list[Work], soon: list[SoonRow]) -> None:
+    def _failed(self, error: Exception, batch: list[Work], soon: list[SoonWork]) -> None:
         if not self._down:  # said once, not for every batch of an outage
             log.error("store_write_failed", error=type(error).__name__, units=len(batch))
             self._down = True
         for work in batch:
-            _answer(work, _FailedUnit(error))
+            _answer(work, error)
         self._soon = [*soon, *self._soon]
         self._soon_bytes += sum(each.size for each in soon)
 
     def _give_up(self) -> None:
         for work in self._waiting:
-            _answer(work, _FailedUnit(unavailable("The store is closed.")))
+            _answer(work, unavailable("The store is closed."))
         self.dropped += len(self._soon)
         if self._soon:
             log.error("store_rows_lost", rows=len(self._soon))
@@ -243,35 +241,20 @@ class _UnitFailed(Exception):
     """One of the units failed, so nothing was committed: run them again, each on its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FailedUnit:
-    error: Exception
-
-
 def _answer(work: Work, outcome: Any) -> None:
     if work.answer.done():
         return
-    if isinstance(outcome, _FailedUnit):
-        work.answer.set_exception(outcome.error)
+    if isinstance(outcome, Exception):
+        work.answer.set_exception(outcome)
     else:
         work.answer.set_result(outcome)
 
 
-def _grouped(soon: Sequence[SoonRow]) -> list[Unit]:
-    groups: dict[RowWriter, list[Row]] = {}
-    for each in soon:
-        groups.setdefault(each.writer, []).append(each.row)
-    return [_rows_unit(writer, rows) for writer, rows in groups.items()]
-
-
-def _rows_unit(writer: RowWriter, rows: Sequence[Row]) -> Unit:
-    return lambda tx: writer(tx, rows)
-
-
-def _run_all(tx: Connection, units: Sequence[Unit]) -> list[Any]:
-    tx.info["signals"] = []
+def _run_together(tx: Connection, units: Sequence[Unit]) -> list[Any]:
+    _begin_batch(tx)
     try:
         outcomes = [unit(tx) for unit in units]
+        _write_added(tx)
         _write_signals(tx)
     except Exception as error:
         raise _UnitFailed from error
@@ -279,28 +262,36 @@ def _run_all(tx: Connection, units: Sequence[Unit]) -> list[Any]:
 
 
 def _run_each(tx: Connection, units: Sequence[Unit]) -> list[Any]:
-    tx.info["signals"] = []
+    _begin_batch(tx)
     outcomes = [_run_alone(tx, unit) for unit in units]
     _write_signals(tx)
     return outcomes
 
 
 def _run_alone(tx: Connection, unit: Unit) -> Any:
+    """What the unit returned, or why it failed."""
     signals = tx.info["signals"]
     before = len(signals)
     try:
         with tx.begin_nested():
-            return unit(tx)
+            outcome = unit(tx)
+            _write_added(tx)
+            return outcome
     except Exception as error:
         if tx.invalidated:  # the connection is gone, and the whole batch with it
             raise
+        tx.info["added"].clear()
         del signals[before:]
-        return _FailedUnit(error)
+        return error
+
+
+def _begin_batch(tx: Connection) -> None:
+    tx.info["signals"], tx.info["added"] = [], defaultdict(list)
 
 
 def signal(tx: Connection, kind: str, payload: str = "") -> None:
     """Tells every process a named thing, this one too, once this transaction is committed."""
-    tx.info["signals"].append({"kind": kind, "payload": payload})
+    tx.info["signals"].append({"kind": kind, "payload": payload, "at": time.time()})
 
 
 def _write_signals(tx: Connection) -> None:
@@ -315,7 +306,46 @@ def _write_signals(tx: Connection) -> None:
     if is_postgres(tx):
         tx.execute(text("SELECT pg_advisory_xact_lock(hashtext('gateway signals'))"))
         tx.execute(text(f"SELECT pg_notify('{CHANNEL}', '')"))
-    tx.execute(insert(tables.signals), signals)
+    _insert_rows(tx, tables.signals, signals)
+
+
+def add_row(tx: Connection, table: Table, row: Row) -> None:
+    """Inserts a row at the end of the batch, unless it is there by then.
+
+    Rows of a table come with the same columns in the same order, and JSON as bytes.
+    """
+    tx.info["added"][table].append(row)
+
+
+def _write_added(tx: Connection) -> None:
+    for table, rows in tx.info["added"].items():
+        _insert_rows(tx, table, rows)
+    tx.info["added"].clear()
+
+
+def _insert_rows(tx: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Inserts rows that are not there, many with one statement.
+
+    Row by row, SQLite's driver would let other threads run after each, and wait for its turn as
+    often. SQLAlchemy's own way to put many rows into one statement takes longer than the insert.
+    """
+    columns = ", ".join(f'"{name}"' for name in rows[0])
+    for start in range(0, len(rows), limits.STORE_ROWS):
+        part = rows[start : start + limits.STORE_ROWS]
+        marks = _marks(is_postgres(tx), len(rows[0]), len(part))
+        insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT DO NOTHING"
+        given = (value for row in part for value in row.values())
+        tx.exec_driver_sql(
+            insert, tuple(tables.storable(v) if isinstance(v, str) else v for v in given)
+        )
+
+
+@lru_cache
+def _marks(postgres: bool, columns: int, rows: int) -> str:
+    """The places of so many rows: `(?, ?), (?, ?)`, or `($1, $2), ($3, $4)`."""
+    places = [f"${number + 1}" if postgres else "?" for number in range(columns * rows)]
+    parts = (places[start : start + columns] for start in range(0, len(places), columns))
+    return ", ".join(f"({', '.join(part)})" for part in parts)
 
 
 def is_postgres(tx: Connection) -> bool:

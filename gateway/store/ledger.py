@@ -6,6 +6,8 @@ is gone becomes `unknown`: nobody knows whether it happened, so nobody may send 
 
 `begin` is also where an idempotency token is claimed, in the same transaction: there is never a
 token without its row. The first one in wins, over all replicas.
+
+An answer too large to hand out at once is kept beside the ledger, for a while and for its owner.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -36,13 +39,13 @@ from sqlalchemy import (
 )
 
 from gateway.errors import Broken, Fixable
-from gateway.limits import STORE_MANY_ROWS, STORE_ROWS
+from gateway.limits import RESULTS_BYTES, STORE_MANY_ROWS, STORE_ROWS
 from gateway.model import json_bytes
 from gateway.store import tables
 from gateway.store.database import (
     Database,
     Insert,
-    Row,
+    add_row,
     alive,
     insert_new,
     insert_on,
@@ -50,16 +53,19 @@ from gateway.store.database import (
     many,
     one,
     signal,
+    values,
 )
 
 _table = tables.executions
 _claims = tables.claims
+_results = tables.results
 
+Body = bytes  # `bytes` is a column as well
 ExecutionStatus = Literal[
     "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
 ]
 FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
-JSON_COLUMNS = ("arguments", "result", "recorded")
+JSON_COLUMNS = ("arguments", "result", "recorded", "bundle_ids")
 ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
 
 
@@ -132,7 +138,7 @@ def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
     try:
         yield
     except (Broken, asyncio.CancelledError):
-        db.write_soon(_end_unsent, {"id": execution.id})
+        db.write_soon(lambda tx: _end_unsent(tx, execution.id))
         raise
 
 
@@ -163,8 +169,10 @@ def record_finished(db: Database, execution: Execution) -> bool:
     """Records a call that is over and needed no row before; False if there was no room."""
     row = asdict(execution)
     written = {name: json_bytes(row[name]) for name in JSON_COLUMNS if row[name] is not None}
-    size = sum(len(data) for data in written.values())
-    return db.write_soon(_insert_finished, row | written, size)
+    size = sum(map(len, written.values()))
+    row |= written
+    # One that was begun stays: what `begin` and `finish` said is on disk already.
+    return db.write_soon(lambda tx: add_row(tx, _table, row), size)
 
 
 async def get_execution(db: Database, id: str) -> Execution | None:
@@ -249,18 +257,11 @@ def _update_ended(tx: Connection, execution: Execution) -> bool:
     return tx.execute(statement).rowcount == 1
 
 
-def _insert_finished(tx: Connection, rows: Sequence[Row]) -> None:
-    # One that was begun stays: what `begin` and `finish` said is on disk already. `returning` has
-    # SQLAlchemy send many rows as one statement. Row by row, SQLite's driver would let other
-    # threads run after each, and wait for its turn as often.
-    tx.execute(insert_new(tx, _table).returning(_table.c.id), rows)
-
-
-def _end_unsent(tx: Connection, rows: Sequence[Row]) -> None:
-    begun = _table.c.id.in_([row["id"] for row in rows]) & (_table.c.status == "executing")
+def _end_unsent(tx: Connection, id: str) -> None:
+    begun = update(_table).filter_by(id=id, status="executing")
     ended = {"status": "failed", "error_code": "store_unavailable"}
-    ids = tx.execute(update(_table).where(begun).values(ended).returning(_table.c.id)).scalars()
-    tx.execute(delete(_claims).where(_claims.c.execution_id.in_(list(ids))))
+    if tx.execute(begun.values(ended)).rowcount:
+        tx.execute(delete(_claims).filter_by(execution_id=id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,3 +403,45 @@ def _minute(tx: Connection, since: float) -> ColumnElement[int]:
     elapsed = (_table.c.created_at - since) / 60
     # A cast rounds on PostgreSQL and cuts on SQLite, which may have no floor().
     return cast(func.floor(elapsed) if is_postgres(tx) else elapsed, Integer)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeResult:
+    """One answer, whole."""
+
+    id: str
+    principal: str
+    bytes: int
+    media_type: str
+    body: Body
+    expires_at: float
+
+
+async def save_result(db: Database, result: LargeResult) -> None:
+    """Keeps it until it expires, or its owner has `RESULTS_BYTES` of newer ones."""
+    row = values(result)
+
+    def save(tx: Connection) -> None:
+        tx.execute(insert(_results), row)
+        _make_room(tx, result.principal)
+
+    await db.write(save)
+
+
+def _make_room(tx: Connection, principal: str) -> None:
+    newest_first = (
+        select(_results.c.id, _results.c.bytes)
+        .where(_results.c.principal == principal)
+        .order_by(_results.c.expires_at.desc())
+    )
+    rows = tx.execute(newest_first).all()
+    totals = accumulate(row.bytes for row in rows)
+    over = [row.id for row, total in zip(rows, totals, strict=True) if total > RESULTS_BYTES]
+    tx.execute(delete(_results).where(_results.c.id.in_(over)))
+
+
+async def read_result(db: Database, id: str, principal: str, now: float) -> LargeResult | None:
+    """The answer, for its owner only, until it expires."""
+    mine = (_results.c.id == id) & (_results.c.principal == principal)
+    statement = select(_results).where(mine & (_results.c.expires_at > now))
+    return await db.read(lambda tx: one(tx, statement, LargeResult))

@@ -7,7 +7,6 @@ is kept as the bytes that `model.json_bytes` writes.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy import (
@@ -57,17 +56,24 @@ class Names(Json):
 
 
 class Plain(TypeDecorator[str]):
-    """Text from outside. NUL and lone surrogates, which PostgreSQL and UTF-8 can't hold, become
-    U+FFFD: replaced, not removed, so that no such name turns into one we trust."""
+    """Text from outside."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or value.isascii() and "\0" not in value:
-            return value
-        readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        return readable.replace("\0", "\ufffd")
+        return None if value is None else storable(value)
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD for what PostgreSQL and UTF-8 can't hold: NUL and lone surrogates.
+
+    They are replaced, not removed, so that no such name turns into one we trust.
+    """
+    if text.isascii() and "\0" not in text:
+        return text
+    readable = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return readable.replace("\0", "\ufffd")
 
 
 Time: Double[float] = Double()
@@ -314,7 +320,7 @@ signals = Table(
     Column("id", Counter, primary_key=True, autoincrement=True),
     Column("kind", Text, nullable=False),
     Column("payload", Plain, nullable=False),
-    Column("at", Time, nullable=False, index=True, default=time.time),
+    Column("at", Time, nullable=False, index=True),
     sqlite_autoincrement=True,
 )
 

@@ -24,7 +24,7 @@ from gateway.model import Principal, json_bytes
 from gateway.model import Scope as ViewScope
 from gateway.policy.access import level, may_know, oversees
 from gateway.store.approvals import Approval, get_approvals
-from gateway.store.cluster import EVENTS, Signals, append_event, events_after, last_event_id
+from gateway.store.cluster import EVENTS, Signals, events_after, last_event_id, signal_soon
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_executions
 from gateway.web.gateway import Gateway, Inquiry
@@ -59,12 +59,12 @@ class Feed:
 
     def confirmation(self, approval: Approval) -> None:
         """Tells of a question, or of what was answered to it."""
-        append_event(self._db, "confirmation", approval.id)
+        signal_soon(self._db, "confirmation", approval.id)
 
     def result(self, execution: Execution) -> None:
         """Tells of a call that ended."""
         if execution.access != "read" or time.monotonic() < self._watched_until:
-            append_event(self._db, "result", execution.id)
+            signal_soon(self._db, "result", execution.id)
 
     def wake(self) -> None:
         """There may be something new for every reader."""

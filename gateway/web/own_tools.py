@@ -27,7 +27,7 @@ from gateway.errors import Fixable, NotFound
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.policy.access import may_know
-from gateway.store import ledger, results
+from gateway.store import ledger
 from gateway.store.ledger import ExecutionStatus, Filter
 from gateway.web import shown
 from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
@@ -264,7 +264,7 @@ async def read_result(
     """The rest of an answer that was too large: a part of its text, or with a JSON pointer the
     value there; for an array `offset` and `limit` count items."""
     gateway, owner = inquiry.gateway, inquiry.principal.name
-    kept = await results.read_result(gateway.db, result_id, owner, time.time())
+    kept = await ledger.read_result(gateway.db, result_id, owner, time.time())
     if kept is None:
         raise NotFound(
             "invalid_arguments",

@@ -18,7 +18,6 @@ from gateway.store.cluster import (
     RECONNECTED,
     Notifier,
     Replica,
-    append_event,
     beat,
     bury_the_dead,
     current_revision,
@@ -29,6 +28,7 @@ from gateway.store.cluster import (
     last_event_id,
     leave,
     living,
+    signal_soon,
     take_of_window,
     this_host,
 )
@@ -194,7 +194,7 @@ async def test_listener_comes_back_after_a_restart_of_postgres(
 async def test_reader_of_the_feed_goes_on_where_it_stopped(db: Database) -> None:
     start = await last_event_id(db)
     for kind, subject in (("result", "e1"), ("confirmation", "a1"), ("result", "e2")):
-        assert append_event(db, kind, subject)
+        signal_soon(db, kind, subject)
     await tell(db, "cancel", "x")  # no event; what was to be written soon rides along
 
     events = await events_after(db, start)
@@ -211,7 +211,7 @@ async def test_reader_of_the_feed_misses_nothing_while_two_processes_write(
 
     async def write(store: Database, first: int) -> None:
         for n in range(first, 80, 2):
-            append_event(store, "result", str(n))
+            signal_soon(store, "result", str(n))
             await store.write(lambda tx: None)
 
     writing = asyncio.gather(write(db, 0), write(other_db, 1))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from sqlalchemy import Connection, insert, select, text, update
 from gateway.errors import Broken, ConfigInvalid, Fixable, Overloaded
 from gateway.limits import STORE_BURST_BYTES, STORE_QUEUE
 from gateway.store import tables
-from gateway.store.database import Database, Row
+from gateway.store.database import Database
 from gateway.store.engines import Postgres, Sqlite, engine_for
 from tests.databases import eventually
 
@@ -21,10 +20,6 @@ FACTS = tables.facts
 
 def add_fact(tx: Connection, name: str, value: bytes = b"") -> int:
     return tx.execute(insert(FACTS), {"name": name, "value": value}).rowcount
-
-
-def add_facts(tx: Connection, rows: Sequence[Row]) -> None:
-    tx.execute(insert(FACTS), rows)
 
 
 def fact_names(tx: Connection) -> list[str]:
@@ -147,7 +142,7 @@ async def test_reads_go_on_while_a_write_holds_the_file(tmp_path: Path) -> None:
 
 async def test_rows_written_soon_arrive_by_themselves(db: Database) -> None:
     for name in "abc":
-        assert db.write_soon(add_facts, {"name": name, "value": b""})
+        assert db.write_soon(partial(add_fact, name=name))
 
     async def commits() -> int:
         return db.commits
@@ -158,14 +153,14 @@ async def test_rows_written_soon_arrive_by_themselves(db: Database) -> None:
 
 async def test_rows_written_soon_are_flushed_on_close(store_url: str) -> None:
     async with Database(store_url) as first:
-        first.write_soon(add_facts, {"name": "a", "value": b""})
+        first.write_soon(partial(add_fact, name="a"))
     async with Database(store_url) as second:
         assert await second.read(fact_names) == ["a"]
 
 
 async def test_refused_row_costs_only_itself_and_is_counted(db: Database) -> None:
     for name in ("a", "b", "a", "c"):
-        db.write_soon(add_facts, {"name": name, "value": b""})
+        db.write_soon(partial(add_fact, name=name))
     await db.write(lambda tx: add_fact(tx, "d"))
 
     assert await db.read(fact_names) == ["a", "b", "c", "d"]
@@ -174,7 +169,7 @@ async def test_refused_row_costs_only_itself_and_is_counted(db: Database) -> Non
 
 async def test_rows_beyond_the_bound_are_refused_and_counted(db: Database) -> None:
     size = STORE_BURST_BYTES // 2 - 2048
-    kept = [db.write_soon(add_facts, {"name": name, "value": b""}, size) for name in "abc"]
+    kept = [db.write_soon(partial(add_fact, name=name), size) for name in "abc"]
 
     assert kept == [True, True, False]
     assert db.dropped == 1
@@ -188,7 +183,7 @@ async def test_closed_store_takes_no_more(store_url: str) -> None:
     with pytest.raises(Broken) as caught:
         await db.write(lambda tx: None)
     assert caught.value.code == "store_unavailable"
-    assert not db.write_soon(add_facts, {})
+    assert not db.write_soon(partial(add_fact, name="a"))
 
 
 async def test_reads_cannot_write(tmp_path: Path) -> None:

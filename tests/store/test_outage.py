@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +11,15 @@ from sqlalchemy import Connection, insert, select, text
 
 from gateway.errors import Broken
 from gateway.store import tables
-from gateway.store.database import Database, Row
+from gateway.store.database import Database
 from gateway.store.engines import FAILURES, Postgres, Sqlite
 from tests.databases import PostgresServer, eventually
 
 FACTS = tables.facts
 
 
-def add_facts(tx: Connection, rows: Sequence[Row]) -> None:
-    tx.execute(insert(FACTS), rows)
+def add_fact(tx: Connection, name: str) -> None:
+    tx.execute(insert(FACTS), {"name": name, "value": b""})
 
 
 def fact_names(tx: Connection) -> list[str]:
@@ -27,7 +27,7 @@ def fact_names(tx: Connection) -> list[str]:
 
 
 async def add(db: Database, name: str) -> None:
-    await db.write(lambda tx: add_facts(tx, [{"name": name, "value": b""}]))
+    await db.write(lambda tx: add_fact(tx, name))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_gateway_says_so_while_postgres_is_down_and_recovers(
             await postgres_db.read(fact_names)
         with pytest.raises(Broken) as write:
             await add(postgres_db, "lost")
-        assert postgres_db.write_soon(add_facts, {"name": "soon", "value": b""})
+        assert postgres_db.write_soon(lambda tx: add_fact(tx, "soon"))
     finally:
         await asyncio.to_thread(own_postgres.start)
 
@@ -135,11 +135,11 @@ async def test_write_that_waited_too_long_for_the_file_does_not_happen(
     other.execute("BEGIN IMMEDIATE")
 
     with pytest.raises(TimeoutError):
-        await engine.transact(lambda tx: add_facts(tx, [{"name": "late", "value": b""}]))
+        await engine.transact(lambda tx: add_fact(tx, "late"))
     other.execute("COMMIT")
     other.close()
 
     # The thread that writes does one thing after the other: the late one is over by then.
-    await engine.transact(lambda tx: add_facts(tx, [{"name": "next", "value": b""}]))
+    await engine.transact(lambda tx: add_fact(tx, "next"))
     assert await engine.read(fact_names) == ["next"]
     await engine.close()
