@@ -59,7 +59,7 @@ from gateway.mcp.wishes import Wishes
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
 from gateway.server import GatewayServer, bind
-from gateway.store.cluster import Notifier, Signals, kept_wishes, signal_soon
+from gateway.store.cluster import REVISION, Signals, kept_wishes, signal_soon
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
@@ -404,9 +404,9 @@ class Assembly:
     async def follow_changes(self, app: App) -> None:
         """What other processes, servers and editors of files change from now on."""
         self.signals.on(DOUBTED, lambda name: self.schedule.wake(name) if name else None)
-        notifier = Notifier(self.db)
-        await notifier.start(self.catalog.hear, self.signals.hear)
-        self._stack.push_async_callback(notifier.close)
+        self.signals.on(REVISION, self.catalog.hear)
+        await self.signals.start(self.db)
+        self._stack.push_async_callback(self.signals.close)
         for wish in reversed(await kept_wishes(self.db, time.time())):
             self.wishes.take(wish)
         self._run(self.schedule.run())

@@ -129,9 +129,9 @@ class Catalog:
             and not is_lazy(state.settings)
         ]
 
-    def hear(self, revision: int) -> None:
-        """Has what another process put into the store taken over soon."""
-        if revision > self._synced:
+    def hear(self, revision: str) -> None:
+        """Has what another process put into the store taken over soon; after a break, all of it."""
+        if not revision or int(revision) > self._synced:
             self._behind.set()
 
     async def follow(self) -> None:

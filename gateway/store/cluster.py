@@ -1,35 +1,24 @@
-"""What the processes of one gateway share: the revision, signals, heartbeats, sessions, windows.
+"""What the processes of one gateway share: the revision, signals, sessions, windows.
 
 A signal is a row that every process reads, this one too, in the order of commits. On PostgreSQL a
-NOTIFY wakes the readers, and a slow poll stands behind it; on SQLite they look ten times a second
-whether anything was committed.
-Signals are kept for a minute. After a break of the connection some may be lost: then `RECONNECTED`
-comes too, and whoever waits for something looks at the store again. Signals of the feed (`EVENTS`)
-name an execution or an approval and are kept for an hour, so that a reader of the feed that was cut
-off goes on where it stopped.
+NOTIFY wakes the readers, and a slow poll stands behind it; on SQLite they ask ten times a second
+whether anything was committed. Signals are kept for a minute. After a break of the connection some
+may be lost: then `RECONNECTED` comes too, and whoever waits for something looks at the store again.
+Signals of the feed (`EVENTS`) name an execution or an approval and are kept for an hour, so that a
+reader of the feed that was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    delete,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from gateway import limits
 from gateway.store import tables
@@ -39,24 +28,19 @@ from gateway.store.database import (
     insert_new,
     many,
     signal,
-    store_time,
     upsert,
-    values,
 )
 
-REVISION = "revision"  # the signal, with the revision
+REVISION = "revision"  # the signal, with the revision; it is heard at every look besides
 REVISION_LOCK = "~revision"  # sorts behind every other key: see `Database.write`
 RECONNECTED = "reconnected"
 SESSION_ENDED = "session_ended"  # the signal, with the session's id
 EVENTS = ("confirmation", "result")  # signals of the feed, with the approval's or execution's id
 
 T = TypeVar("T")
-OnRevision = Callable[[int], None]
-OnSignal = Callable[[str, str], None]
 Wish = dict[str, Any]
 
 _signals = tables.signals
-_replicas = tables.replicas
 _windows = tables.windows
 _wishes = tables.wishes
 _ended_sessions = tables.ended_sessions
@@ -120,133 +104,9 @@ def _signals_after(tx: Connection, last_id: int, *which: ColumnElement[bool]) ->
     return many(tx, found.limit(limits.STORE_ROWS), Signal)
 
 
-class Notifier:
-    """Calls back on the event loop for what any process, this one included, has told."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-        self._task: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
-        self._revision: int | None = None
-        self._last: int | None = None  # the id of the last signal that was heard
-
-    async def start(self, on_revision: OnRevision, on_signal: OnSignal) -> None:
-        """Listens from here on; `on_revision` comes first, with the revision as it is."""
-        self._on_revision, self._on_signal = on_revision, on_signal
-        self._task = asyncio.create_task(self._run(), name="store-notifier")
-        with suppress(TimeoutError):  # it goes on trying
-            async with asyncio.timeout(limits.STORE_STATEMENT_SECONDS):
-                await self._looked.wait()
-
-    async def close(self) -> None:
-        """Stops listening."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        broken = False
-        while True:
-            try:
-                async with self._db.engine.wake_ups() as next_wake_up:
-                    await self._look()
-                    if broken:
-                        self._hear(RECONNECTED, "")
-                    broken = False
-                    while True:
-                        await next_wake_up()
-                        await self._look()
-            except Exception as error:  # whatever it was, a deaf process would be worse
-                if not broken:
-                    log.warning("store_notifications_lost", error=type(error).__name__)
-                broken = True
-                await asyncio.sleep(limits.STORE_RETRY_SECONDS)
-
-    async def _look(self) -> None:
-        revision, signals = await self._db.read(self._news)
-        self._hear(REVISION, str(revision))
-        for each in signals:
-            self._last = each.id
-            self._hear(each.kind, each.payload)
-        self._looked.set()
-        if len(signals) == limits.STORE_ROWS:
-            await self._look()
-
-    def _news(self, tx: Connection) -> tuple[int, list[Signal]]:
-        if self._last is None:
-            self._last = tx.execute(select(func.max(_signals.c.id))).scalar() or 0
-        signals = _signals_after(tx, self._last)
-        return int(tx.execute(_revision).scalar_one()), signals
-
-    def _hear(self, kind: str, payload: str) -> None:
-        try:
-            if kind != REVISION:
-                self._on_signal(kind, payload)
-            elif self._revision is None or int(payload) > self._revision:
-                self._revision = int(payload)
-                self._on_revision(self._revision)
-        except Exception:  # a listener's mistake must not make this process deaf
-            log.exception("store_signal_failed", kind=kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One process of the gateway."""
-
-    id: str
-    host: str
-    pid: int
-    started_at: float
-
-
-async def beat(db: Database, replica: Replica) -> None:
-    """Says that this process is alive, by the store's clock."""
-
-    def unit(tx: Connection) -> None:
-        tx.execute(insert_new(tx, _replicas), {**values(replica), "heartbeat_at": 0.0})
-        us = update(_replicas).filter_by(id=replica.id)
-        tx.execute(us.values(heartbeat_at=store_time(tx)))
-
-    await db.write(unit, f"replica {replica.id}")
-
-
-async def leave(db: Database, replica_id: str) -> None:
-    """Says that this process has ended in good order, or is known to be gone."""
-    await db.write(lambda tx: tx.execute(delete(_replicas).filter_by(id=replica_id)).rowcount)
-
-
 async def living(db: Database) -> list[str]:
     """The ids of processes whose heartbeat was heard."""
     return await db.read(lambda tx: [row.id for row in tx.execute(alive(tx))])
-
-
-async def bury_the_dead(db: Database, us: Replica) -> list[str]:
-    """Removes earlier processes of this host that no longer run, without waiting for silence."""
-    here = (_replicas.c.host == us.host) & (_replicas.c.id != us.id)
-    found = await db.read(lambda tx: tx.execute(select(_replicas).where(here)).all())
-    dead = [each.id for each in found if each.pid == us.pid or not _runs(each.pid)]
-    for id in dead:
-        await leave(db, id)
-    return dead
-
-
-def this_host() -> str:
-    """Where a process id means the same process: machine, boot and process namespace."""
-    boot = namespace = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()} {boot} {namespace}"
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 async def take_of_window(
@@ -338,23 +198,74 @@ def _insert_ended(tx: Connection, id: str, expires_at: float) -> bool:
 
 
 class Signals:
-    """Wakes those in this process who wait for what any process may do.
+    """Calls back in this process for what any process tells, this one included.
 
-    The store's notifier calls `hear` for what other processes did, and whoever does something here
-    calls it too. A signal only says "look again": it may be lost, so that those who wait read the
-    store, and look from time to time in any case.
+    A task reads what is told, and whoever does something here may call `hear` besides. A signal
+    only says "look again": it may be lost, so that those who wait read the store, and look from
+    time to time in any case.
     """
 
     def __init__(self) -> None:
         # By kind and payload; None: whatever the payload.
         self._listeners: dict[tuple[str, str | None], list[Callable[[str], object]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
+        self._last: int | None = None  # the id of the last signal that was heard
+
+    async def start(self, db: Database) -> None:
+        """Hears what is told from here on; the revision comes first, as it is."""
+        self._task = asyncio.create_task(self._run(db), name="store-signals")
+        await heard_within(self._looked, limits.STORE_STATEMENT_SECONDS)  # it goes on trying
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, db: Database) -> None:
+        broken = False
+        while True:
+            try:
+                async with db.engine.wake_ups() as next_wake_up:
+                    await self._look(db)
+                    if broken:
+                        self.hear(RECONNECTED)
+                    broken = False
+                    while True:
+                        await next_wake_up()
+                        await self._look(db)
+            except Exception as error:  # whatever it was, a deaf process would be worse
+                if not broken:
+                    log.warning("store_notifications_lost", error=type(error).__name__)
+                broken = True
+                await asyncio.sleep(limits.STORE_RETRY_SECONDS)
+
+    async def _look(self, db: Database) -> None:
+        revision, signals = await db.read(self._news)
+        self.hear(REVISION, str(revision))
+        for each in signals:
+            self._last = each.id
+            self.hear(each.kind, each.payload)
+        self._looked.set()
+        if len(signals) == limits.STORE_ROWS:
+            await self._look(db)
+
+    def _news(self, tx: Connection) -> tuple[int, list[Signal]]:
+        if self._last is None:
+            self._last = tx.execute(select(func.max(_signals.c.id))).scalar() or 0
+        signals = _signals_after(tx, self._last)
+        return int(tx.execute(_revision).scalar_one()), signals
 
     def hear(self, kind: str, payload: str = "") -> None:
         """Something has happened; after a break of the connection, perhaps everything."""
         keys = [(kind, payload), (kind, None)]
         heard = self._listeners if kind == RECONNECTED else keys
         for listener in [each for key in heard for each in self._listeners.get(key, ())]:
-            listener(payload)
+            try:
+                listener(payload)
+            except Exception:  # a listener's mistake must not make this process deaf
+                log.exception("store_signal_failed", kind=kind)
 
     def on(self, kind: str, listener: Callable[[str], object], payload: str | None = None) -> None:
         """Calls back with the payload whenever this is heard, or with nothing after a break."""

@@ -10,27 +10,88 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Table, delete, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, select, tuple_, update
 
 from gateway.errors import GatewayError
 from gateway.limits import HEARTBEAT_SECONDS, LONGEST_PAUSE_SECONDS, STORE_ROWS
 from gateway.model import new_id
 from gateway.store import tables
-from gateway.store.cluster import EVENTS, Replica, beat, bury_the_dead, leave, this_host
-from gateway.store.database import Database
+from gateway.store.cluster import EVENTS
+from gateway.store.database import Database, insert_new, store_time, values
 from gateway.store.ledger import Execution, mark_unknown
 
+_replicas = tables.replicas
+
 log = structlog.get_logger("gateway.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One process of the gateway."""
+
+    id: str
+    host: str
+    pid: int
+    started_at: float
 
 
 def this_replica() -> Replica:
     """This process, as the store knows it."""
     now = time.time()
     return Replica(new_id(now), this_host(), os.getpid(), now)
+
+
+async def beat(db: Database, replica: Replica) -> None:
+    """Says that this process is alive, by the store's clock."""
+
+    def unit(tx: Connection) -> None:
+        tx.execute(insert_new(tx, _replicas), {**values(replica), "heartbeat_at": 0.0})
+        us = update(_replicas).filter_by(id=replica.id)
+        tx.execute(us.values(heartbeat_at=store_time(tx)))
+
+    await db.write(unit, f"replica {replica.id}")
+
+
+async def leave(db: Database, replica_id: str) -> None:
+    """Says that this process has ended in good order, or is known to be gone."""
+    await db.write(lambda tx: tx.execute(delete(_replicas).filter_by(id=replica_id)).rowcount)
+
+
+async def bury_the_dead(db: Database, us: Replica) -> list[str]:
+    """Removes earlier processes of this host that no longer run, without waiting for silence."""
+    here = (_replicas.c.host == us.host) & (_replicas.c.id != us.id)
+    found = await db.read(lambda tx: tx.execute(select(_replicas).where(here)).all())
+    dead = [each.id for each in found if each.pid == us.pid or not _runs(each.pid)]
+    for id in dead:
+        await leave(db, id)
+    return dead
+
+
+def this_host() -> str:
+    """Where a process id means the same process: machine, boot and process namespace."""
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{socket.gethostname()} {boot} {namespace}"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 class Housekeeping:
@@ -138,11 +199,11 @@ async def _sweep_table(db: Database, table: Table, over: ColumnElement[bool]) ->
 
 
 def _sweep_part(tx: Connection, table: Table, over: ColumnElement[bool]) -> int:
-    key, *more = table.primary_key
-    if more:  # few rows, and no one column that names one
-        return tx.execute(delete(table).where(over)).rowcount
+    keys = table.primary_key.columns
     size = 8 if table is tables.results else STORE_ROWS  # answers are of megabytes
-    ids = list(tx.execute(select(key).where(over).limit(size)).scalars())
+    part = tuple_(*keys).in_(select(*keys).where(over).limit(size))
+    swept = tx.execute(delete(table).where(part).returning(*keys)).all()
     if table is tables.executions:
+        ids = [row.id for row in swept]
         tx.execute(delete(tables.claims).where(tables.claims.c.execution_id.in_(ids)))
-    return tx.execute(delete(table).where(key.in_(ids))).rowcount
+    return len(swept)

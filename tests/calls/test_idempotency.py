@@ -25,8 +25,9 @@ from gateway.calls.record import (
 )
 from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import NoAnswer
-from gateway.store.cluster import Replica, Signals, beat, leave
+from gateway.store.cluster import Signals
 from gateway.store.database import Database
+from gateway.store.housekeeping import Replica, beat, leave
 from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
 from gateway.store.secrets import Seal
 from tests.calls.lines import ANN, attempt, snapshot, tool

@@ -27,7 +27,7 @@ from gateway.mcp.endpoint import McpEndpoint
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes
 from gateway.model import Principal, Scope, Tool, digest
-from gateway.store.cluster import Notifier, Signals
+from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
@@ -199,9 +199,8 @@ async def endpoint_over(
         endpoint = McpEndpoint(gateway, identity, through, seal, db, rules, max_streams)
         endpoint.listen_to(signals)
         if store is not None:
-            notifier = Notifier(db)
-            await notifier.start(lambda revision: None, signals.hear)
-            stack.push_async_callback(notifier.close)
+            await signals.start(db)
+            stack.push_async_callback(signals.close)
         yield endpoint
         await endpoint.finish_calls(0.0)
         await endpoint.close_streams()

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,41 +17,52 @@ from gateway.store.approvals import create_approval, decide_approval
 from gateway.store.catalog import choose_access
 from gateway.store.cluster import (
     RECONNECTED,
-    Notifier,
-    Replica,
-    beat,
-    bury_the_dead,
+    REVISION,
+    Signals,
     current_revision,
     end_session,
     events_after,
     first_use,
     is_ended,
     last_event_id,
-    leave,
     living,
     signal_soon,
     take_of_window,
-    this_host,
 )
 from gateway.store.database import Database, signal
+from gateway.store.housekeeping import Replica, beat, bury_the_dead, leave, this_host
 from tests.databases import PostgresServer
 from tests.store.rows import approval, execution
 from tests.store.test_ledger import silence
 
 US = Replica("us", this_host(), os.getpid(), 1.0)
 
-Heard = tuple[str, str] | int
+Heard = tuple[str, str]
+KINDS = ("cancel", "approval", "session_ended", "answered", RECONNECTED)
 
 
 @asynccontextmanager
 async def listening(db: Database) -> AsyncIterator[asyncio.Queue[Heard]]:
     heard: asyncio.Queue[Heard] = asyncio.Queue()
-    notifier = Notifier(db)
-    await notifier.start(heard.put_nowait, lambda kind, payload: heard.put_nowait((kind, payload)))
+    signals = Signals()
+    revisions = [""]
+
+    def note_revision(revision: str) -> None:  # which is told again and again
+        if revision not in revisions:
+            revisions.append(revision)
+            heard.put_nowait((REVISION, revision))
+
+    def note(kind: str, payload: str) -> None:
+        heard.put_nowait((kind, payload))
+
+    signals.on(REVISION, note_revision)
+    for kind in KINDS:
+        signals.on(kind, partial(note, kind))
+    await signals.start(db)
     try:
         yield heard
     finally:
-        await notifier.close()
+        await signals.close()
 
 
 async def next_heard(heard: asyncio.Queue[Heard], wanted: Heard) -> None:
@@ -66,12 +78,12 @@ async def tell(db: Database, kind: str, payload: str) -> None:
 
 async def test_change_in_one_process_is_heard_in_all(db: Database, other_db: Database) -> None:
     async with listening(db) as here, listening(other_db) as there:
-        assert [here.get_nowait(), there.get_nowait()] == [0, 0]
+        assert [here.get_nowait(), there.get_nowait()] == [(REVISION, "0")] * 2
 
         revision = await choose_access(db, "ann", "demo", "read-only")
 
-        await next_heard(here, revision)
-        await next_heard(there, revision)
+        await next_heard(here, (REVISION, str(revision)))
+        await next_heard(there, (REVISION, str(revision)))
 
 
 async def test_commits_of_any_process_wake_the_reader_of_signals_and_nothing_else_does(
@@ -93,7 +105,8 @@ async def test_listener_begins_with_the_revision_as_it_is(db: Database) -> None:
     await choose_access(db, "ann", "demo", "read-only")
 
     async with listening(db) as heard:
-        assert heard.get_nowait() == await current_revision(db) == 1
+        assert await current_revision(db) == 1
+        assert heard.get_nowait() == (REVISION, "1")
 
 
 async def test_signals_arrive_in_order(db: Database, other_db: Database) -> None:
@@ -113,7 +126,7 @@ async def test_signals_from_before_are_not_heard(db: Database) -> None:
 
     async with listening(db) as heard:
         await tell(db, "cancel", "after")
-        assert heard.get_nowait() == 0
+        assert heard.get_nowait() == (REVISION, "0")
         async with asyncio.timeout(5):
             assert await heard.get() == ("cancel", "after")
 
@@ -143,7 +156,7 @@ async def test_failed_unit_tells_nobody(db: Database) -> None:
             await db.write(fail)
         await tell(db, "cancel", "y")
 
-        assert heard.get_nowait() == 0
+        assert heard.get_nowait() == (REVISION, "0")
         async with asyncio.timeout(5):
             assert await heard.get() == ("cancel", "y")
 
@@ -163,18 +176,19 @@ async def test_signals_of_any_size_are_heard_in_all_processes(
 async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -> None:
     heard = asyncio.Event()
 
-    def on_signal(kind: str, payload: str) -> None:
+    def listener(payload: str) -> None:
         if payload == "first":
             raise RuntimeError("a listener's mistake")
         heard.set()
 
-    notifier = Notifier(db)
-    await notifier.start(lambda revision: None, on_signal)
+    signals = Signals()
+    signals.on("cancel", listener)
+    await signals.start(db)
     await tell(db, "cancel", "first")
     await tell(db, "cancel", "second")
     async with asyncio.timeout(5):
         await heard.wait()
-    await notifier.close()
+    await signals.close()
 
 
 async def test_listener_comes_back_after_a_restart_of_postgres(
@@ -188,7 +202,7 @@ async def test_listener_comes_back_after_a_restart_of_postgres(
             await next_heard(heard, (RECONNECTED, ""))
 
             revision = await choose_access(db, "ann", "demo", "read-only")
-            await next_heard(heard, revision)
+            await next_heard(heard, (REVISION, str(revision)))
 
 
 async def test_reader_of_the_feed_goes_on_where_it_stopped(db: Database) -> None:

@@ -14,8 +14,8 @@ from gateway.errors import Fixable
 from gateway.model import json_bytes, json_value
 from gateway.store import tables
 from gateway.store.approvals import create_approval
-from gateway.store.cluster import Replica, beat
 from gateway.store.database import Database
+from gateway.store.housekeeping import Replica, beat
 from gateway.store.ledger import (
     Begun,
     Count,
