@@ -65,8 +65,7 @@ from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
-from gateway.web.events import Feed
-from gateway.web.gateway import Gateway, resume
+from gateway.web.gateway import Feed, Gateway, resume
 from gateway.web.guard import (
     HostRules,
     Identity,
@@ -76,9 +75,9 @@ from gateway.web.guard import (
     host_rules,
     respond,
 )
-from gateway.web.health import Health, consent_route, return_address
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
+from gateway.web.watch import Health, consent_route, return_address
 from gateway.workers import Workers
 
 log = structlog.get_logger("gateway")
@@ -119,7 +118,6 @@ class App:
     rules: HostRules
     demo: ASGIApp
     rest: ASGIApp
-    feed: Feed
     console: Console
 
     def server(
@@ -149,7 +147,7 @@ class App:
         ends = time.monotonic() + grace
         await self.mcp.finish_calls(grace)  # one whose caller leaves goes on among the others
         await running.drain(ends - time.monotonic())
-        self.feed.close()
+        self.gateway.feed.close()
         await self.mcp.close_streams()
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -314,7 +312,7 @@ class Assembly:
         """
         replica, prepared = this_replica(), PreparedConnections()
         db, seal, signals, current = self.db, self.seal, self.signals, self._current
-        feed = self.feed = Feed(db, signals)
+        feed = Feed(db, signals, self.catalog)
         approvals = Approvals(
             *(db, seal, signals, current),
             replica=replica.id,
@@ -325,7 +323,7 @@ class Assembly:
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
         invoker = Invoker(db, prepared, send, approvals, signals, seal, replica=replica.id)
-        parts = (self.catalog, invoker, approvals, db, self.directory)
+        parts = (self.catalog, invoker, approvals, db, feed, self.directory)
         self.gateway = Gateway(*parts, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake
         if (traced := tracer()) is not None:
@@ -363,10 +361,10 @@ class Assembly:
         health = Health(gateway, identity, mcp.figures)
         gateway.invoker.on_finished(health.metrics.finished)
         others = [*health.routes, consent_route(gateway, self.seal)]
-        rest = http_app(gateway, identity, self.feed, others)
-        parts = (gateway, identity, self.seal, health, self.feed, mcp.contacts)
-        console = Console(*parts, self.public_url)
-        ways_in = (mcp, health, identity, rules, bookshop(), rest, self.feed, console)
+        rest = http_app(gateway, identity, others)
+        shown = (health, mcp.contacts, self.public_url)
+        console = Console(gateway, identity, self.seal, *shown)
+        ways_in = (mcp, health, identity, rules, bookshop(), rest, console)
         return App(gateway, *ways_in)
 
     async def _fetch_keys(self, url: str) -> bytes:

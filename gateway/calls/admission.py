@@ -6,6 +6,7 @@
     pause       an API that said `Retry-After` is not asked before
     retry       a read that never left is repeated once, unless the call before it failed too
     large       few answers larger than most are held at the same time; the others are cut
+    failures    wrong tokens and unknown names, from one source and in all, within a minute
 
 Where several processes share a store, rates are counted in it; all else is per process and bounded.
 """
@@ -25,7 +26,9 @@ from cachetools import LRUCache
 
 from gateway.errors import Overloaded, UpstreamFailed
 from gateway.limits import (
+    ALL_FAILURES_A_MINUTE,
     CALLS_PER_CONNECTION,
+    FAILURES_A_MINUTE,
     FAILURES_TO_OPEN,
     LARGE_ANSWERS,
     LARGE_BYTES,
@@ -250,3 +253,27 @@ def retry_after_seconds(value: str | None, now: datetime | None = None) -> float
 def _later(code: str, message: str, seconds: float) -> Overloaded:
     wait = max(1, math.ceil(seconds))
     return Overloaded(code, message, f"Try again in {wait} s.", retry_after=wait)
+
+
+class Throttle:
+    """Bounds what went wrong within a minute: from one source (an address, a principal), and all.
+
+    The first attempts are looked at; those beyond wait until the oldest is a minute ago.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._all: deque[float] = deque(maxlen=ALL_FAILURES_A_MINUTE)
+        self._by_source: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
+
+    def wait(self, source: str) -> float:
+        """Seconds until the next attempt is looked at; 0: now."""
+        counted = (self._all, self._by_source.get(source, ()))
+        full = [each[0] for each in counted if isinstance(each, deque) and len(each) == each.maxlen]
+        return max(0.0, max(full, default=-math.inf) + 60.0 - self._clock())
+
+    def failed(self, source: str) -> None:
+        """Counts a wrong attempt."""
+        now = self._clock()
+        self._all.append(now)
+        self._by_source.setdefault(source, deque(maxlen=FAILURES_A_MINUTE)).append(now)

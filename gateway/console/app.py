@@ -26,6 +26,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.calls.admission import Throttle
 from gateway.calls.record import Caller
 from gateway.console import calls, connections, overview, tools
 from gateway.console.pages import (
@@ -51,8 +52,7 @@ from gateway.errors import (
 from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, SIGNED_IN_SECONDS
 from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
-from gateway.web.events import Feed
-from gateway.web.gateway import Gateway, Throttle
+from gateway.web.gateway import Feed, Gateway
 from gateway.web.guard import (
     Identity,
     RefusedRequest,
@@ -61,7 +61,7 @@ from gateway.web.guard import (
     fold,
     read_body,
 )
-from gateway.web.health import Health
+from gateway.web.watch import Health
 
 log = structlog.get_logger("gateway.console")
 
@@ -136,12 +136,11 @@ class Console:
         identity: Identity,
         seal: Seal,
         health: Health,
-        feed: Feed,
         contacts: Mapping[str, tuple[float, bytes]],
         public_url: str,
     ) -> None:
         sessions = ConsoleSessions(identity, seal, gateway.db)
-        self.backend = Backend(gateway, identity, sessions, health, feed, contacts, public_url)
+        self.backend = Backend(gateway, identity, sessions, health, contacts, public_url)
         self._throttle = Throttle()
         router = Router(self._routes(), default=self._answer_nowhere)
         errors = (GatewayError, Unauthenticated, RefusedRequest, ConnectionError, Exception)
@@ -198,10 +197,10 @@ class Console:
 
     def _stream_endpoint(self, live: Live) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            gateway, feed = self.backend.gateway, self.backend.feed
+            feed = self.backend.gateway.feed
             name = (await self._session(request)).principal.name
             step = _OpenPage(feed, lambda: self._visit(request), live).step
-            return feed.stream(gateway, name, step, rest=LIVE_SECONDS)
+            return feed.stream(name, step, rest=LIVE_SECONDS)
 
         return endpoint
 

@@ -113,7 +113,7 @@ async def decide(visit: Visit) -> Response:
 async def revoke(visit: Visit) -> Response:
     """Ends one standing grant."""
     grant = await visit.inquiry.revoke_grant(visit.id)
-    visit.backend.feed.wake()
+    visit.gateway.feed.wake()
     return toast(visit, f"{clip(grant.tool, 60)} is asked about again")
 
 

@@ -37,11 +37,10 @@ from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS,
 from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store.approvals import Approval, list_open
-from gateway.web.events import Feed
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Identity
-from gateway.web.health import Health
 from gateway.web.own_tools import connection_rows
+from gateway.web.watch import Health
 
 Form = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -55,7 +54,6 @@ class Backend:
     identity: Identity
     sessions: ConsoleSessions
     health: Health
-    feed: Feed
     contacts: Mapping[str, tuple[float, bytes]]  # when a principal's clients last spoke MCP
     public_url: str
     # What happened in the last hour, by whose calls: many open pages show the same.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ import structlog
 from cachetools import LRUCache
 
 from gateway.azure.directory import AzureDirectory
+from gateway.calls.admission import Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.call import Invoker
@@ -30,8 +30,20 @@ from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.errors import Broken, GatewayError, NotFound, Refused, UnknownTool, UpstreamRefused
-from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, MAX_REMEMBERED
+from gateway.errors import (
+    Broken,
+    GatewayError,
+    NotFound,
+    Overloaded,
+    Refused,
+    UnknownTool,
+    UpstreamRefused,
+)
+from gateway.limits import (
+    MAX_REMEMBERED,
+    PING_SECONDS,
+    STREAMS_A_PRINCIPAL,
+)
 from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees, principal_now
@@ -39,11 +51,15 @@ from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.store import approvals
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change, get_change
+from gateway.store.cluster import EVENTS, Signals, signal_soon
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_execution
+from gateway.web.guard import EventStream, Step
 from gateway.web.proxy import ProxyRequest, proxied
 
 log = structlog.get_logger("gateway.edge")
+
+WATCHED = "watched"  # the signal: someone reads the feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +200,7 @@ class Gateway:
         invoker: Invoker,
         approvals: Approvals,
         db: Database,
+        feed: Feed,
         directory: AzureDirectory,
         work: Work,
         own_tools: Sequence[ServedTool],
@@ -192,6 +209,7 @@ class Gateway:
         self.invoker = invoker
         self.approvals = approvals
         self.db = db
+        self.feed = feed
         self.directory = directory
         self.work = work
         self.lookups = LookUps(invoker.call, db)
@@ -315,31 +333,68 @@ class Gateway:
             return await asyncio.to_thread(index.search, query, allowed=names, limit=limit)
 
 
-class Throttle:
-    """Bounds what went wrong within a minute: from one source (an address, a principal), and all.
+class Feed:
+    """The live feed: where its events are put, and who reads them.
 
-    The first attempts are looked at; those beyond wait until the oldest is a minute ago.
+    Confirmations and results go through the store, so that every replica's readers get them all.
+    Results of reads are many. They are only kept while someone reads the feed, on whichever
+    replica.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._all: deque[float] = deque(maxlen=ALL_FAILURES_A_MINUTE)
-        self._by_source: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
+    def __init__(self, db: Database, signals: Signals, catalog: Catalog) -> None:
+        self._db = db
+        self._catalog = catalog
+        self._readers: dict[asyncio.Event, str] = {}  # what wakes each, and whose it is
+        self._watched_until = 0.0
+        self._said_watched = 0.0
+        self.closing = False
+        for kind in EVENTS:
+            signals.on(kind, lambda _: self.wake())
+        signals.on(WATCHED, lambda _: self._watched())
 
-    def wait(self, source: str) -> float:
-        """Seconds until the next attempt is looked at; 0: now."""
-        return max(self._wait(self._all), self._wait(self._by_source.get(source, deque())))
+    def confirmation(self, approval: Approval) -> None:
+        """Tells of a question, or of what was answered to it."""
+        signal_soon(self._db, "confirmation", approval.id)
 
-    def _wait(self, failures: deque[float]) -> float:
-        if len(failures) != failures.maxlen:
-            return 0.0
-        return max(0.0, failures[0] + 60.0 - self._clock())
+    def result(self, execution: Execution) -> None:
+        """Tells of a call that ended."""
+        if execution.access != "read" or time.monotonic() < self._watched_until:
+            signal_soon(self._db, "result", execution.id)
 
-    def failed(self, source: str) -> None:
-        """Counts a wrong attempt."""
-        now = self._clock()
-        self._all.append(now)
-        self._by_source.setdefault(source, deque(maxlen=FAILURES_A_MINUTE)).append(now)
+    def wake(self) -> None:
+        """There may be something new for every reader."""
+        for woken in self._readers:
+            woken.set()
+
+    def close(self) -> None:
+        """Ends every stream."""
+        self.closing = True
+        self.wake()
+
+    def stream(self, principal: str, step: Step, *, rest: float = 0.0) -> EventStream:
+        """A stream that is woken by events and by changes. Raises where there are too many."""
+        own = sum(name == principal for name in self._readers.values())
+        if own >= STREAMS_A_PRINCIPAL or self.closing:
+            raise Overloaded("busy", "Too many readers of events.", "Close one.", retry_after=5)
+        woken = asyncio.Event()
+        self._readers[woken] = principal
+        stop_listening = self._catalog.on_change(woken.set)
+
+        def leave() -> None:
+            stop_listening()
+            del self._readers[woken]
+
+        return EventStream(step, woken, leave, rest=rest)
+
+    async def say_watched(self) -> None:
+        """Lets every replica know that results of reads are wanted."""
+        self._watched()
+        if time.monotonic() - self._said_watched > PING_SECONDS:
+            self._said_watched = time.monotonic()
+            await self._db.write(lambda tx: signal(tx, WATCHED))
+
+    def _watched(self) -> None:
+        self._watched_until = time.monotonic() + 4 * PING_SECONDS
 
 
 def let_ask(inquiry: Inquiry, tool: Tool) -> None:

@@ -43,7 +43,6 @@ from gateway.policy.access import admin_level, level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.web import own_tools, shown
-from gateway.web.events import Feed, event_stream
 from gateway.web.gateway import Gateway, Inquiry, Run, proxy_door, tool_door
 from gateway.web.guard import (
     Identity,
@@ -54,6 +53,7 @@ from gateway.web.guard import (
 )
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
+from gateway.web.watch import event_stream
 
 PREFIX = "/api/v1"
 
@@ -117,9 +117,7 @@ def _value(parameter: inspect.Parameter, text: str) -> Any:
     raise Fixable("invalid_arguments", f"{parameter.name} must be {words}")
 
 
-def http_app(
-    gateway: Gateway, identity: Identity, feed: Feed, others: Sequence[Route]
-) -> Starlette:
+def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> Starlette:
     """The API as an ASGI application, with other routes whose errors have the same shape."""
 
     def endpoint(handlers: Mapping[str, Handler]) -> Callable[[Request], Awaitable[Response]]:
@@ -131,7 +129,7 @@ def http_app(
         return answer
 
     async def events(call: ApiCall) -> Response:
-        return await event_stream(call.inquiry, feed, identity, call.request)
+        return await event_stream(call.inquiry, identity, call.request)
 
     async def challenge(request: Request, error: Exception) -> Response:
         hint = "Send a valid token as `Authorization: Bearer …`."

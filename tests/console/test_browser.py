@@ -326,6 +326,6 @@ async def test_connect_a_client_turns_green_while_it_is_open(
 
 async def test_the_page_says_when_the_gateway_is_gone(browser: Browser, shop: Running) -> None:
     async with desk(browser, shop) as window:
-        shop.app.feed.close()
+        shop.app.gateway.feed.close()
         await expect(window.page.locator("#live")).to_have_attribute("data-state", "off")
         window.wrong.clear()  # the browser itself reports that it was refused

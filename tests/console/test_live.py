@@ -55,7 +55,7 @@ async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: Si
     async with stream(someone, "") as following:
         await following()
         await someone.post("/console/sign-out")
-        shop.app.feed.wake()
+        shop.app.gateway.feed.wake()
         assert await following() == "event: signed-out\ndata: "
         assert await following() == ""
 
@@ -64,7 +64,7 @@ async def test_draining_ends_the_streams(shop: Running, signed_in: SignedIn) -> 
     someone = await signed_in(shop)
     async with stream(someone, "/tools") as following:
         await following()
-        shop.app.feed.close()
+        shop.app.gateway.feed.close()
         assert await following() == ""
     assert (await someone.get("/console/events")).status_code == 503
 
@@ -77,7 +77,7 @@ async def test_one_visitor_has_a_bounded_number_of_streams(
 
     someone = await signed_in(shop)
     for _ in range(STREAMS_A_PRINCIPAL):
-        shop.app.feed.stream(shop.app.gateway, "local", step)
+        shop.app.gateway.feed.stream("local", step)
     answer = await someone.get("/console/events")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 

@@ -13,10 +13,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from gateway.calls.admission import Throttle
 from gateway.console.sessions import COOKIE
 from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, LINK_SECONDS
 from gateway.model import Principal
-from gateway.web.gateway import Throttle
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
 from tests.peers import until

@@ -1,7 +1,12 @@
-"""Addresses beside the API: alive, ready, how it is, figures for Prometheus, Azure's sign-ins.
+"""Watching the gateway: alive, ready, how it is, figures for Prometheus, and live events.
 
 `/healthz` and `/readyz` say nothing but that, to anyone. What connections there are is told to
 callers with a token, each as far as it may know; without one, `/health` and `/metrics` give sums.
+
+The live feed tells of confirmations, results, tools and connections. The store is its queue: a
+reader is woken, reads on from where it is and writes at its own pace, so nothing piles up for a
+slow one, and one that was cut off goes on after the last id it saw. What tools and connections
+there are is not an event of the store; each reader compares what it sees with what it last told.
 
 People come back from signing a connection in to an address that holds a sealed note of which one it
 is about and until when, so that nobody can make one up.
@@ -26,16 +31,19 @@ from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, json_bytes
-from gateway.policy.access import may_know
+from gateway.model import Scope as ViewScope
+from gateway.policy.access import level, may_know, oversees
 from gateway.policy.problems import configuration_problems
-from gateway.store.approvals import count_waiting
+from gateway.store.approvals import Approval, count_waiting, get_approvals
+from gateway.store.cluster import events_after, last_event_id
+from gateway.store.ledger import get_executions
 from gateway.store.secrets import Seal
 from gateway.telemetry import Metrics
-from gateway.web.gateway import Gateway
-from gateway.web.guard import Identity, fold
-from gateway.web.shown import azure_resource
+from gateway.web.gateway import Gateway, Inquiry
+from gateway.web.guard import EventStream, Fields, Identity, Say, event_frame, fold
+from gateway.web.shown import azure_resource, decided_row, execution_event
 
-log = structlog.get_logger("gateway.configuration")
+log = structlog.get_logger("gateway.watch")
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -159,6 +167,120 @@ class Health:
         except GatewayError as error:
             return error.code
         return "ok"
+
+
+# --- the live feed --------------------------------------------------------------------------------
+
+
+async def event_stream(inquiry: Inquiry, identity: Identity, request: Request) -> EventStream:
+    """The stream of one reader, from the event after its last on; without one, of what is new."""
+    last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+    gateway, principal = inquiry.gateway, inquiry.principal
+    newest = await last_event_id(gateway.db)
+    known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
+    position = min(int(last or 0), newest) if known else newest
+    await gateway.feed.say_watched()
+    fields = fold(request.scope["headers"])
+    reader = Reader(gateway, identity, principal, fields, position)
+    return gateway.feed.stream(principal.name, reader.step)
+
+
+class Reader:
+    """Who reads, and what of the tools and connections it was last told."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        principal: Principal,
+        fields: Fields,
+        position: int,
+    ) -> None:
+        self.gateway = gateway
+        self.principal = principal
+        self._identity = identity
+        self._fields = fields
+        self._position = position  # the last event that was told
+        self._tools, self._connections = self._seen()
+
+    async def step(self, say: Say) -> bool:
+        """Tells what is new; False: nobody may read any more."""
+        if self.gateway.feed.closing or not await self._may_read():
+            return False
+        try:
+            await self.gateway.feed.say_watched()
+            while events := await self._events():
+                self._position = events[-1][0]
+                seen = (event for event in events if self._may_see(event[2]))
+                await say(b"".join(frame(kind, data, id) for id, kind, data in seen))
+        except GatewayError as error:  # the store is away; what it holds will still be there
+            log.warning("events not read", code=error.code)
+        await say(b"".join(self._news()))
+        return True
+
+    async def _events(self) -> list[tuple[int, str, dict[str, Any]]]:
+        """The next events: id, kind, and the execution or approval as it is now."""
+        db = self.gateway.db
+        told = await events_after(db, self._position)
+        ids = [each.payload for each in told]
+        shown = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
+        shown |= {id: _decision(row) for id, row in (await get_approvals(db, ids)).items()}
+        return [(each.id, each.kind, shown.get(each.payload, {})) for each in told]
+
+    async def _may_read(self) -> bool:
+        """Whether the token still opens; the rights it gives may be others now."""
+        try:
+            now = await self._identity.identify(self._fields)
+        except Unauthenticated:
+            return False
+        same, self.principal = now.name == self.principal.name, now
+        return same
+
+    def _may_see(self, data: dict[str, Any]) -> bool:
+        """Whether an event is the reader's business: its own, or anyone's for an admin."""
+        if not data:  # the row has gone meanwhile
+            return False
+        overseen = oversees(self.gateway.snapshot, self.principal, data["connection"])
+        return overseen or data["principal"] == self.principal.name
+
+    def _news(self) -> list[bytes]:
+        """What is not as it was last told."""
+        before, (tools, connections) = self._connections, self._seen()
+        frames = []
+        if tools != self._tools:
+            revision = self.gateway.snapshot.revision
+            frames.append(frame("tools_changed", {"revision": revision}))
+        for name in sorted(before.keys() | connections.keys()):
+            if before.get(name) != connections.get(name):
+                gone = {"name": name, "status": "deleted"}
+                frames.append(frame("connection", connections.get(name, gone)))
+        self._tools, self._connections = tools, connections
+        return frames
+
+    def _seen(self) -> tuple[str, dict[str, dict[str, Any]]]:
+        snapshot, principal = self.gateway.snapshot, self.principal
+        connections = {
+            name: {
+                "name": name,
+                "status": state.status,
+                "tools": len(state.tools),
+                "effective_access": level(snapshot, principal, state),
+            }
+            for name, state in snapshot.connections.items()
+            if may_know(principal, state)
+        }
+        return self.gateway.view_of(snapshot, principal, ViewScope()).digest, connections
+
+
+def _decision(approval: Approval) -> dict[str, Any]:
+    # The feed tells of decisions: an approval that was used since was approved.
+    used = {"status": "approved"} if approval.status == "used" else {}
+    return decided_row(approval) | used
+
+
+def frame(kind: str, data: Any, id: int | None = None) -> bytes:
+    """One server-sent event."""
+    return event_frame(json_bytes(data).strip(), kind, id)
 
 
 # --- where people come back to after signing a connection in --------------------------------------
