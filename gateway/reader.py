@@ -15,7 +15,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import islice
 from typing import Any, BinaryIO
@@ -24,16 +24,17 @@ import msgspec
 
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.limits import ADVICE_CPU_SECONDS, MAX_ADVISED_BYTES, READ_CPU_SECONDS, READER_BYTES
-from gateway.model import Problem, Source, encode_build, unpack
+from gateway.model import Build, Problem, Source, encode_build, unpack
 from gateway.naming import cut, visible
 from gateway.openapi.document import read_definition
 
 LENGTH = struct.Struct("!I")
-# A kind of connection and what builds its tools, imported when it is first needed.
-_BUILDERS = {
-    "openapi": "gateway.openapi.build:build_openapi",
-    "arm": "gateway.azure.directory:build_arm",
-    "manifest": "gateway.connectors.manifest:build_manifest",
+# What builds tools, and what makes another kind of definition OpenAPI first: each gives the text,
+# what the build is told of the connection, and what completes the build. Imported when needed.
+_BUILD_OPENAPI = "gateway.openapi.build:build_openapi"
+_TRANSLATE = {
+    "arm": "gateway.azure.directory:translate_export",
+    "manifest": "gateway.connectors.manifest:translate_manifest",
 }
 _REFUSED_EVENTS = frozenset(
     {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "os.exec"}
@@ -59,9 +60,17 @@ class JobResult(msgspec.Struct):
 
 def build_tools(packed: bytes, source_text: str) -> bytes:
     """The tools of a definition."""
-    source = msgspec.json.decode(source_text, type=Source)
-    build = _function(_BUILDERS[source.kind])(unpack(packed), source)
-    return encode_build(build)
+    return encode_build(build_definition(packed, msgspec.json.decode(source_text, type=Source)))
+
+
+def build_definition(packed: bytes, source: Source) -> Build:
+    """The tools of a definition of any kind; raises DefinitionUnreadable."""
+    build_openapi: Callable[[bytes, Source], Build] = _function(_BUILD_OPENAPI)
+    if source.kind not in _TRANSLATE:
+        return build_openapi(unpack(packed), source)
+    raw, source, complete = _function(_TRANSLATE[source.kind])(unpack(packed), source)
+    built: Build = complete(build_openapi(raw, source))
+    return built
 
 
 def advise(packed: bytes) -> bytes:
@@ -115,7 +124,7 @@ def main() -> None:
     if advises:
         os.nice(5)  # nobody waits for advice
     else:
-        _function(_BUILDERS["openapi"])  # what most jobs need is there before the first one
+        _function(_BUILD_OPENAPI)  # what most jobs need is there before the first one
     gc.disable()  # a job's garbage goes in one piece, after its answer
     while (job := _next_job(sys.stdin.buffer)) is not None:
         # A child that takes more is ended by the signal: SIGPROF.

@@ -3,7 +3,7 @@
 What the group holds is kept as one small definition, so that a start needs no network. A
 connection's own definition is one line of facts about its resource, as JSON, then the export of its
 API: one that is signed in later has another definition, and is built anew like any that changed.
-`build_arm` makes tools of it, in a reader process. A listing tells of every connection at once, so
+`translate_export` reads it, in a reader process. A listing tells of every connection at once, so
 that reading each one's definition after it costs one request an API.
 """
 
@@ -34,7 +34,6 @@ from gateway.limits import (
     SIGN_IN_LINK_SECONDS,
 )
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source
-from gateway.openapi.build import build_openapi
 from gateway.openapi.document import mapping, sequence, text_of
 
 log = structlog.get_logger("gateway.azure")
@@ -381,25 +380,27 @@ class Facts:
     invoke: Literal["dynamic", "runtime"] = "dynamic"
 
 
-def build_arm(raw: bytes, source: Source) -> Build:
-    """The tools of a managed connection, called by way of Azure or at its runtime address."""
+def translate_export(raw: bytes, source: Source) -> tuple[bytes, Source, Callable[[Build], Build]]:
+    """The definition of a managed connection, called by way of Azure or at its runtime address."""
     facts, export = _split(raw)
     direct = facts.invoke == "runtime" and facts.runtime_url
-    base_url = facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id
-    source = replace(
+    told = replace(
         source,
-        base_url=base_url,
+        base_url=facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id,
         authenticated=facts.status != "unauthenticated",
         location="",
         auth_type="azure" if source.auth_type == "none" else source.auth_type,
         headers=source.headers if direct else (*source.headers, *_AZURES),
     )
-    build = build_openapi(export, source)
-    return replace(
-        build,
-        status=facts.status,
-        problems=(*_problems(facts), *build.problems),
-        envelope=None if direct else facts.id,
+    return (
+        export,
+        told,
+        lambda build: replace(
+            build,
+            status=facts.status,
+            problems=(*_problems(facts), *build.problems),
+            envelope=None if direct else facts.id,
+        ),
     )
 
 

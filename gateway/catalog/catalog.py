@@ -62,7 +62,6 @@ from gateway.catalog.snapshot import (
 )
 from gateway.config.connection import Connection
 from gateway.config.settings import Permissions, Settings
-from gateway.connectors.manifest import portable_tools
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import CATALOG_LOOK_SECONDS, PARALLEL_REFRESHES, SETTLE_SECONDS
 from gateway.model import Level, Problem
@@ -475,7 +474,6 @@ class Catalog:
             [self._advised(state) for state in self._states.values()],
             choices=self._choices,
             stored_permissions=self._permissions,
-            portable=portable_tools,
             problems=(self.group_problem,) if self.group_problem else (),
         )
         if not same_content(snapshot, self.current):

@@ -59,7 +59,7 @@ from gateway.limits import (
 from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
 from gateway.naming import visible
 from gateway.outbound.client import Answer, Request, locate
-from gateway.upstream.registry import Listing
+from gateway.upstream.session import Listing
 from gateway.workers import Workers
 
 # What a connection proves itself with, and the way to send a request of its own with that.

@@ -26,7 +26,7 @@ from gateway.model import (
     Status,
     Tool,
 )
-from gateway.naming import local_name, matching, override_for
+from gateway.naming import local_name, matching, override_for, renamed
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
 Origin = Literal["config", "stored", "demo", "azure"]
@@ -144,7 +144,6 @@ def assemble(
     *,
     choices: Mapping[tuple[str, str], Level] | None = None,
     stored_permissions: Permissions | None = None,
-    portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None = None,
     problems: tuple[Problem, ...] = (),
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
@@ -153,7 +152,7 @@ def assemble(
     taken: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
     for state in ordered:
-        state = _with_portable(state, settings, portable)
+        state = _with_portable(state, settings)
         state = _without_clashes(state, _owner(state, spaces, taken))
         connections[state.name] = state
         taken.update((tool.name, tool) for tool in state.tools)
@@ -182,16 +181,20 @@ def same_content(one: Snapshot, other: Snapshot) -> bool:
     return replace(one, revision=other.revision) == other
 
 
-def _with_portable(
-    state: ConnectionState,
-    settings: Settings,
-    portable: Callable[[str, tuple[Tool, ...]], list[Tool]] | None,
-) -> ConnectionState:
+def _with_portable(state: ConnectionState, settings: Settings) -> ConnectionState:
+    """The connection with its tools once more, under the names that its capabilities give them."""
     prefixes = [key for key, name in settings.capabilities.items() if name == state.name]
-    if portable is None or not prefixes:
-        return state
-    extra = [tool for prefix in prefixes for tool in portable(prefix, state.tools)]
+    extra = [tool for prefix in prefixes for tool in portable_tools(prefix, state.tools)]
     return with_tools(state, (*state.tools, *extra)) if extra else state
+
+
+def portable_tools(prefix: str, tools: Iterable[Tool]) -> list[Tool]:
+    """The tools that have a capability, under names that outlive a provider.
+
+    What `greenhouse_list_candidates` does, as `ats_list_candidates`. What is behind such a name,
+    and with it access, limits and the rules of bundles, stays the provider's own.
+    """
+    return [renamed(tool, f"{prefix}_{tool.capability}") for tool in tools if tool.capability]
 
 
 class NameSpaces:

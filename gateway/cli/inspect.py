@@ -52,7 +52,8 @@ from gateway.store.database import Database
 from gateway.store.ledger import Execution, Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal
 from gateway.store.tables import is_current
-from gateway.upstream.registry import Listing, Upstreams
+from gateway.upstream.registry import Upstreams
+from gateway.upstream.session import Listing
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers
 

@@ -3,17 +3,14 @@
 Reading is strict: every problem is told at once, each with file, key path, what is wrong and what
 is allowed. What a manifest calls dangerous is in it so that a reader can see that it was thought
 of; it is never exposed, whatever the configuration says.
-
-`portable_tools` gives tools names that outlive a provider: what `greenhouse_list_candidates` does,
-as `ats_list_candidates`. What is behind such a name, and with it access, limits and the rules of
-bundles, stays the provider's own.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -26,8 +23,7 @@ from gateway.connectors import manifest_format as form
 from gateway.connectors.manifest_format import Entry, EntryBody, Manifest, Param, Value, params_of
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
 from gateway.model import Build, Override, Problem, RateLimit, Skipped, Source, Tool
-from gateway.naming import did_you_mean, override_for, renamed, unmatched
-from gateway.openapi.build import build_openapi
+from gateway.naming import did_you_mean, override_for, unmatched
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 Schema = dict[str, Any]
@@ -73,8 +69,10 @@ def region_problem(manifest: Manifest, region: str | None) -> str | None:
     return f"region: {region!r} is not allowed{meant}; allowed: {', '.join(known)}"
 
 
-def build_manifest(raw: bytes, source: Source) -> Build:
-    """The tools of a provider for one connection; raises DefinitionUnreadable."""
+def translate_manifest(
+    raw: bytes, source: Source
+) -> tuple[bytes, Source, Callable[[Build], Build]]:
+    """The OpenAPI document of a provider for one connection; raises DefinitionUnreadable."""
     try:
         manifest = parse_manifest(raw, source.location or source.connection)
     except ConfigInvalid as error:
@@ -83,20 +81,26 @@ def build_manifest(raw: bytes, source: Source) -> Build:
         ) from error
     if problem := region_problem(manifest, source.region):
         raise DefinitionUnreadable(problem, "Correct the connection's region.")
-    operations = {entry.id: entry for entry in manifest.operations}
-    known = [entry for entry in operations.values() if _is_for_somebody(entry, source)]
-    built = build_openapi(
-        orjson.dumps(_document(manifest, source, known)),
-        replace(
-            source,
-            display_name=source.display_name or manifest.display_name,
-            base_url=source.base_url or form.base_url(manifest, source.region),
-            blocklist=(*manifest.blocklist, *source.blocklist),
-            operations={entry.id: _override(source, entry) for entry in known},
-        ),
+    known = [entry for entry in manifest.operations if _is_for_somebody(entry, source)]
+    told = replace(
+        source,
+        display_name=source.display_name or manifest.display_name,
+        base_url=source.base_url or form.base_url(manifest, source.region),
+        blocklist=(*manifest.blocklist, *source.blocklist),
+        operations={entry.id: _override(source, entry) for entry in known},
     )
+    document = orjson.dumps(_document(manifest, source, known))
+    return document, told, partial(_completed, manifest, source)
+
+
+def _completed(manifest: Manifest, source: Source, built: Build) -> Build:
+    operations = {entry.id: entry for entry in manifest.operations}
     tools = (_curated(manifest, operations[str(tool.operation)], tool) for tool in built.tools)
-    unowned = (_unowned(manifest, e, built) for e in operations.values() if e not in known)
+    unowned = (
+        _unowned(manifest, entry, built)
+        for entry in manifest.operations
+        if not _is_for_somebody(entry, source)
+    )
     limit = manifest.rate_limit
     return replace(
         built,
@@ -109,15 +113,6 @@ def build_manifest(raw: bytes, source: Source) -> Build:
         rate_limit=RateLimit(limit.requests, limit.window_seconds) if limit else None,
         auth_scheme=manifest.auth.scheme,
     )
-
-
-def portable_tools(capability_prefix: str, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools that have a capability, once more under `PREFIX_capability`."""
-    return [
-        renamed(tool, f"{capability_prefix}_{tool.capability}")
-        for tool in tools
-        if tool.capability is not None
-    ]
 
 
 def _is_for_somebody(entry: Entry, source: Source) -> bool:

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from mcp_types import HEADER_MISMATCH
@@ -33,7 +33,7 @@ from gateway.upstream.http import Headers, HttpSession
 from gateway.upstream.link import Link, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
 from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
-from gateway.upstream.session import Session, Sharing, Upstream, complete
+from gateway.upstream.session import Listing, Session, Upstream, complete
 from gateway.upstream.stdio import StdioSession
 
 Authorize = Callable[[str, Connection, bool], Awaitable[Headers]]  # True: the last were refused
@@ -42,13 +42,6 @@ Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 _SAME_NAMES = {"transport", "url", "headers", "command", "args", "env", "cwd", "lazy", "session"}
 
 log = structlog.get_logger(__name__)
-
-
-class Listing(NamedTuple):
-    """What a server says of itself, and whether all principals share one session with it."""
-
-    said: dict[str, Any]  # its tools and its instructions
-    session: Sharing | None
 
 
 class Upstreams:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import structlog
 from mcp_types import METHOD_NOT_FOUND
@@ -25,6 +25,15 @@ from gateway.upstream import protocol
 from gateway.upstream.protocol import NO_HOOKS, Ask, Era, Hooks, Message, Notice, Peer, Spoken
 
 Sharing = Literal["shared", "principal"]
+
+
+class Listing(NamedTuple):
+    """What a server says of itself, and whether all principals share one session with it."""
+
+    said: dict[str, Any]  # its tools and its instructions
+    session: Sharing | None
+
+
 Send = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"

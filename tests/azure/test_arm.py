@@ -8,9 +8,10 @@ import orjson
 import pytest
 
 from gateway.azure.arm import Resource, connection_name, is_id, named, read_resource
-from gateway.azure.directory import Facts, build_arm
+from gateway.azure.directory import Facts
 from gateway.errors import DefinitionUnreadable
-from gateway.model import Build, Problem, Source
+from gateway.model import Build, Problem, Source, pack
+from gateway.reader import build_definition
 from tests.definitions import operation, schema_of, swagger
 from tests.peers_arm import FIXTURES
 
@@ -137,7 +138,7 @@ SOURCE = Source("mail", "arm", "Mail", "mail_")
 
 
 def built(facts: Facts, export: bytes) -> Build:
-    return build_arm(orjson.dumps(facts) + b"\n" + export, SOURCE)
+    return build_definition(pack(orjson.dumps(facts) + b"\n" + export), SOURCE)
 
 
 def test_a_connection_that_is_not_signed_in_has_tools_that_say_so() -> None:
@@ -177,4 +178,4 @@ def test_headers_that_azure_says_itself_are_not_asked_for(invoke: Any, asked: li
 
 def test_a_stored_definition_without_its_facts_is_refused() -> None:
     with pytest.raises(DefinitionUnreadable, match="not whole"):
-        build_arm(b"{}", SOURCE)
+        build_definition(pack(b"{}"), SOURCE)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.connectors.manifest import build_manifest, load_builtin
-from gateway.model import Build, Source, Tool
+from gateway.connectors.manifest import load_builtin
+from gateway.model import Build, Source, Tool, pack
+from gateway.reader import build_definition
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "manifests"
 LIBRARY = (FIXTURES / "valid" / "library.toml").read_bytes()
@@ -25,13 +26,13 @@ CONNECTION = Source(
 
 def library(**changes: Any) -> Build:
     """The library's manifest for a connection with these settings."""
-    return build_manifest(LIBRARY, replace(CONNECTION, **changes))
+    return build_definition(pack(LIBRARY), replace(CONNECTION, **changes))
 
 
 def provider(name: str, **changes: Any) -> Build:
     """A manifest that comes with the gateway, for a connection with these settings."""
     settings = {"connection": name, "prefix": "", "location": f"{name}.toml", **changes}
-    return build_manifest(load_builtin(name), replace(CONNECTION, **settings))
+    return build_definition(pack(load_builtin(name)), replace(CONNECTION, **settings))
 
 
 def tool(build: Build, operation: str) -> Tool:

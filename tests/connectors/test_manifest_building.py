@@ -10,7 +10,6 @@ import orjson
 import pytest
 from mcp_types import Tool as McpTool
 
-from gateway.connectors.manifest import build_manifest
 from gateway.errors import DefinitionUnreadable
 from gateway.model import (
     Body,
@@ -24,7 +23,9 @@ from gateway.model import (
     decode_build,
     digest,
     encode_build,
+    pack,
 )
+from gateway.reader import build_definition
 
 from .manifests import CONNECTION, LIBRARY, library, tool
 
@@ -299,7 +300,7 @@ def test_fingerprint_changes_with_what_was_approved(changes: dict[str, Any]) -> 
 
 def test_names_that_fall_together_or_are_long_get_a_suffix() -> None:
     raw = LIBRARY.replace(b'"countBooks"', b'"add_book"').replace(b"uploadCover", b"u" * 80)
-    names = [built.name for built in build_manifest(raw, CONNECTION).tools]
+    names = [built.name for built in build_definition(pack(raw), CONNECTION).tools]
     assert names == [
         "city_search_books",
         "city_lend_book",
@@ -320,14 +321,14 @@ def test_what_could_make_the_request_another_one_is_left_out_with_a_reason() -> 
     detours = b', { name = "X-HTTP-Method-Override", in = "header", argument = "verb" }'
     manifest = LIBRARY.replace(params + b"]", params + detours + b"]", 1)
     assert manifest != LIBRARY
-    build = build_manifest(manifest, CONNECTION)
+    build = build_definition(pack(manifest), CONNECTION)
     lend = tool(build, "lendBook")
     assert orjson.loads(lend.input_schema) == LEND_INPUT
     assert lend == tool(library(), "lendBook")
     assert [(p.severity, p.where, p.message.partition(":")[0]) for p in build.problems] == [
         ("warning", "POST /books/{id}/loans", "X-HTTP-Method-Override (header) is left out")
     ]
-    given = build_manifest(manifest, replace(CONNECTION, inject=("verb",)))
+    given = build_definition(pack(manifest), replace(CONNECTION, inject=("verb",)))
     http = tool(given, "lendBook").http
     assert http is not None
     assert [each.argument for each in http.parameters] == ["id", "verb", None, None]

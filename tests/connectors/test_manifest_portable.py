@@ -8,7 +8,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.connectors.manifest import BUILTIN, portable_tools
+from gateway.catalog.snapshot import portable_tools
+from gateway.connectors.manifest import BUILTIN
 
 from .manifests import library, provider, tool
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from gateway.connectors.manifest import (
     BUILTIN,
-    build_manifest,
     load_builtin,
     parse_manifest,
     region_problem,
 )
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
+from gateway.model import pack
+from gateway.reader import build_definition
 
 from .manifests import CONNECTION, FIXTURES, LIBRARY
 
@@ -79,7 +80,7 @@ def test_name_that_is_a_path_reads_no_file(name: str) -> None:
 
 def test_connection_with_a_broken_manifest_is_told_what_is_wrong() -> None:
     with pytest.raises(DefinitionUnreadable) as refused:
-        build_manifest(b"provider = 'p'\nprovidr = 'p'", CONNECTION)
+        build_definition(pack(b"provider = 'p'\nprovidr = 'p'"), CONNECTION)
     assert refused.value.code == "connection_invalid"
     assert refused.value.message.startswith("library.toml: display_name: is required; ")
     assert refused.value.details["problems"][-1].startswith("library.toml: providr: unknown key")
@@ -125,7 +126,7 @@ def test_manifest_changed_anywhere_is_taken_or_refused_but_never_breaks(
     value = data.draw(st.sampled_from([place[2], *VALUES]))
     changed = f"{text[: place.start()]}{key} = {value}{text[place.end() :]}"
     try:
-        build = build_manifest(changed.encode(), CONNECTION)
+        build = build_definition(pack(changed.encode()), CONNECTION)
     except DefinitionUnreadable as refused:
         assert all(line.count(": ") >= 2 for line in refused.details["problems"])
     else:
