@@ -285,8 +285,8 @@ class Assembly:
         self._stack.push_async_callback(self.catalog.close)
         self.catalog.on_change(self._follow_upstreams)
         self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
-        self.upstreams.on_tools_changed(self.schedule.wake)
-        self.upstreams.on_trouble(self._mark_failing)
+        self.upstreams.on_tools_changed = self.schedule.wake
+        self.upstreams.on_trouble = self._mark_failing
         await self.catalog.load()
 
     def _follow_upstreams(self) -> None:

@@ -16,7 +16,7 @@ STEP_BYTES = 65_536  # at a time, of a body or an answer: a millisecond's work
 NAME_CHARS = 128  # of a name, a title, a client, a value on one line
 MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
 PREVIEW_CHARS = 2_000  # of a large answer or a long description, some 430 tokens
-MAX_LIST_PAGES = 50  # of one server or of Azure: a list without end has to end somewhere
+MAX_LIST_PAGES = 50  # of Azure: a list without end has to end somewhere
 DECODINGS = 6  # of a path that is encoded over and over; one that is not plain by then is refused
 
 # --- outbound -------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from gateway.outbound.content import Room, Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.ledger import LargeResult, save_result
-from gateway.upstream.protocol import INTERACTIVE, Hooks
+from gateway.upstream.protocol import INTERACTIVE, Hooks, every_page
 from gateway.upstream.registry import Upstreams
 
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
@@ -297,14 +297,14 @@ class UpstreamRequests:
     async def ask(
         self,
         prepared: Prepared,
-        method: str,
-        params: Mapping[str, Any],
         caller: Caller,
         ask_seconds: float,
+        method: str,
+        params: Mapping[str, Any],
     ) -> Result:
         """The server's result, cleared of secrets. Raises UpstreamRefused with its own words."""
         name, principal = prepared.name, caller.principal.name
-        peer = self.upstreams.status(name).peer
+        peer = self.upstreams.peer(name)
         relays = caller.era == "2026" and bool(caller.askable) and method in INTERACTIVE
         passes_on = relays and peer is not None and peer.era != "handshake"
         sent = {key: params[key] for key in params if passes_on or key not in _OF_A_HOP}
@@ -324,6 +324,13 @@ class UpstreamRequests:
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, caller.askable)
         return (await clear_result(result, prepared.redactor))[1]
+
+    async def list_all(
+        self, prepared: Prepared, caller: Caller, ask_seconds: float, method: str, kind: str
+    ) -> list[dict[str, Any]]:
+        """All items of one of the server's lists, cleared of secrets."""
+        page = partial(self.ask, prepared, caller, ask_seconds, method)
+        return await every_page(page, prepared.name, kind)
 
 
 async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Result]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -23,13 +22,13 @@ from cachetools import LRUCache
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from mcp_types.jsonrpc import INVALID_PARAMS
 
-from gateway.calls.credentials import PreparedConnections
+from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
-from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_LIST_PAGES, MAX_SESSIONS, MOMENT_SECONDS
+from gateway.errors import GatewayError
+from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_SESSIONS, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.wishes import LOGGED, UPDATED, Notice, Wishes
 from gateway.model import Principal, Scope
@@ -82,7 +81,7 @@ class PassThrough:
         # What each server last listed to a principal, by server, principal and kind.
         self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_SESSIONS)
         self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
-        self._upstreams.on_notification(self._hear)
+        self._upstreams.on_notification = self._hear
 
     def report_to(
         self, look_again: Callable[[], None], tell_notice: Callable[[Notice], None]
@@ -150,19 +149,11 @@ class PassThrough:
 
     async def list_of(self, asked: Asked, server: ConnectionState, kind: str) -> list[Item]:
         """All that a server lists of a kind now; what tells the items apart is remembered."""
-        (method, key), items = LISTS[kind], list[Item]()
-        params: dict[str, Any] = {}
-        for _ in range(MAX_LIST_PAGES):
-            page = await asked.ask(server, method, params)
-            if not isinstance(found := page.get(kind), list):
-                reason = f"{server.name} sent a list of {kind} that is none"
-                raise UpstreamFailed("upstream_error", reason)
-            items += [one for one in found if isinstance(one, dict) and key in one]
-            if not isinstance(cursor := page.get("nextCursor"), str):
-                break
-            params = {"cursor": cursor}
-        listed = frozenset(str(item[key]) for item in items)
-        self._listings[server.name, asked.caller.principal.name, kind] = listed
+        method, key = LISTS[kind]
+        listed = await self.requests.list_all(*asked.terms(server), method, kind)
+        items = [item for item in listed if key in item]
+        names = frozenset(str(item[key]) for item in items)
+        self._listings[server.name, asked.caller.principal.name, kind] = names
         return items
 
     def listing(self, asked: Asked, server: ConnectionState, kind: str) -> frozenset[str] | None:
@@ -176,21 +167,11 @@ class PassThrough:
 
     async def _meet(self, servers: Iterable[ConnectionState], offered: Offering) -> None:
         """Gives servers that were never met a moment; one that failed before delays nobody."""
-        await asyncio.gather(
-            *(self._meet_one(server, server is offered.sole) for server in servers)
-        )
-
-    async def _meet_one(self, server: ConnectionState, is_sole: bool) -> None:
-        with suppress(GatewayError):  # being taken out just now
-            status = self._upstreams.status(server.name)
-            if status.peer is None and (is_sole or status.error is None):
-                await self._upstreams.meet(server.name, MOMENT_SECONDS)
+        meet, sole = self._upstreams.meet, offered.sole
+        await asyncio.gather(*(meet(s.name, MOMENT_SECONDS, failed_too=s is sole) for s in servers))
 
     def _capabilities(self, server: ConnectionState) -> Mapping[str, Any]:
-        try:
-            peer = self._upstreams.status(server.name).peer
-        except GatewayError:
-            return {}  # being taken out just now
+        peer = self._upstreams.peer(server.name)
         return peer.capabilities if peer is not None else {}
 
     def _servers_with(self, capability: str, offered: Offering) -> tuple[ConnectionState, ...]:
@@ -216,10 +197,8 @@ class PassThrough:
         """As they were when its tools were listed last; before that, as the server says now."""
         if state.build is not None:
             return state.build.instructions
-        with suppress(GatewayError):
-            peer = self._upstreams.status(state.name).peer
-            return visible(peer.instructions or "").strip() if peer else ""
-        return ""
+        peer = self._upstreams.peer(state.name)
+        return visible(peer.instructions or "").strip() if peer else ""
 
     def _hear(self, server: str, principal: str | None, method: str, params: Params) -> None:
         kind = method.removeprefix("notifications/").removesuffix("/list_changed")
@@ -257,10 +236,13 @@ class Asked:
 
     async def ask(self, server: ConnectionState, method: str, params: Params) -> Result:
         """One server's result of one request."""
+        return await self.offers.requests.ask(*self.terms(server), method, params)
+
+    def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
+        """On which a server is asked: as which connection, for whom, how long for an answer."""
         prepared = self.offers.prepared.of(self.snapshot, server.name)
         caller = replace(self.caller, askable=askable_of(self.caller, server))
-        seconds = self.snapshot.permissions.timeout_seconds
-        return await self.offers.requests.ask(prepared, method, params, caller, seconds)
+        return prepared, caller, self.snapshot.permissions.timeout_seconds
 
     async def list_all(
         self, servers: Sequence[ConnectionState], kind: str

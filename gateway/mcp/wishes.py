@@ -74,7 +74,7 @@ class Wishes:
         self._told: defaultdict[str, set[Watched]] = defaultdict(set)  # by principal
         self._settling: dict[str, asyncio.Task[None]] = {}  # by principal
         self._upstreams.log_level = self._lowest_level
-        self._upstreams.on_replaced(self._tell_again)
+        self._upstreams.on_replaced = self._tell_again
 
     def share(self, **wish: Any) -> None:
         """Tells other processes what a session wants, and keeps it for those that come after."""

@@ -17,7 +17,6 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import structlog
@@ -37,6 +36,7 @@ from gateway.upstream.session import Listing, Session, Upstream, complete
 from gateway.upstream.stdio import StdioSession
 
 Authorize = Callable[[str, Connection, bool], Awaitable[Headers]]  # True: the last were refused
+# An upstream's name, the principal whom a notice concerns (None: all), its method and params.
 Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
 _SAME_NAMES = {"transport", "url", "headers", "command", "args", "env", "cwd", "lazy", "session"}
@@ -58,12 +58,15 @@ class Upstreams:
         self._own: dict[tuple[str, str, str], OwnLink] = {}  # by name, principal, sampling
         self._retiring: dict[asyncio.Task[None], Link] = {}
         self._telling: set[asyncio.Task[None]] = set()
-        self._on_changed: list[Callable[[str], None]] = []
-        self._on_trouble: list[Callable[[str, GatewayError], None]] = []
-        self._on_notice: list[Notified] = []
-        self._on_replaced: list[Callable[[str], None]] = []
+        # Who is told that an upstream's tools should be listed again, why it can't be listed or
+        # called, that it is met anew or for the first time, and every notice but progress and
+        # changed tools.
+        self.on_tools_changed: Callable[[str], None] = _ignore
+        self.on_trouble: Callable[[str, GatewayError], None] = _ignore
+        self.on_replaced: Callable[[str], None] = _ignore
+        self.on_notification: Notified = _ignore
         # From which level on an upstream logs for a principal, or for all of them.
-        self.log_level: Callable[[str | None], str | None] = lambda principal: None
+        self.log_level: Callable[[str | None], str | None] = _ignore
 
     async def __aenter__(self) -> Upstreams:
         return self
@@ -131,7 +134,7 @@ class Upstreams:
             self._listing[name] = self._listing_link(name, upstream)
             if known is not None:
                 self._listing[name].owed = True  # what is known of it may be old
-            self._tell(self._on_replaced, name)
+            self._tell(self.on_replaced, name)
 
     def resize(self, max_sessions: int) -> None:
         """Takes over how many sessions principals may have; idle ones give way at once."""
@@ -147,13 +150,16 @@ class Upstreams:
         except KeyError:
             raise Refused("not_connected", f"{name} is not connected") from None
 
-    async def meet(self, name: str, seconds: float) -> Peer | None:
-        """What an upstream says of itself, if it can be met in so many seconds."""
-        link = self.status(name)
-        if link.peer is None:
+    def peer(self, name: str) -> Peer | None:
+        """What an upstream said of itself last; None if it was never met, or is being taken out."""
+        return self._listing[name].peer if name in self._listing else None
+
+    async def meet(self, name: str, seconds: float, *, failed_too: bool) -> None:
+        """Gives an upstream that was never met so many seconds to say something of itself."""
+        link = self._listing.get(name)
+        if link is not None and link.peer is None and (failed_too or link.error is None):
             with suppress(GatewayError):
                 await link.ready(asyncio.get_running_loop().time() + seconds)
-        return link.peer
 
     async def list_tools(self, name: str) -> list[RawTool]:
         """The tools of an upstream now, as it lists them; an error if they can't be called."""
@@ -219,25 +225,6 @@ class Upstreams:
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    def on_tools_changed(self, callback: Callable[[str], None]) -> None:
-        """Calls back with a name when that upstream's tools should be listed again."""
-        self._on_changed.append(callback)
-
-    def on_trouble(self, callback: Callable[[str, GatewayError], None]) -> None:
-        """Calls back with a name and the reason why that upstream can't be listed or called."""
-        self._on_trouble.append(callback)
-
-    def on_replaced(self, callback: Callable[[str], None]) -> None:
-        """Calls back with the name of an upstream that is met anew, or for the first time."""
-        self._on_replaced.append(callback)
-
-    def on_notification(self, callback: Notified) -> None:
-        """Calls back with every notice but progress and changed tools.
-
-        With the upstream's name, the principal whom it concerns (None: all), method and params.
-        """
-        self._on_notice.append(callback)
-
     async def _link(
         self, name: str, principal: str | None, seconds: float, sampling: Any = None
     ) -> Link:
@@ -275,7 +262,8 @@ class Upstreams:
         task.add_done_callback(self._retiring.pop)
 
     def _listing_link(self, name: str, upstream: Upstream) -> ListingLink:
-        tell = partial(self._tell, self._on_notice, name, None)
+        def tell(method: str, params: Mapping[str, Any]) -> None:
+            self._tell(self.on_notification, name, None, method, params)
 
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if not link.take_note(method) and link.sharing == "shared":
@@ -287,13 +275,14 @@ class Upstreams:
             tell,
             self._pace,
             log_level=lambda: self.log_level(None) if link.sharing == "shared" else None,
-            changed=partial(self._tell, self._on_changed, name),
-            troubled=partial(self._tell, self._on_trouble, name),
+            changed=lambda: self._tell(self.on_tools_changed, name),
+            troubled=lambda error: self._tell(self.on_trouble, name, error),
         )
         return link
 
     def _own_link(self, name: str, principal: str, sampling: Any, lists: ListingLink) -> OwnLink:
-        tell = partial(self._tell, self._on_notice, name, principal)
+        def tell(method: str, params: Mapping[str, Any]) -> None:
+            self._tell(self.on_notification, name, principal, method, params)
 
         def notice(method: str, params: Mapping[str, Any]) -> None:
             if method in (UPDATED, LOGGED):  # of changed lists the session that lists hears too
@@ -320,12 +309,15 @@ class Upstreams:
         upstream = lists.upstream
         return HttpSession(upstream, notice, offers, self._egress, authorize, lists.marks)
 
-    def _tell(self, listeners: list[Callable[..., None]], *what: Any) -> None:
-        for listener in tuple(listeners):
-            try:
-                listener(*what)
-            except Exception:  # one listener's fault is not the others', nor the upstream's
-                log.exception("upstream_listener_failed", upstream=what[0])
+    def _tell(self, listener: Callable[..., None], *what: Any) -> None:
+        try:
+            listener(*what)
+        except Exception:  # a listener's fault is not the upstream's
+            log.exception("upstream_listener_failed", upstream=what[0])
+
+
+def _ignore(*what: Any) -> None:
+    """What is told to nobody."""
 
 
 def upstream_of(name: str, settings: McpConnection, limits: Limits) -> Upstream:

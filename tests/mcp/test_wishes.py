@@ -33,7 +33,7 @@ class Heard:
 
     def __init__(self, ups: Upstreams) -> None:
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
-        ups.on_notification(self._hear)
+        ups.on_notification = self._hear
 
     def _hear(
         self, name: str, principal: str | None, method: str, params: Mapping[str, Any]

@@ -21,7 +21,7 @@ class Heard:
 
     def __init__(self, ups: CalledUpstreams) -> None:
         self.methods: asyncio.Queue[str] = asyncio.Queue()
-        ups.on_notification(self._hear)
+        ups.on_notification = self._hear
 
     def _hear(
         self, name: str, principal: str | None, method: str, params: Mapping[str, Any]

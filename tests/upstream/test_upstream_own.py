@@ -44,7 +44,7 @@ class Troubles:
 
     def __init__(self, ups: CalledUpstreams) -> None:
         self._queue: asyncio.Queue[tuple[str, GatewayError]] = asyncio.Queue()
-        ups.on_trouble(lambda name, error: self._queue.put_nowait((name, error)))
+        ups.on_trouble = lambda name, error: self._queue.put_nowait((name, error))
 
     async def next(self) -> tuple[str, str]:
         async with asyncio.timeout(5):
@@ -288,7 +288,7 @@ async def test_what_a_session_tells_is_for_its_principal_alone() -> None:
         def hear(name: str, who: str | None, method: str, params: Mapping[str, Any]) -> None:
             heard.put_nowait((who, params["uri"]))
 
-        ups.on_notification(hear)
+        ups.on_notification = hear
         await ups.subscribe("up", "ann", NEWS, 5.0)
         await peer.tell_updated(NEWS)
         async with asyncio.timeout(5):

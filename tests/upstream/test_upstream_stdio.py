@@ -186,7 +186,7 @@ async def test_what_is_logged_during_a_call_is_told_to_its_caller_alone() -> Non
     everyone: list[tuple[str, str, Mapping[str, Any]]] = []
     caller: list[tuple[str, Mapping[str, Any]]] = []
     async with upstreams(stdio("up")) as ups:
-        ups.on_notification(lambda *notice: everyone.append(notice))
+        ups.on_notification = lambda *notice: everyone.append(notice)
         await ups.call("up", "log", {}, Hooks(notice=lambda *notice: caller.append(notice)))
         await ups.call("up", "log", {})
     assert caller == [("notifications/message", {"level": "info", "data": "hello"})]

@@ -80,7 +80,7 @@ class Told:
     def __init__(self, ups: Upstreams) -> None:
         self.names: list[str] = []
         self._queue: asyncio.Queue[str] = asyncio.Queue()
-        ups.on_tools_changed(self._hear)
+        ups.on_tools_changed = self._hear
 
     def _hear(self, name: str) -> None:
         self.names.append(name)
