@@ -16,7 +16,6 @@ from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from mcp.shared.inbound import (
     MCP_METHOD_HEADER,
     MCP_NAME_HEADER,
@@ -32,7 +31,6 @@ from gateway.limits import (
     HELD_SECONDS,
     LAST_BYTES_SECONDS,
     LISTEN_SECONDS,
-    MAX_CONTAINERS,
     MAX_MESSAGE_BYTES,
     MAX_ROUNDS,
     MOMENT_SECONDS,
@@ -41,7 +39,16 @@ from gateway.limits import (
 )
 from gateway.outbound.client import Egress, Request, Stream
 from gateway.upstream import protocol
-from gateway.upstream.protocol import Holds, Hooks, Message, Notice, Peer, broken, mapping
+from gateway.upstream.protocol import (
+    Holds,
+    Hooks,
+    Message,
+    Notice,
+    Peer,
+    broken,
+    mapping,
+    read_message,
+)
 from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
@@ -112,7 +119,7 @@ class HttpSession(Session):
             self._session_id = _header(stream, "mcp-session-id")
         if not _is_events(stream):
             body = await _read_body(stream, MAX_MESSAGE_BYTES, self.name, hooks.holds)
-            return protocol.outcome(_message(body, self.name), self.name)
+            return protocol.outcome(read_message(body, self.name), self.name)
         async with aclosing(self._messages(stream, peer, hooks.holds, Event(), 0)) as messages:
             found = await self._settle(messages, hooks)
         await _read_to_end(stream)
@@ -125,7 +132,7 @@ class HttpSession(Session):
         async for event in read_events(stream.chunks, self.name, holds, last):
             last = event
             if event.data:
-                yield _message(event.data, self.name)
+                yield read_message(event.data, self.name)
         if not last.id or peer.era == "modern" or resumed == MAX_ROUNDS:
             return
         pause = REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
@@ -138,15 +145,14 @@ class HttpSession(Session):
 
     async def _refusal(self, stream: Stream, peer: Peer) -> Exception:
         """What an answer other than 200 means."""
-        status = stream.status
-        try:
+        status, body, error = stream.status, b"", None
+        with suppress(UpstreamFailed):
             body = await _read_body(stream, STEP_BYTES, self.name)
-        except UpstreamFailed:
-            body = b""
+            error = read_message(body, self.name).get("error")
         unknown = status == 404 or (status == 400 and b"session" in body[:1000].lower())
         if self._session_id and unknown:
             return protocol.SessionGone()
-        if (error := _rpc_error(body)) is None:
+        if not isinstance(error, dict):
             hint = "Check the connection's auth and headers." if status in (401, 403) else ""
             what = f"answered with HTTP status {status}"
             return broken(self.name, what, status=status, hint=hint)
@@ -171,7 +177,7 @@ class HttpSession(Session):
                     raise broken(self.name, f"answered with HTTP status {status}", status=status)
                 opened()
                 async for event in read_events(stream.chunks, self.name):
-                    message = _message(event.data, self.name) if event.data else {}
+                    message = read_message(event.data, self.name) if event.data else {}
                     if isinstance(message.get("method"), str):
                         self._take_aside(message)
 
@@ -270,27 +276,6 @@ async def _read_to_end(stream: Stream) -> None:
         async with asyncio.timeout(LAST_BYTES_SECONDS):
             async for _ in stream.chunks:
                 pass
-
-
-def _message(data: bytes, upstream: str) -> Message:
-    """The JSON-RPC message that some bytes hold."""
-    if protocol.is_intricate(data):
-        raise protocol.too_large(upstream, MAX_CONTAINERS, "lists and objects")
-    try:
-        message = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        message = None
-    if not isinstance(message, dict):
-        raise broken(upstream, "sent something that is not a JSON-RPC message")
-    return message
-
-
-def _rpc_error(body: bytes) -> dict[str, Any] | None:
-    try:
-        error = mapping(orjson.loads(body)).get("error")
-    except orjson.JSONDecodeError:
-        return None
-    return error if isinstance(error, dict) else None
 
 
 def _header(stream: Stream, name: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -56,37 +57,36 @@ class Pace:
     unused: float = UNUSED_SECONDS  # after which a principal's own session is ended
 
 
-class Link:
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a link is given to work with."""
+
+    new_session: Callable[[], Session]
+    notice: Notice
+    log_level: Callable[[], str | None]
+    pace: Pace
+
+
+class Link(ABC):
     """The connection to one upstream, of one principal or of all."""
 
-    ends_unused = False
-
     def __init__(
-        self,
-        upstream: Upstream,
-        new_session: Callable[[], Session],
-        notice: Notice,
-        pace: Pace,
-        *,
-        lazy: bool,
-        log_level: Callable[[], str | None],
-        met: Peer | None = None,  # the upstream, by another link
+        self, upstream: Upstream, means: Means, *, lazy: bool, met: Peer | None = None
     ) -> None:
         self.name = upstream.name
-        self.peer = met
+        self.upstream = upstream
+        self.peer = met  # by another link, at first
         self.error: GatewayError | None = None
         self.state: State = "idle"
         self.used = asyncio.get_running_loop().time()
         self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
-        self.watches = Watches(self, notice)
+        self.watches = Watches(self, means.notice)
         http = upstream.transport == "http"
-        self.connect_seconds = upstream.timeout_seconds if http else pace.start
+        self.connect_seconds = upstream.timeout_seconds if http else means.pace.start
         self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
-        self._drain_seconds = upstream.max_call_seconds
-        self._new_session = new_session
-        self._log_level = log_level
+        self._means = means
         self._lazy = lazy
-        self._pace = pace
+        self._pace = means.pace
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None  # the one callers may use
         self._current: Session | None = None  # the one to be closed
@@ -102,17 +102,21 @@ class Link:
 
     # What goes on around a session differs between the link that lists and those of principals.
 
+    @abstractmethod
     def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
         """What is to be done while this session lives, which has just begun."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: GatewayError) -> None:
         """No session can be opened now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def doubt(self) -> None:
         """What a request met with does not fit what is known of the upstream."""
-        raise NotImplementedError
+
+    def unused_seconds_left(self) -> float | None:
+        """After which the session ends, if nobody uses it; None: it goes on."""
+        return None
 
     @property
     def is_idle(self) -> bool:
@@ -174,7 +178,7 @@ class Link:
 
     async def tell_log_level(self, session: Session | None = None) -> None:
         """Says from which level on to log, where that is said once a session."""
-        session, level = session or self._session, self._log_level()
+        session, level = session or self._session, self._means.log_level()
         if session is None or level is None or session.peer.era == "modern":
             return
         if "logging" in session.peer.capabilities:
@@ -215,7 +219,7 @@ class Link:
         """Closes once the calls under way are done, or when they had their time."""
         self.watches.principals.clear()
         try:
-            async with asyncio.timeout(self._drain_seconds):
+            async with asyncio.timeout(self.upstream.max_call_seconds):
                 await self._no_calls.wait()
         except TimeoutError:
             log.warning("upstream_calls_cut_off", upstream=self.name, calls=self._calls)
@@ -264,7 +268,7 @@ class Link:
         self.state = "connecting"
         if self._attempt.done():
             self._attempt = self._loop.create_future()
-        session = self._current = self._new_session()
+        session = self._current = self._means.new_session()
         try:
             await session.connect(self.peer.era if self.peer else None, self.connect_seconds)
             self.peer = session.peer
@@ -296,27 +300,15 @@ class Link:
         log.info("upstream_connected", upstream=self.name, version=session.peer.version)
         work = (*self.work(session), self.watches.keep(session))
         tasks = [asyncio.create_task(each) for each in work]
-        over = [asyncio.create_task(session.lost.wait())]
-        if self.ends_unused:
-            over.append(asyncio.create_task(self._until_unused()))
         try:
-            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            while not session.lost.is_set() and (left := self.unused_seconds_left()) != 0:
+                await wait_for_event(session.lost, left)
         finally:
-            self._session = None
-            await _end(*tasks, *over)
+            self._session = None  # from now on nobody is given it
+            await _end(*tasks)
         if session.lost.is_set():
             self.error = unreachable(self.name, "ended the connection", sent=False)
         return self._loop.time() - began
-
-    async def _until_unused(self) -> Literal[True]:
-        """Returns when nobody has used the session for long; from then on nobody is given it."""
-        left = self._pace.unused
-        while left > 0:
-            await asyncio.sleep(left)
-            since = self._loop.time() - self.used
-            left = self._pace.unused - (since if self.is_idle else 0)
-        self._session = None
-        return True
 
     async def _rest(self, seconds: float) -> None:
         self.state = "resting"
@@ -441,7 +433,7 @@ def pause(failures: int, first: float, longest: float) -> float:
     return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1))
 
 
-async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
     """Waits for an event, at most so long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -25,8 +25,8 @@ from mcp_types import METHOD_NOT_FOUND
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import HELD_SECONDS
 from gateway.upstream import protocol
-from gateway.upstream.link import Link, Pace, pause, wait_for_event
-from gateway.upstream.protocol import Notice, RawTool, SessionGone, every_page
+from gateway.upstream.link import Link, Means, pause, wait_for_event
+from gateway.upstream.protocol import RawTool, SessionGone, every_page
 from gateway.upstream.session import Session, Sharing, Upstream
 
 LISTS: Mapping[str, Mapping[str, str]] = {
@@ -46,20 +46,15 @@ class ListingLink(Link):
     def __init__(
         self,
         upstream: Upstream,
-        new_session: Callable[[], Session],
-        notice: Notice,
-        pace: Pace,
+        means: Means,
         *,
-        log_level: Callable[[], str | None],
         changed: Callable[[], None],  # the tools should be listed again
         troubled: Callable[[GatewayError], None],  # they can't be
     ) -> None:
-        lazy = upstream.lazy
-        super().__init__(upstream, new_session, notice, pace, lazy=lazy, log_level=log_level)
-        self.upstream = upstream
+        super().__init__(upstream, means, lazy=upstream.lazy)
         self.marks: dict[str, Mapping[tuple[str, ...], str]] = {}  # arguments repeated in headers
         self.is_over = False
-        self._notice = notice
+        self._notice = means.notice
         self._report = changed
         self._troubled = troubled
         self._look = asyncio.Event()
@@ -67,8 +62,8 @@ class ListingLink(Link):
         self._doubted = False
         self._listed: str | None = None
         self._known: dict[str, str] = {}  # digests of the other lists
-        self._reported = self._loop.time() - pace.spacing
-        self._looked = self._loop.time() - pace.doubt
+        self._reported = self._loop.time() - means.pace.spacing
+        self._looked = self._loop.time() - means.pace.doubt
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     @property
@@ -222,21 +217,8 @@ class ListingLink(Link):
 class OwnLink(Link):
     """A principal's own link, beside the one that lists."""
 
-    ends_unused = True
-
-    def __init__(
-        self,
-        lists: ListingLink,
-        new_session: Callable[[], Session],
-        notice: Notice,
-        pace: Pace,
-        *,
-        log_level: Callable[[], str | None],
-    ) -> None:
-        upstream, met = lists.upstream, lists.peer
-        super().__init__(
-            upstream, new_session, notice, pace, lazy=True, log_level=log_level, met=met
-        )
+    def __init__(self, lists: ListingLink, means: Means) -> None:
+        super().__init__(lists.upstream, means, lazy=True, met=lists.peer)
         self.lists = lists
         self.is_troubled = False
 
@@ -255,6 +237,11 @@ class OwnLink(Link):
         """Tells that the principal can't be served."""
         self.is_troubled = True
         self.lists.tell_trouble(error if self.lists.error else _explained(error))
+
+    def unused_seconds_left(self) -> float:
+        """A session that takes nothing from anybody but what it remembers ends after a while."""
+        unused = self._loop.time() - self.used if self.is_idle else 0.0
+        return max(0.0, self._pace.unused - unused)
 
     def work(self, session: Session) -> Iterable[Coroutine[Any, Any, None]]:
         """Hears what concerns the principal; the link that lists learns that there is a session."""

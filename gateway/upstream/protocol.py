@@ -183,9 +183,20 @@ def encoded(message: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def is_intricate(data: bytes) -> bool:
-    """Whether reading this JSON would hold up everyone else, by a count that takes no time."""
-    return len(data) > MAX_CONTAINERS and data.count(b"{") + data.count(b"[") > MAX_CONTAINERS
+def read_message(data: bytes, upstream: str) -> Message:
+    """The JSON-RPC message that some bytes hold; one that would hold up everyone else is refused.
+
+    How many lists and objects there are is a count that takes no time.
+    """
+    if len(data) > MAX_CONTAINERS and data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
+        raise too_large(upstream, MAX_CONTAINERS, "lists and objects")
+    try:
+        message = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        message = None
+    if not isinstance(message, dict):
+        raise broken(upstream, "sent something that is not a JSON-RPC message")
+    return message
 
 
 def outcome(message: Message, upstream: str) -> dict[str, Any]:

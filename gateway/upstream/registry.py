@@ -29,7 +29,7 @@ from gateway.limits import STEP_BYTES
 from gateway.outbound.client import Egress
 from gateway.upstream import protocol
 from gateway.upstream.http import Headers, HttpSession
-from gateway.upstream.link import Link, Pace
+from gateway.upstream.link import Link, Means, Pace
 from gateway.upstream.listing import ListingLink, OwnLink
 from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, Peer, RawTool
 from gateway.upstream.session import Listing, Session, Upstream, complete
@@ -269,12 +269,15 @@ class Upstreams:
             if not link.take_note(method) and link.sharing == "shared":
                 tell(method, params)
 
-        link = ListingLink(
-            upstream,
+        means = Means(
             lambda: self._session(name, link, notice, protocol.SESSION_CAPABILITIES["sampling"]),
             tell,
+            lambda: self.log_level(None) if link.sharing == "shared" else None,
             self._pace,
-            log_level=lambda: self.log_level(None) if link.sharing == "shared" else None,
+        )
+        link = ListingLink(
+            upstream,
+            means,
             changed=lambda: self._tell(self.on_tools_changed, name),
             troubled=lambda error: self._tell(self.on_trouble, name, error),
         )
@@ -288,13 +291,13 @@ class Upstreams:
             if method in (UPDATED, LOGGED):  # of changed lists the session that lists hears too
                 tell(method, params)
 
-        return OwnLink(
-            lists,
+        means = Means(
             lambda: self._session(name, lists, notice, sampling),
             tell,
+            lambda: self.log_level(principal),
             self._pace,
-            log_level=lambda: self.log_level(principal),
         )
+        return OwnLink(lists, means)
 
     def _session(self, name: str, lists: ListingLink, notice: Notice, sampling: Any) -> Session:
         offers = {k: v for k, v in protocol.SESSION_CAPABILITIES.items() if k != "sampling"}

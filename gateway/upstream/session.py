@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -66,7 +67,7 @@ class Upstream:
     max_call_seconds: float = 600.0  # while a call tells of its progress
 
 
-class Session:
+class Session(ABC):
     """A conversation; a transport says how messages are sent, and how a request is answered."""
 
     def __init__(self, upstream: Upstream, notice: Notice, offers: Mapping[str, Any]) -> None:
@@ -124,22 +125,23 @@ class Session:
         await asyncio.gather(*self._background, return_exceptions=True)
         self.lost.set()
 
+    @abstractmethod
     def _keeps_state(self) -> bool:
-        raise NotImplementedError
+        """Whether the upstream remembers this session."""
 
     async def _listen_unasked(self, opened: Callable[[], None]) -> None:
         """Up to 2025-11-25 notices are not asked for."""
         raise protocol.NotOffered
 
+    @abstractmethod
     async def _send(self, message: Message) -> None:
         """Sends what has no answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _answer(
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
     ) -> dict[str, Any]:
         """Sends a request and reads its answer."""
-        raise NotImplementedError
 
     async def _exchange(
         self,

@@ -18,14 +18,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, cast
 
-import orjson
 import structlog
 import uvloop
 
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import (
     HELD_SECONDS,
-    MAX_CONTAINERS,
     MAX_MESSAGE_BYTES,
     MAX_PENDING,
     MAX_QUOTE_CHARS,
@@ -123,25 +121,16 @@ class StdioSession(Session):
                     del line[256:-256]  # only its ends are kept: they say which request it answers
 
     def _take_line(self, line: bytes, size: int) -> None:
-        if size > MAX_MESSAGE_BYTES:
-            self._refuse(line, protocol.too_large(self.name, MAX_MESSAGE_BYTES))
-        elif protocol.is_intricate(line):
-            self._refuse(line, protocol.too_large(self.name, MAX_CONTAINERS, "lists and objects"))
-        elif line.strip():
-            try:
-                message = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                message = None
-            if isinstance(message, dict):
-                self._take(message)
-            else:
-                log.info("upstream_line_ignored", upstream=self.name, bytes=len(line))
-
-    def _refuse(self, line: bytes, error: UpstreamFailed) -> None:
-        """SDKs write the id of a request before or after its result."""
-        found = _ID_FIRST.match(line) or _ID_LAST.search(line[-256:])
-        self._deliver(int(found[1]) if found else None, error, MAX_PENDING + 1)
-        log.warning("upstream_line_too_large", upstream=self.name)
+        try:
+            if size > MAX_MESSAGE_BYTES:
+                raise protocol.too_large(self.name, MAX_MESSAGE_BYTES)
+            if line.strip():
+                self._take(protocol.read_message(line, self.name))
+        except UpstreamFailed as error:
+            # SDKs write the id of a request before or after its result.
+            found = _ID_FIRST.match(line) or _ID_LAST.search(line[-256:])
+            self._deliver(int(found[1]) if found else None, error, MAX_PENDING + 1)
+            log.info("upstream_line_ignored", upstream=self.name, reason=error.message)
 
     def _take(self, message: Message) -> None:
         method, params = message.get("method"), mapping(message.get("params"))
