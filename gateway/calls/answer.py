@@ -26,8 +26,7 @@ from typing import Any
 import orjson
 from msgspec.structs import replace
 
-from gateway.calls.arguments import problem
-from gateway.calls.filling import step_into
+from gateway.calls.arguments import problem, step_into
 from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import (

@@ -1,20 +1,29 @@
 """Arguments are checked strictly before anything is sent, and every problem is named at once.
 
-The check itself is one call of a compiled validator, kept by the tool's fingerprint; `oneOf` counts
-as `anyOf`, since alternatives overlap. Only arguments that fail it are looked at again: first what
-has a default is filled in, then each problem is put into words, with its place and the nearest
-known name. A lenient connection sends values inside a body that are not what its definition says,
-with a warning. Schemas are somebody else's text: references are never fetched, formats are not
-asserted, patterns run in linear time, and work that might never end is counted first.
+The check itself is one call of a compiled validator, kept by the tool's schema; `oneOf` counts as
+`anyOf`, since alternatives overlap. Only arguments that fail it are looked at again: what the check
+misses and the schema has a default for is filled in, then each problem is put into words, with its
+place and the nearest known name. A lenient connection sends values inside a body that are not what
+its definition says, with a warning. Constants that an API wants and nobody is asked for are filled
+in last, in the same way.
+
+Schemas are somebody else's text: references are never fetched, formats are not asserted, patterns
+run in linear time. A schema that refers to itself in several ways at one place asks several times
+as much of each level below it. Fourteen levels of a small one then take hours, in a check that
+nothing can interrupt. So where a schema can do this at all, the work is counted first: what is
+asked of the same value by the same part is counted once and remembered, however often it would be
+done.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from copy import deepcopy
+from difflib import SequenceMatcher, get_close_matches
+from functools import cache, lru_cache
 from itertools import islice
+from math import inf
 from typing import Any
 
 import orjson
@@ -25,21 +34,20 @@ from jsonschema_rs import (
     ValidationError,
     ValidationErrorKind,
 )
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
-from gateway.calls.filling import (
-    REFERENCES,
-    Filler,
-    References,
-    constants_filler,
-    is_too_much,
-    mapping_in,
-    multiplies,
-    step_into,
-)
 from gateway.calls.redact import names_a_secret
 from gateway.errors import Fixable
-from gateway.limits import CHECK_STEPS, MAX_QUOTE_CHARS, MAX_REMEMBERED, MAX_TOLD_ITEMS
-from gateway.model import Tool
+from gateway.limits import (
+    CHECK_STEPS,
+    MAX_LEVELS,
+    MAX_QUOTE_CHARS,
+    MAX_REMEMBERED,
+    MAX_TOLD_ITEMS,
+)
+from gateway.model import CONSTANTS, Tool, unpack
 from gateway.naming import cut
 
 _NEVER_FORGIVEN = (
@@ -47,21 +55,24 @@ _NEVER_FORGIVEN = (
     ValidationErrorKind.AdditionalProperties,
     ValidationErrorKind.UnevaluatedProperties,
 )
+_ALTERNATIVES = (ValidationErrorKind.AnyOf, ValidationErrorKind.OneOfNotValid)
 _LENIENT_HINT = (
     " If the API takes such a body all the same, an operator may set"
     ' validation = "lenient" for the connection.'
 )
 
 Problems = list[dict[str, str]]  # each with its path and message
+Schema = Any
+_MISSING = object()
+_MASK = "\x00"  # in place of a value in the words for what is wrong with it
 
 
 def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that do not fit the schema."""
-    given = _as_json(arguments)
-    if not _fit(schema, given):
+    given, checker = _as_json(arguments), _checker(schema)
+    if not checker.fits(given):
         parsed = _parsed(schema)
-        errors = _compiled(parsed, _MASK).iter_errors(given)
-        words = (each for error in errors for each in _worded(error, parsed))
+        words = (each for error in checker.errors(given) for each in _worded(error, parsed))
         raise _refusal([*islice(words, MAX_TOLD_ITEMS + 1)])
 
 
@@ -70,12 +81,13 @@ def fitting_arguments(
 ) -> tuple[dict[str, Any], Problems]:
     """A tool's arguments with what is filled in for the caller, and what to warn the caller of."""
     given, warnings = _as_json(arguments), Problems()
-    if not _fit(tool.input_schema, given):
+    checker = _checker(tool.input_schema)
+    if not checker.fits(given):
+        schema = _parsed(tool.input_schema)
         if b'"default"' in tool.input_schema:
-            given = Filler(_parsed(tool.input_schema)).filled(given)
-        if not _fit(tool.input_schema, given):
-            warnings = _forgiven(tool, given, lenient)
-    constants = constants_filler(tool.whole_schema) if tool.whole_schema else None
+            given = _Filler(schema, checker).filled(given)
+        warnings = _forgiven(tool, schema, checker.errors(given), lenient)
+    constants = _constants_filler(tool.whole_schema) if tool.whole_schema else None
     return constants.filled(given) if constants else given, warnings
 
 
@@ -88,8 +100,7 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse what our parsers may let in and JSON, or what we write it with, does not have."""
     arguments = arguments if isinstance(arguments, dict) else dict(arguments)
     try:
-        written = orjson.dumps(arguments)
-        if orjson.loads(written) != arguments:  # NaN and infinity become null: the slow one tells
+        if b"null" in orjson.dumps(arguments):  # as NaN and infinity become: the slow one tells
             json.dumps(arguments, allow_nan=False)
     except TypeError:
         words = "is nested too deeply, or holds half a character or a number of over 64 bits"
@@ -99,44 +110,63 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _fit(schema: bytes, arguments: dict[str, Any]) -> bool:
-    validator, is_counted = _validator(schema)
-    if is_counted and is_too_much(_parsed(schema), arguments):
-        raise _refusal([{"path": "", "message": "is nested too deeply to be checked"}])
-    return validator.is_valid(arguments)
+class _Checker:
+    """A schema, compiled; and where checking it might never end, what counts the work first."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._validator = _compiled(schema)
+        self._toll = _toll_of(schema)
+
+    def fits(self, arguments: dict[str, Any]) -> bool:
+        """Whether the arguments fit."""
+        self._count(arguments)
+        return self._validator.is_valid(arguments)
+
+    def errors(self, arguments: dict[str, Any]) -> Iterator[ValidationError]:
+        """What does not fit, as far as anyone would read."""
+        self._count(arguments)
+        return islice(self._validator.iter_errors(arguments), CHECK_STEPS)
+
+    def _count(self, arguments: dict[str, Any]) -> None:
+        if self._toll is not None and self._toll.is_too_much(arguments):
+            raise _refusal([{"path": "", "message": "is nested too deeply to be checked"}])
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
-def _validator(schema: bytes) -> tuple[Draft202012Validator, bool]:
-    """What checks the schema, and whether its work must be counted first."""
-    parsed = _parsed(schema)
-    return _compiled(parsed), multiplies(parsed)
+def _checker(schema: bytes) -> _Checker:
+    return _Checker(_parsed(schema))
 
 
-def _parsed(schema: bytes) -> Any:
-    parsed = orjson.loads(schema)
-    return _loosened(parsed) if b'"oneOf"' in schema else parsed
+def _parsed(text: bytes) -> Schema:
+    schema = orjson.loads(text)
+    return _readied(schema) if any(mark in text for mark in _MARKS) else schema
 
 
-def _loosened(schema: Any) -> Any:
-    """The schema with `anyOf` for every `oneOf`."""
-    if isinstance(schema, list):
-        return [_loosened(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    loose = {key: _loosened(part) for key, part in schema.items()}
-    if isinstance(loose.get("oneOf"), list):  # else it is a property of this name
-        alternatives = {"anyOf": loose.pop("oneOf")}
-        loose["allOf"] = [*loose.get("allOf", ()), alternatives]
-    return loose
+_MARKS = (b'"oneOf"', CONSTANTS.encode())
 
 
-def _compiled(schema: Any, mask: str | None = None) -> Draft202012Validator:
+def _readied(part: Schema) -> Schema:
+    """The schema with `anyOf` for every `oneOf`, and constants as properties with one value."""
+    if isinstance(part, list):
+        return [_readied(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    ready = {key: _readied(each) for key, each in part.items() if key != CONSTANTS}
+    if isinstance(ready.get("oneOf"), list):  # else it is a property of this name
+        ready["allOf"] = [*ready.get("allOf", ()), {"anyOf": ready.pop("oneOf")}]
+    if constants := part.get(CONSTANTS):
+        fixed = {n: {"const": v, "default": v, CONSTANTS: True} for n, v in constants.items()}
+        ready["properties"] = {**mapping_in(ready, "properties"), **fixed}
+        ready["required"] = [*list_in(ready, "required"), *constants]
+    return ready
+
+
+def _compiled(schema: Schema) -> Draft202012Validator:
     # Most patterns fit the linear engine; the few that look around get a bound instead.
     for engine in (RegexOptions(), FancyRegexOptions(backtrack_limit=CHECK_STEPS)):
         try:
             return Draft202012Validator(
-                schema, validate_formats=False, offline=True, pattern_options=engine, mask=mask
+                schema, validate_formats=False, offline=True, pattern_options=engine, mask=_MASK
             )
         except (ValidationError, ValueError) as error:
             unusable = error
@@ -159,23 +189,99 @@ def _refusal(problems: Problems, hint: str = "") -> Fixable:
     )
 
 
+# --- what is filled in ----------------------------------------------------------------------------
+
+Fix = tuple[Sequence[str | int], str | int, Any]  # where a value goes, its name there, and itself
+
+
+class _Filler:
+    """Fills in what the check misses: required values with a default, and constants.
+
+    Among alternatives that all fail, the first counts of which nothing else is missing. A value
+    that the caller gave is never replaced but by a constant.
+    """
+
+    def __init__(self, schema: Schema, checker: _Checker) -> None:
+        self._schema = schema
+        self._checker = checker
+        self._references = _References(schema)
+        self._steps = 0
+
+    def filled(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with what is missing, as far as that can be known."""
+        filled: dict[str, Any] = orjson.loads(orjson.dumps(arguments))
+        self._steps = 0
+        for _ in range(MAX_LEVELS):
+            fixes = [fix for error in self._checker.errors(filled) for fix in self._fixes(error)]
+            if not fixes:
+                break
+            for path, name, value in sorted(fixes, key=lambda fix: -len(fix[0])):
+                inside: Any = filled
+                for step in path:
+                    inside = inside[step]
+                inside[name] = deepcopy(value)
+        return filled
+
+    def _fixes(self, error: ValidationError) -> list[Fix]:
+        """What mends the error; empty where nothing does."""
+        kind, path = error.kind, error.instance_path
+        if isinstance(kind, _ALTERNATIVES):
+            branches = ([self._fixes(each) for each in branch] for branch in kind.context)
+            chosen = next((fixes for fixes in branches if all(fixes)), [])
+            return [fix for fixes in chosen for fix in fixes]
+        part = _around(self._schema, error)
+        if isinstance(kind, ValidationErrorKind.Constant) and CONSTANTS in part:
+            return [(path[:-1], path[-1], part["const"])]
+        if isinstance(kind, ValidationErrorKind.Required):
+            value = self._default(mapping_in(part, "properties").get(kind.property))
+            return [(path, kind.property, value)] if value is not _MISSING else []
+        return []
+
+    def _default(self, part: Schema, level: int = 0) -> Any:
+        """What a value is if nobody gives it: its default, or an object all of defaults."""
+        self._steps += 1
+        if not isinstance(part, dict) or level > MAX_LEVELS or self._steps > CHECK_STEPS:
+            return _MISSING
+        if "default" in part:
+            return part["default"]
+        for same in (*self._references.targets(part), *list_in(part, "allOf")):
+            if (found := self._default(same, level + 1)) is not _MISSING:
+                return found
+        made = {}
+        for name in list_in(part, "required"):
+            made[name] = self._default(mapping_in(part, "properties").get(name), level + 1)
+            if made[name] is _MISSING:
+                return _MISSING
+        return made or _MISSING
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _constants_filler(whole_schema: bytes) -> _Filler | None:
+    """What fills in the constants of a packed schema, where it has any."""
+    text = unpack(whole_schema)
+    if CONSTANTS.encode() not in text:
+        return None
+    schema = _parsed(text)
+    return _Filler(schema, _Checker(schema))
+
+
 # --- the words ------------------------------------------------------------------------------------
 
-_MASK = "\x00"
 
-
-def _forgiven(tool: Tool, arguments: dict[str, Any], lenient: bool) -> Problems:
+def _forgiven(
+    tool: Tool, schema: Schema, errors: Iterator[ValidationError], lenient: bool
+) -> Problems:
     """What the caller is only warned of; raises where there is more."""
-    schema, problems, warnings = _parsed(tool.input_schema), Problems(), Problems()
+    problems, warnings = Problems(), Problems()
     body = tool.http.body if tool.http else None
-    for error in _compiled(schema, _MASK).iter_errors(arguments):
+    for error in errors:
         if len(problems) > MAX_TOLD_ITEMS:
             break
         is_unknown = isinstance(error.kind, ValidationErrorKind.AdditionalProperties)
         if is_unknown and not error.instance_path and body is not None and body.all_but is not None:
             # Properties that the body does not name; one that looks misspelt is meant otherwise.
             for name, near in _unknown_names(error, schema):
-                misspelt = near is not None and _is_like(name, near)
+                misspelt = SequenceMatcher(None, name.lower(), (near or "").lower()).ratio() >= 0.8
                 listed = problems if misspelt and not lenient else warnings
                 sent = "" if listed is problems else "; it was sent in the body as it is"
                 listed.append({"path": _pointer([name]), "message": f"{_unknown(near)}{sent}"})
@@ -200,7 +306,7 @@ def _worded(error: ValidationError, schema: Any) -> Iterator[dict[str, str]]:
             yield {"path": _pointer([*path, name]), "message": _unknown(near)}
     elif isinstance(kind, ValidationErrorKind.Required):
         yield {"path": _pointer([*path, str(kind.property)]), "message": "is required"}
-    elif isinstance(kind, (ValidationErrorKind.AnyOf, ValidationErrorKind.OneOfNotValid)):
+    elif isinstance(kind, _ALTERNATIVES):
         yield from _closest(error, kind.context, schema)
     else:
         words = error.message.replace(_MASK, _value(error), 1)
@@ -239,33 +345,146 @@ def _value(error: ValidationError) -> str:
 
 def _unknown_names(error: ValidationError, schema: Any) -> Iterator[tuple[str, str | None]]:
     """The names that an object does not have, each with the one that was perhaps meant."""
-    known = {each.lower(): each for each in reversed(_properties(schema, error.schema_path))}
+    properties = mapping_in(_around(schema, error), "properties")
+    known = {each.lower(): each for each in reversed(properties)}
     for name in error.kind.as_dict()["unexpected"]:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
+        near = get_close_matches(name.lower(), known, n=1)
         yield name, known[near[0]] if near else None
-
-
-def _is_like(name: str, other: str) -> bool:
-    return difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio() >= 0.8
 
 
 def _unknown(near: str | None) -> str:
     return "is not known" + (f"; did you mean {near!r}?" if near else "")
 
 
-def _properties(schema: Any, schema_path: Sequence[str | int]) -> list[str]:
-    """The property names that stand beside the keyword at this path."""
-    node, references = schema, References(schema)
-    for step in schema_path[:-1]:
-        if step in REFERENCES and isinstance(node, dict):
-            node = next(references.targets(node), {})
-        else:
-            try:
-                node = step_into(node, str(step))
-            except LookupError:
-                return []
-    return list(mapping_in(node, "properties"))
+def _around(schema: Schema, error: ValidationError) -> Mapping[str, Any]:
+    """The part of the schema that has the keyword which did not hold."""
+    try:
+        for step in error.schema_path[:-1]:
+            schema = step_into(schema, str(step))
+    except LookupError:
+        return {}
+    return schema if isinstance(schema, dict) else {}
 
 
 def _pointer(path: Sequence[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+class _References:
+    """Where the references of one schema lead."""
+
+    def __init__(self, root: Schema) -> None:
+        resource = DRAFT202012.create_resource(root)
+        self._root = root
+        self._lookup = cache(Registry().with_resource("", resource).resolver().lookup)
+
+    def targets(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+        """What the part refers to."""
+        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(reference := part.get(key), str):
+                try:
+                    yield self._lookup(reference).contents
+                except Unresolvable:
+                    yield self._root  # what nobody knows may be all of it
+
+
+def _toll_of(schema: Schema) -> _Toll | None:
+    """What counts the work, if there is many times as much with all references written out."""
+    references, weights = _References(schema), dict[int, float]()
+    try:
+        if _weight(schema, references, weights) <= CHECK_STEPS + 4 * len(weights):
+            return None
+    except RecursionError:
+        pass
+    return _Toll(schema, references)
+
+
+def _weight(part: Schema, references: _References, known: dict[int, float]) -> float:
+    """How many parts it has with all references written out."""
+    if not isinstance(part, (dict, list)):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = inf  # until it is known: who comes here again goes in a circle
+        inner = list(part.values() if isinstance(part, dict) else part)
+        inner += references.targets(part) if isinstance(part, dict) else ()
+        known[id(part)] = 1 + sum(_weight(i, references, known) for i in inner)
+    return known[id(part)]
+
+
+class _Toll:
+    """How often parts are applied, by the ids of part and value: both stay while it is counted."""
+
+    def __init__(self, schema: Schema, references: _References) -> None:
+        self._schema = schema
+        self._references = references
+
+    def is_too_much(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether checking these arguments would take too long."""
+        known: dict[tuple[int, int], float] = {}
+        try:
+            applied = self._applied(self._schema, arguments, known)
+        except (RecursionError, OverflowError):
+            return True
+        return applied > CHECK_STEPS + 100 * len({value for _, value in known})
+
+    def _applied(self, part: Schema, value: Any, known: dict[tuple[int, int], float]) -> float:
+        if not isinstance(part, dict):
+            return 1
+        key = (id(part), id(value))
+        if key not in known:
+            if len(known) >= 20 * CHECK_STEPS:
+                raise OverflowError
+            known[key] = inf
+            here = sum(self._applied(each, value, known) for each in self._here(part))
+            below = sum(self._applied(each, inner, known) for each, inner in _below(part, value))
+            known[key] = 1 + here + below
+        return known[key]
+
+    def _here(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+        """What is applied to the same value."""
+        yield from self._references.targets(part)
+        for key in ("allOf", "anyOf", "oneOf"):
+            yield from list_in(part, key)
+        yield from (part[key] for key in ("not", "if", "then", "else") if key in part)
+        yield from mapping_in(part, "dependentSchemas").values()
+
+
+def _below(part: Mapping[str, Any], value: Any) -> Iterator[tuple[Schema, Any]]:
+    """What is applied to the values inside."""
+    if isinstance(value, dict):
+        named = mapping_in(part, "properties")
+        patterns = list(mapping_in(part, "patternProperties").values())
+        others = [part[k] for k in ("additionalProperties", "unevaluatedProperties") if k in part]
+        for name, inner in value.items():
+            yield from ((each, inner) for each in patterns)
+            yield from ((each, inner) for each in ([named[name]] if name in named else others))
+            if "propertyNames" in part:
+                yield part["propertyNames"], name
+    elif isinstance(value, list):
+        first = list_in(part, "prefixItems")
+        every = [part[key] for key in ("items", "contains", "unevaluatedItems") if key in part]
+        for index, inner in enumerate(value):
+            yield from ((each, inner) for each in (*first[index : index + 1], *every))
+
+
+def mapping_in(schema: Any, key: str) -> dict[str, Any]:
+    found = schema.get(key) if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def list_in(schema: Mapping[str, Any], key: str) -> list[Any]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
+def step_into(value: Any, step: str) -> Any:
+    """What one step of a JSON pointer (RFC 6901) leads to; raises LookupError where to nothing."""
+    name = step.replace("~1", "/").replace("~0", "~")
+    if isinstance(value, dict):
+        return value[name]
+    if isinstance(value, list) and name.isascii() and name.isdigit():
+        return value[int(name[:18])]
+    raise LookupError(name)

@@ -22,7 +22,7 @@ import orjson
 from msgspec import Struct
 
 from gateway.calls.answer import HEADERS_META, Result
-from gateway.calls.filling import step_into
+from gateway.calls.arguments import step_into
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
