@@ -316,6 +316,10 @@ async def test_a_listing_that_leads_elsewhere_or_fails_changes_nothing(
 ) -> None:
     async with azure("a", "b", "c") as peer:
         gateway: Running = await make_gateway(OPEN + peer.table)
+        state = gateway.app.gateway
+        await until(
+            lambda: {"a", "b", "c"} == {t.connection for t in state.snapshot.tools.values()}
+        )
         async with Client(gateway.mcp) as client:
             before = await names(client)
             peer.foreign_next_link = True
