@@ -33,7 +33,7 @@ LENGTH = struct.Struct("!I")
 # what the build is told of the connection, and what completes the build. Imported when needed.
 _BUILD_OPENAPI = "gateway.openapi.build:build_openapi"
 _TRANSLATE = {
-    "arm": "gateway.azure.directory:translate_export",
+    "arm": "gateway.azure.connector:translate_export",
     "manifest": "gateway.connectors.manifest:translate_manifest",
 }
 _REFUSED_EVENTS = frozenset(

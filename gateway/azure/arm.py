@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from gateway.azure.connector import API_VERSION
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 from gateway.limits import (
@@ -34,8 +35,6 @@ from gateway.model import BuiltStatus, digest
 from gateway.naming import cut, visible
 from gateway.openapi.document import mapping, sequence, text_of
 from gateway.outbound.client import Answer, Request, locate
-
-API_VERSION = "2016-06-01"
 
 Send = Callable[[Azure, Request, int], Awaitable[Answer]]
 Sleep = Callable[[float], Awaitable[None]]

@@ -1,10 +1,8 @@
 """The connections of an Azure resource group: found, described, made, signed in, removed.
 
-What the group holds is kept as one small definition, so that a start needs no network. A
-connection's own definition is one line of facts about its resource, as JSON, then the export of its
-API: one that is signed in later has another definition, and is built anew like any that changed.
-`translate_export` reads it, in a reader process. A listing tells of every connection at once, so
-that reading each one's definition after it costs one request an API.
+What the group holds is kept as one small definition, so that a start needs no network; each
+connection's own definition is Azure's facts about it and the export of its API. A listing tells of
+every connection at once, so that reading each one's definition after it costs one request an API.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
@@ -24,6 +22,7 @@ import structlog
 from cachetools import TTLCache
 
 from gateway.azure.arm import ArmClient, Resource, Send, is_id, is_missing, read_resource
+from gateway.azure.connector import Facts
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
@@ -33,7 +32,6 @@ from gateway.limits import (
     PARALLEL_REFRESHES,
     SIGN_IN_LINK_SECONDS,
 )
-from gateway.model import Build, BuiltStatus, Problem, Severity, Source
 from gateway.openapi.document import mapping, sequence, text_of
 
 log = structlog.get_logger("gateway.azure")
@@ -361,66 +359,3 @@ def _first_link(answer: Any) -> str | None:
 def _consent(id_: str) -> str:
     """The name that a resource's link to sign in is remembered by."""
     return f"{id_.lower()} consent"
-
-
-# --- tools of a connection ------------------------------------------------------------------------
-
-_AZURES = ("Accept", "Content-Type")  # by dynamicInvoke, what is said of bodies is Azure's to say
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What of a connection's resource shapes its tools and their calls."""
-
-    endpoint: str
-    id: str
-    status: BuiltStatus = "connected"
-    problem: str = ""
-    runtime_url: str = ""
-    invoke: Literal["dynamic", "runtime"] = "dynamic"
-
-
-def translate_export(raw: bytes, source: Source) -> tuple[bytes, Source, Callable[[Build], Build]]:
-    """The definition of a managed connection, called by way of Azure or at its runtime address."""
-    facts, export = _split(raw)
-    direct = facts.invoke == "runtime" and facts.runtime_url
-    told = replace(
-        source,
-        base_url=facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id,
-        authenticated=facts.status != "unauthenticated",
-        location="",
-        auth_type="azure" if source.auth_type == "none" else source.auth_type,
-        headers=source.headers if direct else (*source.headers, *_AZURES),
-    )
-    return (
-        export,
-        told,
-        lambda build: replace(
-            build,
-            status=facts.status,
-            problems=(*_problems(facts), *build.problems),
-            envelope=None if direct else facts.id,
-        ),
-    )
-
-
-def _problems(facts: Facts) -> tuple[Problem, ...]:
-    found: list[Problem] = []
-    if facts.problem:
-        severity: Severity = "warning" if facts.status == "connected" else "error"
-        found.append(Problem(severity, "connection", facts.problem))
-    if facts.invoke == "runtime" and not facts.runtime_url:
-        words = "Azure gives no runtime address for this connection; calls go by dynamicInvoke"
-        found.append(Problem("info", "connection", words))
-    return tuple(found)
-
-
-def _split(raw: bytes) -> tuple[Facts, bytes]:
-    """The facts, and the definition that follows them."""
-    line, _, export = raw.partition(b"\n")
-    try:
-        return Facts(**orjson.loads(line)), export
-    except (orjson.JSONDecodeError, TypeError) as error:
-        raise DefinitionUnreadable(
-            "The stored definition of this connection is not whole.", "Refresh the connection."
-        ) from error

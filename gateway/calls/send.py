@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from gateway.azure.envelope import enveloped, opened
+from gateway.azure.connector import enveloped, opened
 from gateway.calls.admission import Admission
 from gateway.calls.answer import Result, preview_result, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted

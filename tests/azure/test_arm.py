@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.azure.arm import Resource, connection_name, is_id, named, read_resource
-from gateway.azure.directory import Facts
+from gateway.azure.connector import Facts
 from gateway.errors import DefinitionUnreadable
 from gateway.model import Build, Problem, Source, pack
 from gateway.reader import build_definition

@@ -1,31 +1,103 @@
-"""Azure's `dynamicInvoke`: a request inside a request, an answer inside an answer.
+"""The tools of an Azure managed connection: its API's, called by way of Azure.
 
-A call of a managed connection is not sent to its API but posted, whole, to the connection's
-resource in Azure, which makes the call with credentials of its own. Azure answers 200 around
-whatever came of it: the API's status is inside, as .NET's name for it or as a number. `enveloped`
-wraps a request that is ready to be sent, `opened` takes the answer out; what lies between does not
-know of the envelope. An answer is parsed whole, in a worker process where it is large.
+The definition of such a connection is one line of facts about its resource in Azure, as JSON, then
+the definition of its API as Azure exported it. So a connection that is signed in later has another
+definition, and is built anew like any that changed. `AzureDirectory.definition` writes it, and
+`translate_export` reads it.
+
+A call is not sent to the API but posted, whole, to the connection's resource (`dynamicInvoke`),
+which makes the call with credentials of its own: a request inside a request, an answer inside an
+answer. Azure answers 200 around whatever came of it: the API's status is inside, as .NET's name for
+it or as a number. `enveloped` wraps a request that is ready to be sent, `opened` takes the answer
+out; what lies between does not know of the envelope. Definitions and large answers are read in
+worker processes, which load this file and nothing of the way out.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import parse_qsl
 
-import msgspec
 import orjson
-from msgspec.structs import replace
+from msgspec import msgpack, structs
 
-from gateway.azure.arm import API_VERSION
+from gateway.errors import DefinitionUnreadable
 from gateway.limits import WORKER_BYTES
-from gateway.outbound.client import Answer, Request
+from gateway.model import Build, BuiltStatus, Problem, Severity, Source
+from gateway.openapi.document import JSON, mapping
 from gateway.outbound.content import NOT_JSON, Work, as_json, essence
 
-JSON = "application/json"
+if TYPE_CHECKING:
+    from gateway.outbound.client import Answer, Request
+
+API_VERSION = "2016-06-01"
+_AZURES = ("Accept", "Content-Type")  # by dynamicInvoke, what is said of bodies is Azure's to say
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of a connection's resource shapes its tools and their calls."""
+
+    endpoint: str
+    id: str
+    status: BuiltStatus = "connected"
+    problem: str = ""
+    runtime_url: str = ""
+    invoke: Literal["dynamic", "runtime"] = "dynamic"
+
+
+def translate_export(raw: bytes, source: Source) -> tuple[bytes, Source, Callable[[Build], Build]]:
+    """The definition of a managed connection, called by way of Azure or at its runtime address."""
+    facts, export = _split(raw)
+    direct = facts.invoke == "runtime" and facts.runtime_url
+    told = replace(
+        source,
+        base_url=facts.runtime_url if direct else facts.endpoint.rstrip("/") + facts.id,
+        authenticated=facts.status != "unauthenticated",
+        location="",
+        auth_type="azure" if source.auth_type == "none" else source.auth_type,
+        headers=source.headers if direct else (*source.headers, *_AZURES),
+    )
+    return (
+        export,
+        told,
+        lambda build: replace(
+            build,
+            status=facts.status,
+            problems=(*_problems(facts), *build.problems),
+            envelope=None if direct else facts.id,
+        ),
+    )
+
+
+def _problems(facts: Facts) -> tuple[Problem, ...]:
+    found: list[Problem] = []
+    if facts.problem:
+        severity: Severity = "warning" if facts.status == "connected" else "error"
+        found.append(Problem(severity, "connection", facts.problem))
+    if facts.invoke == "runtime" and not facts.runtime_url:
+        words = "Azure gives no runtime address for this connection; calls go by dynamicInvoke"
+        found.append(Problem("info", "connection", words))
+    return tuple(found)
+
+
+def _split(raw: bytes) -> tuple[Facts, bytes]:
+    """The facts, and the definition that follows them."""
+    line, _, export = raw.partition(b"\n")
+    try:
+        return Facts(**orjson.loads(line)), export
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise DefinitionUnreadable(
+            "The stored definition of this connection is not whole.", "Refresh the connection."
+        ) from error
+
+
+# --- a call ---------------------------------------------------------------------------------------
 
 
 def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
@@ -41,11 +113,12 @@ def enveloped(request: Request, base_url: str, resource_id: str) -> Request:
     if request.body is not None:
         inner["body"] = _inner_body(request.body, headers.get("content-type", ""))
     endpoint = base_url.removesuffix(resource_id)
-    return Request(
-        "POST",
-        f"{endpoint}{resource_id}/dynamicInvoke?api-version={API_VERSION}",
-        (("Accept", JSON), ("Content-Type", JSON)),
-        orjson.dumps({"request": inner}),
+    return structs.replace(
+        request,
+        method="POST",
+        url=f"{endpoint}{resource_id}/dynamicInvoke?api-version={API_VERSION}",
+        headers=(("Accept", JSON), ("Content-Type", JSON)),
+        body=orjson.dumps({"request": inner}),
     )
 
 
@@ -75,7 +148,7 @@ def _inner_body(body: bytes, content_type: str) -> Any:
     return {"$content-type": content_type, "$content": base64.b64encode(body).decode()}
 
 
-# --- the answer -----------------------------------------------------------------------------------
+# --- its answer -----------------------------------------------------------------------------------
 
 
 class Inside(NamedTuple):
@@ -95,25 +168,25 @@ async def opened(answer: Answer, work: Work) -> Answer:
         found = _inside(answer.body, media_type)
     else:
         data = await work(read_envelope, answer.body, media_type)
-        found = None if data is None else msgspec.msgpack.decode(data, type=Inside | None)
+        found = None if data is None else msgpack.decode(data, type=Inside | None)
     if found is None:
         return answer
     headers = found.headers
     for name in ("x-ms-client-request-id", "x-ms-request-id"):
-        if "x-ms-client-request-id" not in headers and (given := answer.header(name)):
-            headers["x-ms-client-request-id"] = given
-    return replace(answer, status=found.status, headers=tuple(headers.items()), body=found.body)
+        if given := answer.header(name):
+            headers.setdefault("x-ms-client-request-id", given)
+    pairs = tuple(headers.items())
+    return structs.replace(answer, status=found.status, headers=pairs, body=found.body)
 
 
 def read_envelope(body: bytes, media_type: str) -> bytes:
     """An envelope's `Inside` (None if it is none) as MessagePack, which workers answer in."""
-    return msgspec.msgpack.encode(_inside(body, media_type))
+    return msgpack.encode(_inside(body, media_type))
 
 
 def _inside(body: bytes, media_type: str) -> Inside | None:
-    value = as_json(body, media_type)
-    response = value.get("response") if isinstance(value, Mapping) else None
-    if not isinstance(response, Mapping):
+    response = mapping(as_json(body, media_type)).get("response")
+    if not isinstance(response, dict):
         return None
     headers = dict(_pairs(response.get("headers")))
     content, content_type = _opened_body(response.get("body"), headers.get("content-type", ""))
@@ -152,7 +225,7 @@ _OF_TRANSFER = frozenset(("content-length", "content-encoding", "transfer-encodi
 
 
 def _pairs(headers: Any) -> Iterable[tuple[str, str]]:
-    for name, value in headers.items() if isinstance(headers, Mapping) else ():
+    for name, value in mapping(headers).items():
         if isinstance(value, list):
             value = ", ".join(map(str, value))
         if value is not None and name.lower() not in _OF_TRANSFER:

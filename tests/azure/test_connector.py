@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.azure.envelope import enveloped, opened, status_number
+from gateway.azure.connector import enveloped, opened, status_number
 from gateway.blocklist import decodings
 from gateway.calls.request import build_request
 from gateway.errors import Fixable
