@@ -139,7 +139,7 @@ async def save_validation(
 ) -> None:
     """Keeps what the validator said of a document: it takes long and never changes."""
     row = {"sha256": sha256, "problems": list(problems), "at": now}
-    await db.write(lambda tx: tx.execute(insert_new(tx, _validations), row).rowcount)
+    await db.write(lambda tx: insert_new(tx, _validations, row))
 
 
 async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | None:

@@ -122,7 +122,7 @@ async def take_of_window(
 
     def unit(tx: Connection) -> float:
         empty = {"key": key, "start": start, "earlier": 0, "current": 0}
-        tx.execute(insert_new(tx, _windows), empty)
+        insert_new(tx, _windows, empty)
         row = tx.execute(select(_windows).filter_by(key=key).with_for_update()).one()
         earlier, current = row.earlier, row.current
         if row.start < start:
@@ -193,8 +193,7 @@ async def is_ended(db: Database, id: str) -> bool:
 
 
 def _insert_ended(tx: Connection, id: str, expires_at: float) -> bool:
-    row = {"id": id, "expires_at": expires_at}
-    return tx.execute(insert_new(tx, _ended_sessions), row).rowcount == 1
+    return insert_new(tx, _ended_sessions, {"id": id, "expires_at": expires_at})
 
 
 class Signals:

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import structlog
@@ -35,7 +35,6 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import limits
 from gateway.errors import GatewayError, Overloaded
@@ -45,7 +44,6 @@ from gateway.store.engines import CHANNEL, engine_for, translated, unavailable
 T = TypeVar("T")
 Unit = Callable[[Connection], Any]
 Row = Mapping[str, Any]
-Insert = sqlite.Insert | postgresql.Insert
 
 log = structlog.get_logger()
 
@@ -306,38 +304,54 @@ def _write_signals(tx: Connection) -> None:
     if is_postgres(tx):
         tx.execute(text("SELECT pg_advisory_xact_lock(hashtext('gateway signals'))"))
         tx.execute(text(f"SELECT pg_notify('{CHANNEL}', '')"))
-    _insert_rows(tx, tables.signals, signals)
+    insert_rows(tx, tables.signals, signals)
 
 
 def add_row(tx: Connection, table: Table, row: Row) -> None:
-    """Inserts a row at the end of the batch, unless it is there by then.
-
-    Rows of a table come with the same columns in the same order, and JSON as bytes.
-    """
+    """Inserts a row at the end of the batch, unless it is there by then."""
     tx.info["added"][table].append(row)
 
 
 def _write_added(tx: Connection) -> None:
     for table, rows in tx.info["added"].items():
-        _insert_rows(tx, table, rows)
+        insert_rows(tx, table, rows)
     tx.info["added"].clear()
 
 
-def _insert_rows(tx: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Inserts rows that are not there, many with one statement.
+def insert_rows(
+    tx: Connection, table: Table, rows: Sequence[Row], on_conflict: str = "DO NOTHING"
+) -> int:
+    """Inserts rows, many with one statement; how many are new, or were changed on a conflict.
 
-    Row by row, SQLite's driver would let other threads run after each, and wait for its turn as
-    often. SQLAlchemy's own way to put many rows into one statement takes longer than the insert.
+    All have the same columns in the same order. SQLite's driver would let other threads run after
+    each row, and wait for its turn as often. SQLAlchemy's own way to put many rows into one
+    statement takes longer than the insert, and says a conflict differently for each database.
     """
-    columns = ", ".join(f'"{name}"' for name in rows[0])
+    columns, count = ", ".join(f'"{name}"' for name in rows[0]), 0
     for start in range(0, len(rows), limits.STORE_ROWS):
         part = rows[start : start + limits.STORE_ROWS]
         marks = _marks(is_postgres(tx), len(rows[0]), len(part))
-        insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT DO NOTHING"
-        given = (value for row in part for value in row.values())
-        tx.exec_driver_sql(
-            insert, tuple(tables.storable(v) if isinstance(v, str) else v for v in given)
-        )
+        insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
+        given = tuple(tables.storable(value) for row in part for value in row.values())
+        count += tx.exec_driver_sql(insert, given).rowcount
+    return count
+
+
+def insert_new(tx: Connection, table: Table, row: Row) -> bool:
+    """Inserts a row, unless it is there: whether it was not."""
+    return insert_rows(tx, table, [row]) == 1
+
+
+def upsert(tx: Connection, table: Table, row: Row) -> None:
+    """Inserts a row, or replaces all of the one that is already there."""
+    keys = [column.name for column in table.primary_key]
+    rest = [name for name in row if name not in keys]
+    insert_rows(tx, table, [row], f"({', '.join(keys)}) DO UPDATE SET {taking_over(rest)}")
+
+
+def taking_over(columns: Iterable[str]) -> str:
+    """What is set on a conflict: these columns, as the row that was to be inserted has them."""
+    return ", ".join(f'"{name}" = excluded."{name}"' for name in columns)
 
 
 @lru_cache
@@ -363,38 +377,6 @@ def alive(tx: Connection) -> Select[tuple[str]]:
     """The ids of processes that are alive, as a statement or inside another one."""
     heard = tables.replicas.c.heartbeat_at > store_time(tx) - limits.SILENT_SECONDS
     return select(tables.replicas.c.id).where(heard)
-
-
-def insert_new(tx: Connection, table: Table) -> Insert:
-    """An insert that leaves a row which is already there as it is; `rowcount` tells."""
-    return _insert_new(is_postgres(tx), table)
-
-
-def upsert(tx: Connection, table: Table, row: Row) -> None:
-    """Inserts a row, or replaces all of the one that is already there."""
-    tx.execute(_upsert(is_postgres(tx), table), row)
-
-
-def insert_on(postgres: bool, table: Table) -> Insert:
-    """An insert that can say what to do on a conflict.
-
-    SQLAlchemy knows such a statement again by identity only, so it is to be built once: compiling
-    it takes ten times as long as running it.
-    """
-    return postgresql.insert(table) if postgres else sqlite.insert(table)
-
-
-@cache
-def _insert_new(postgres: bool, table: Table) -> Insert:
-    return insert_on(postgres, table).on_conflict_do_nothing()
-
-
-@cache
-def _upsert(postgres: bool, table: Table) -> Insert:
-    statement = insert_on(postgres, table)
-    keys = [column.name for column in table.primary_key]
-    rest = {name: value for name, value in statement.excluded.items() if name not in keys}
-    return statement.on_conflict_do_update(index_elements=keys, set_=rest)
 
 
 def values(row: Any) -> dict[str, Any]:

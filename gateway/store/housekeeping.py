@@ -53,7 +53,7 @@ async def beat(db: Database, replica: Replica) -> None:
     """Says that this process is alive, by the store's clock."""
 
     def unit(tx: Connection) -> None:
-        tx.execute(insert_new(tx, _replicas), {**values(replica), "heartbeat_at": 0.0})
+        insert_new(tx, _replicas, {**values(replica), "heartbeat_at": 0.0})
         us = update(_replicas).filter_by(id=replica.id)
         tx.execute(us.values(heartbeat_at=store_time(tx)))
 

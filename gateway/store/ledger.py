@@ -17,7 +17,6 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -44,15 +43,15 @@ from gateway.model import json_bytes
 from gateway.store import tables
 from gateway.store.database import (
     Database,
-    Insert,
     add_row,
     alive,
     insert_new,
-    insert_on,
+    insert_rows,
     is_postgres,
     many,
     one,
     signal,
+    taking_over,
     values,
 )
 
@@ -65,7 +64,8 @@ ExecutionStatus = Literal[
     "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
 ]
 FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
-JSON_COLUMNS = ("arguments", "result", "recorded", "bundle_ids")
+JSON_COLUMNS = ("arguments", "result", "recorded")
+BEGINNING = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
 ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
 
 
@@ -217,7 +217,7 @@ def _claim(tx: Connection, execution: Execution) -> Begun:
     token = {"principal": execution.principal, "token": execution.idempotency_token}
     call = {"tool": execution.tool, "args_digest": execution.args_digest}
     claim = {**token, **call, "execution_id": execution.id}
-    if tx.execute(insert_new(tx, _claims), claim).rowcount == 1:
+    if insert_new(tx, _claims, claim):
         return Begun("new")
     held = tx.execute(select(_claims).filter_by(**token)).one()
     first = _get(tx, held.execution_id)
@@ -235,18 +235,9 @@ def _release(tx: Connection, execution: Execution) -> None:
 
 def _insert_begun(tx: Connection, execution: Execution) -> bool:
     """Whether the row is there as executing now: new, or one that waited for a decision."""
-    return tx.execute(_begin(is_postgres(tx)), asdict(execution)).rowcount == 1
-
-
-@cache
-def _begin(postgres: bool) -> Insert:
-    statement = insert_on(postgres, _table)
-    taken_over = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
-    return statement.on_conflict_do_update(
-        index_elements=["id"],
-        set_={name: statement.excluded[name] for name in taken_over},
-        where=_table.c.status == "pending_confirmation",
-    )
+    waited = f"{_table.name}.status = 'pending_confirmation'"
+    begins = f"(id) DO UPDATE SET {taking_over(BEGINNING)} WHERE {waited}"
+    return insert_rows(tx, _table, [asdict(execution)], begins) == 1
 
 
 def _update_ended(tx: Connection, execution: Execution) -> bool:
@@ -272,7 +263,7 @@ class Filter:
     tool: str | None = None
     connection: str | None = None
     principal: str | None = None
-    token: str | None = None
+    idempotency_token: str | None = None
     since: float | None = None
     connections: tuple[str, ...] | None = None  # one of these
 
@@ -307,14 +298,15 @@ async def list_executions(
 
 async def find_by_token(db: Database, token: str, principal: str | None = None) -> list[Execution]:
     """The executions of an idempotency token, newest first; of one principal or of all."""
-    page = await list_executions(db, Filter(token=token, principal=principal), limit=STORE_ROWS)
+    wanted = Filter(idempotency_token=token, principal=principal)
+    page = await list_executions(db, wanted, limit=STORE_ROWS)
     return page.executions
 
 
 def _passes(filter: Filter) -> ColumnElement[bool]:
-    wanted = [(_table.c[name], getattr(filter, name)) for name in ("status", "tool", "connection")]
-    wanted += [(_table.c.principal, filter.principal), (_table.c.idempotency_token, filter.token)]
-    rules = [column == value for column, value in wanted if value is not None]
+    names = ("status", "tool", "connection", "principal", "idempotency_token")
+    given = {name: getattr(filter, name) for name in names}
+    rules = [_table.c[name] == value for name, value in given.items() if value is not None]
     if filter.connections is not None:
         rules.append(_table.c.connection.in_(filter.connections))
     if filter.since is not None:

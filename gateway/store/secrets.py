@@ -137,5 +137,5 @@ def _kept_check(tx: Connection) -> Any:
 
 
 def _keep_check(tx: Connection, sealed: bytes) -> Any:
-    tx.execute(insert_new(tx, tables.facts), {"name": CHECK_NAME, "value": sealed})
+    insert_new(tx, tables.facts, {"name": CHECK_NAME, "value": sealed})
     return _kept_check(tx)

@@ -33,14 +33,38 @@ from gateway.errors import ConfigInvalid
 from gateway.model import json_bytes, json_value
 
 
+def storable(value: Any) -> Any:
+    """A value as the store holds it: objects and lists as JSON, which may come as bytes already.
+
+    In text, U+FFFD stands for what PostgreSQL and UTF-8 can't hold: NUL and lone surrogates. They
+    are replaced, not removed, so that no such name turns into one we trust.
+    """
+    if isinstance(value, str):
+        if value.isascii() and "\0" not in value:
+            return value
+        readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        return readable.replace("\0", "\ufffd")
+    return value if value is None or isinstance(value, bytes | int | float) else json_bytes(value)
+
+
+class Plain(TypeDecorator[str]):
+    """Text from outside."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return storable(value)
+
+
 class Json(TypeDecorator[Any]):
-    """Any JSON value, None as NULL; bytes are taken as JSON already written."""
+    """A JSON object or list, None as NULL."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
-        return value if value is None or isinstance(value, bytes) else json_bytes(value)
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return storable(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         return None if value is None else json_value(value)
@@ -53,27 +77,6 @@ class Names(Json):
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         return None if value is None else tuple(json_value(value))
-
-
-class Plain(TypeDecorator[str]):
-    """Text from outside."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else storable(value)
-
-
-def storable(text: str) -> str:
-    """The text with U+FFFD for what PostgreSQL and UTF-8 can't hold: NUL and lone surrogates.
-
-    They are replaced, not removed, so that no such name turns into one we trust.
-    """
-    if text.isascii() and "\0" not in text:
-        return text
-    readable = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    return readable.replace("\0", "\ufffd")
 
 
 Time: Double[float] = Double()

@@ -240,7 +240,7 @@ async def ledger(db: Database) -> Database:
         (Filter(tool="demo_other"), ["e2"]),
         (Filter(connection="other"), ["e3"]),
         (Filter(principal="bob"), ["e4"]),
-        (Filter(token="t1"), ["e5", "e4"]),
+        (Filter(idempotency_token="t1"), ["e5", "e4"]),
         (Filter(since=3.0), ["e5", "e4"]),
         (Filter(principal="ann", since=2.0, status="executing"), ["e5", "e3", "e2"]),
         (Filter(status="denied"), []),
