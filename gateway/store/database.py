@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -50,19 +50,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A unit, the answer its caller waits for, and the shared row it will lock."""
+    """A unit, the answer that its caller waits for, and the shared row that it will lock.
+
+    Where nobody waits, the memory that the unit takes meanwhile.
+    """
 
     unit: Unit
-    answer: asyncio.Future[Any]
-    locks: str
-
-
-@dataclass(frozen=True, slots=True)
-class SoonWork:
-    """A unit that nobody waits for, and the memory it takes until then."""
-
-    unit: Unit
-    size: int
+    answer: asyncio.Future[Any] | None = None
+    locks: str = ""
+    size: int = 0
 
 
 class Database:
@@ -70,10 +66,10 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.engine = engine_for(url)
-        self.units = self.commits = self.dropped = 0
+        self.commits = self.dropped = 0
         self._reading = 0
-        self._waiting: deque[Work] = deque()
-        self._soon: list[SoonWork] = []
+        self._waiting: list[Work] = []
+        self._soon: list[Work] = []
         self._soon_bytes = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -144,7 +140,7 @@ class Database:
             return False
         if not self._soon:
             self._wake_in(limits.SETTLE_SECONDS)
-        self._soon.append(SoonWork(unit, size))
+        self._soon.append(Work(unit, size=size))
         self._soon_bytes += size
         return True
 
@@ -162,9 +158,8 @@ class Database:
         while self._waiting or self._soon or not self._closing:
             await self._wake.wait()
             self._wake.clear()
-            batch, soon = self._take()
             self._writing = True
-            stored = await self._commit(batch, soon)
+            stored = await self._commit(self._take())
             self._writing = False
             if self._waiting or self._closing and stored:
                 self._wake.set()
@@ -176,56 +171,60 @@ class Database:
     def _wake_in(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self._wake.set)
 
-    def _take(self) -> tuple[list[Work], list[SoonWork]]:
+    def _take(self) -> list[Work]:
         # What its caller gave up meanwhile must not happen either.
-        batch = [work for work in self._waiting if not work.answer.done()]
-        soon = self._soon
-        self._waiting.clear()
-        self._soon, self._soon_bytes = [], 0
-        return sorted(batch, key=lambda work: work.locks), soon
+        asked = [work for work in self._waiting if work.answer and not work.answer.done()]
+        batch = [*self._soon, *sorted(asked, key=lambda work: work.locks)]
+        self._waiting, self._soon, self._soon_bytes = [], [], 0
+        return batch
 
-    async def _commit(self, batch: list[Work], soon: list[SoonWork]) -> bool:
+    async def _commit(self, batch: list[Work]) -> bool:
         """Whether the store took the batch; each unit of it has its answer either way."""
-        if not batch and not soon:
+        if not batch:
             return True
+        units = [work.unit for work in batch]
         try:
-            outcomes = await self._outcomes([work.unit for work in batch], soon)
+            try:
+                outcomes = await self.engine.transact(lambda tx: _run_together(tx, units))
+            except _UnitFailed:
+                outcomes = await self.engine.transact(lambda tx: _run_each(tx, units))
         except Exception as error:  # the task must live on, whatever the driver thought of
-            self._failed(error, batch, soon)
+            self._keep_or_fail(batch, error)
             return False
         self.commits += 1
-        self.units += len(batch)
         if self._down:
             log.warning("store_recovered")
             self._down = False
         for work, outcome in zip(batch, outcomes, strict=True):
-            _answer(work, outcome)
+            self._answer(work, outcome)
         return True
 
-    async def _outcomes(self, units: list[Unit], soon: list[SoonWork]) -> list[Any]:
-        every = [*(work.unit for work in soon), *units]
-        try:
-            outcomes = await self.engine.transact(lambda tx: _run_together(tx, every))
-        except _UnitFailed:
-            outcomes = await self.engine.transact(lambda tx: _run_each(tx, every))
-        refused = sum(isinstance(outcome, Exception) for outcome in outcomes[: len(soon)])
-        if refused:
-            self.dropped += refused
-            log.warning("store_rows_refused", rows=refused)
-        return outcomes[len(soon) :]
-
-    def _failed(self, error: Exception, batch: list[Work], soon: list[SoonWork]) -> None:
+    def _keep_or_fail(self, batch: list[Work], error: Exception) -> None:
+        """Has callers know that the store failed; what nobody waits for is tried again."""
         if not self._down:  # said once, not for every batch of an outage
             log.error("store_write_failed", error=type(error).__name__, units=len(batch))
             self._down = True
-        for work in batch:
-            _answer(work, error)
-        self._soon = [*soon, *self._soon]
-        self._soon_bytes += sum(each.size for each in soon)
+        kept = [work for work in batch if work.answer is None]
+        self._soon = [*kept, *self._soon]
+        self._soon_bytes += sum(work.size for work in kept)
+        for work in batch[len(kept) :]:
+            self._answer(work, error)
+
+    def _answer(self, work: Work, outcome: Any) -> None:
+        failed = isinstance(outcome, Exception)
+        if work.answer is None:
+            if failed:
+                self.dropped += 1
+                log.warning("store_row_refused", error=type(outcome).__name__)
+        elif not work.answer.done():
+            if failed:
+                work.answer.set_exception(outcome)
+            else:
+                work.answer.set_result(outcome)
 
     def _give_up(self) -> None:
         for work in self._waiting:
-            _answer(work, unavailable("The store is closed."))
+            self._answer(work, unavailable("The store is closed."))
         self.dropped += len(self._soon)
         if self._soon:
             log.error("store_rows_lost", rows=len(self._soon))
@@ -237,15 +236,6 @@ def _busy(what: str) -> Overloaded:
 
 class _UnitFailed(Exception):
     """One of the units failed, so nothing was committed: run them again, each on its own."""
-
-
-def _answer(work: Work, outcome: Any) -> None:
-    if work.answer.done():
-        return
-    if isinstance(outcome, Exception):
-        work.answer.set_exception(outcome)
-    else:
-        work.answer.set_result(outcome)
 
 
 def _run_together(tx: Connection, units: Sequence[Unit]) -> list[Any]:
