@@ -28,7 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.admission import Throttle
 from gateway.calls.record import Caller
-from gateway.console import calls, connections, overview, tools
+from gateway.console import calls, connections, tools
 from gateway.console.pages import (
     Backend,
     Form,
@@ -100,7 +100,7 @@ async def _sign_out(visit: Visit) -> Response:
 
 
 PAGES: Mapping[str, tuple[Handler, Live]] = {
-    "": (overview.overview, overview.live_parts),
+    "": (calls.overview, calls.live_overview),
     "/connections": (connections.connections, _nothing_moves),
     "/connections/new": (connections.new, _nothing_moves),
     "/connections/{name}": (connections.connection, connections.live_parts),

@@ -1,34 +1,45 @@
-"""Calls: those that wait for a person, as cards, and all there were, with filters and facets.
+"""Calls: the last hour on the first page, those that wait for a person, and all there were.
 
-Cards come oldest first, so that none is pushed down under a hand.
+The first page shows the hour, a picture of how its calls flowed, what is wrong and what to do. The
+picture is drawn as an SVG: clients → access → connections → tools. `draw` is pure: counts come in,
+coordinates go out, and the template only draws them. A line is as thick as the calls that went
+along it. Cards of waiting calls come oldest first, so that none is pushed down under a hand.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
 
-from gateway.calls.questions import Decision, always_words
+from gateway.calls.questions import always_words
+from gateway.catalog.snapshot import ConnectionState
 from gateway.console.pages import (
     Navigation,
     Visit,
     choose_rows,
     clip,
+    clip_text,
     download,
     file_links,
     link,
     list_page,
     navigation,
     page,
+    plural,
     toast,
 )
-from gateway.errors import Fixable
 from gateway.limits import PAGE_ENTRIES
+from gateway.model import Tool
+from gateway.store import ledger
 from gateway.store.approvals import Approval
-from gateway.store.ledger import Execution, Filter, values_of
-from gateway.store.ledger import list_executions as read_executions
+from gateway.store.catalog import list_changes
+from gateway.web import rest
 from gateway.web.own_tools import list_executions
 from gateway.web.shown import (
     GOING_ON,
@@ -38,19 +49,324 @@ from gateway.web.shown import (
     grant_row,
 )
 
-WORDS: dict[Decision, str] = {
+WORDS = {
     "approve": "Approved {}",
     "deny": "Denied {}",
     "always_allow": "Approved {}, and from now on {}",
 }
 FACETS = ("status", "connection", "tool", "principal")
 SPANS = {"1h": 3600.0, "24h": 86_400.0, "7d": 604_800.0}
+LEVEL_WORDS = {
+    "read_only": "Reads only",
+    "execute_with_confirm": "Asks for writes",
+    "full_access": "Allows all",
+}
+
+
+async def overview(visit: Visit) -> Response:
+    nav = await navigation(visit)
+    return await page(visit, "overview.html", "Overview", nav, **await _shown_overview(visit, nav))
+
+
+async def live_overview(visit: Visit, nav: Navigation) -> dict[str, str]:
+    """The parts of the page that move."""
+    shown = await _shown_overview(visit, nav)
+    parts = ("stats", "picture", "worries", "feed", "health")
+    return {name: visit.render(f"_{name}.html", **shown) for name in parts}
+
+
+async def _shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    hour, tools = await _read_hour(visit), visit.inquiry.view.tools
+    words = LEVEL_WORDS[visit.snapshot.permissions.level]
+    admin = visit.principal.admin
+    return {
+        "hour": hour,
+        "line": spark(hour.by_minute),
+        "tools": len(tools),
+        "tokens": sum(tool.tokens for tool in tools.values()),
+        "picture": draw(hour, words, len(nav.waiting), visit.inquiry.connections(), tools),
+        "worries": (await _worries(visit, nav))[:12],
+        "feed": await newest_calls(visit),
+        "health": await visit.backend.health.report(visit.principal) if admin else None,
+    }
 
 
 async def newest_calls(visit: Visit) -> list[dict[str, Any]]:
     """The newest calls this visitor may see."""
-    found = await read_executions(visit.gateway.db, Filter(principal=visit.whose), limit=14)
+    found = await ledger.list_executions(
+        visit.gateway.db, ledger.Filter(principal=visit.whose), limit=14
+    )
     return [execution_event(each) | {"client": each.client} for each in found.executions]
+
+
+# --- the last hour --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """What happened in the last sixty minutes."""
+
+    by_minute: tuple[int, ...]
+    errors: int
+    refused: int
+    p95_ms: float | None
+    by_connection: Counter[str]
+    by_client: Counter[str]
+    reached: Counter[tuple[str, str]]  # connection, and what was done there
+
+    @property
+    def calls(self) -> int:
+        return sum(self.by_minute)
+
+    @property
+    def rate(self) -> int:
+        """Calls in the minute that is ending."""
+        return self.by_minute[-1]
+
+
+async def _read_hour(visit: Visit) -> Hour:
+    db, whose, known = visit.gateway.db, visit.whose, visit.backend.hours
+    found: Hour | None = known.get(whose)
+    if found is None:
+        since = time.time() - 3600
+        counts = await ledger.count_calls(db, since, whose)
+        found = known[whose] = sum_hour(counts, await ledger.recent_seconds(db, since, whose))
+    return found
+
+
+def sum_hour(counts: Sequence[ledger.Count], seconds: Sequence[float]) -> Hour:
+    """The hour, of what was counted."""
+    minutes = [0] * 60
+    by_connection, by_client = Counter[str](), Counter[str]()
+    reached, statuses = Counter[tuple[str, str]](), Counter[str]()
+    for count in counts:
+        minutes[min(max(count.minute, 0), 59)] += count.calls
+        by_connection[count.connection] += count.calls
+        by_client[client_name(count.client)] += count.calls
+        reached[count.connection, count.access] += count.calls
+        statuses[count.status] += count.calls
+    slowest = sorted(seconds)[math.ceil(len(seconds) * 0.95) - 1] * 1000 if seconds else None
+    errors = statuses["failed"] + statuses["unknown"]
+    refused = statuses["denied"] + statuses["expired"]
+    return Hour(tuple(minutes), errors, refused, slowest, by_connection, by_client, reached)
+
+
+def client_name(text: str) -> str:
+    """What a client calls itself, without its version."""
+    return text.rpartition("/")[0][:40] or text[:40] or "unnamed client"
+
+
+def spark(values: Sequence[int]) -> str:
+    """The calls of each minute as the points of a line, in a box of 240 by 44."""
+    step, top = 240 / (len(values) - 1), max((*values, 1))
+    return " ".join(f"{i * step:.1f},{42 - value / top * 40:.1f}" for i, value in enumerate(values))
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+COLUMNS = (
+    (0, 190, "Clients"),
+    (290, 170, "Access"),
+    (560, 210, "Connections"),
+    (860, 180, "Tools"),
+)
+TOOL_KINDS = {"read": "eye", "write": "pencil", "delete": "trash-2"}
+TONES = {"failing": "bad", "unauthenticated": "bad", "pending": "warn", "disabled": "quiet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One place in the picture."""
+
+    label: str
+    note: str
+    icon: str
+    tone: str = ""
+    href: str = ""
+    title: str = ""
+    x: int = 0
+    y: int = 0
+    width: int = 0
+    height: int = 46
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One way between two places."""
+
+    path: str
+    width: float
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All of it, with the height it needs."""
+
+    height: int
+    heads: tuple[tuple[int, str], ...]
+    boxes: tuple[Box, ...]
+    curves: tuple[Curve, ...]
+
+
+def draw(
+    hour: Hour,
+    level: str,
+    waiting: int,
+    states: Sequence[ConnectionState],
+    tools: Mapping[str, Tool],
+) -> Picture:
+    """The picture of this hour: the busiest clients and connections."""
+    clients = hour.by_client.most_common(5)
+    busiest = sorted(states, key=lambda s: (-hour.by_connection[s.name], -len(s.tools), s.name))
+    chosen = sorted(busiest[:7], key=lambda state: state.name)
+    rows = max(len(clients), len(chosen), len(TOOL_KINDS))
+    first = _place(0, [_client_box(*each) for each in clients] or [_NO_CLIENT], rows)
+    [gate] = _place(1, [_gate_box(level, waiting, hour.refused)], rows)
+    third = _place(2, [_connection_box(each, hour) for each in chosen] or [_NO_CONNECTION], rows)
+    last = _place(3, [_kind_box(kind, tools) for kind in TOOL_KINDS], rows)
+    calls = [count for _, count in clients] or [0]
+    curves = [_curve(box, gate, count) for box, count in zip(first, calls, strict=True)]
+    for state, box in zip(chosen, third, strict=False):
+        tone, count = TONES.get(state.status, ""), hour.by_connection[state.name]
+        curves.append(_curve(gate, box, count, tone))
+        has = {tool.access for tool in state.tools}
+        for kind, target in zip(TOOL_KINDS, last, strict=True):
+            if kind in has:
+                curves.append(_curve(box, target, hour.reached[state.name, kind]))
+    heads = tuple((x, word) for x, _, word in COLUMNS)
+    return Picture(34 + rows * 58, heads, (*first, gate, *third, *last), tuple(curves))
+
+
+def _place(column: int, boxes: Sequence[Box], rows: int) -> list[Box]:
+    """The boxes under each other, in the middle of a column with so many rows of 46 and a gap."""
+    x, width, _ = COLUMNS[column]
+    tall = boxes[0].height
+    y = 34 + (rows * 58 - len(boxes) * (tall + 12)) // 2
+    return [replace(box, x=x, y=y + i * (tall + 12), width=width) for i, box in enumerate(boxes)]
+
+
+def _curve(start: Box, end: Box, calls: int, tone: str = "") -> Curve:
+    x1, y1, x2, y2 = start.x + start.width, start.middle, end.x, end.middle
+    bend = (x1 + x2) / 2
+    path = f"M{x1} {y1:.1f} C{bend:.1f} {y1:.1f} {bend:.1f} {y2:.1f} {x2} {y2:.1f}"
+    width = 1.25 if not calls else min(1.5 + math.log10(calls + 1) * 2.2, 9)
+    return Curve(path, round(width, 2), tone or ("busy" if calls else ""))
+
+
+_NO_CLIENT = Box("No client yet", "connect one above", "cable", "quiet")
+_NO_CONNECTION = Box("No connection yet", "add one", "plus", "quiet", "/console/connections/new")
+
+
+def _client_box(name: str, calls: int) -> Box:
+    return Box(clip(name, 22), plural(calls, "call"), "terminal", title=clip(name, 80))
+
+
+def _gate_box(level: str, waiting: int, refused: int) -> Box:
+    tone, href = ("warn", "/console/approvals") if waiting else ("", "/console/access")
+    note = f"{waiting:,} wait · {refused:,} refused"
+    return Box(level, note, "shield-check", tone, href, height=92)
+
+
+def _connection_box(state: ConnectionState, hour: Hour) -> Box:
+    note = f"{plural(len(state.tools), 'tool')} · {plural(hour.by_connection[state.name], 'call')}"
+    tone, href = TONES.get(state.status, ""), f"/console/connections/{state.name}"
+    title = f"{clip(state.display_name, 80)}: {state.status}"
+    return Box(clip(state.display_name, 22), note, "plug", tone, href, title)
+
+
+def _kind_box(kind: str, tools: Mapping[str, Tool]) -> Box:
+    tokens = [tool.tokens for tool in tools.values() if tool.access == kind]
+    note = f"≈ {sum(tokens):,} tokens" if tokens else "none"
+    href = f"/console/tools?access={kind}"
+    return Box(f"{len(tokens):,} {kind}", note, TOOL_KINDS[kind], f"a-{kind}", href)
+
+
+# --- what to do -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Worry:
+    """Something that is not as it should be, and the next step."""
+
+    tone: str
+    what: str
+    detail: str
+    step: str = ""
+    href: str = ""
+
+
+async def _worries(visit: Visit, nav: Navigation) -> list[Worry]:
+    of_connections = [worry for row in nav.connections for worry in _connection_worries(row)]
+    if not visit.principal.admin:
+        return of_connections
+    settings = [each for s in visit.inquiry.connections() for each in _setting_worries(s)]
+    return [
+        *_gateway_worries(visit, nav),
+        *of_connections,
+        *settings,
+        *await _held_changes(visit, nav),
+    ]
+
+
+def _gateway_worries(visit: Visit, nav: Navigation) -> Iterator[Worry]:
+    if nav.waiting:
+        what = f"{plural(len(nav.waiting), 'call')} waiting for a decision"
+        detail = "Without one they end by themselves, denied."
+        yield Worry("warn", what, detail, "Decide", "/console/approvals")
+    health = visit.backend.health
+    if problem := health.config_problem:
+        detail = f"{clip_text(problem, 300)} The last good one stays in force."
+        yield Worry("bad", "config.toml was edited and can't be used", detail)
+    for each in visit.snapshot.problems:
+        yield Worry("bad", f"{each.where} can't be read", each.message)
+    for each in health.problems[:6]:
+        tone, what = "bad" if each.severity == "error" else "warn", f"{each.where} does not hold"
+        yield Worry(tone, what, each.message, "Look at it", "/console/access")
+
+
+def _connection_worries(row: Mapping[str, Any]) -> Iterator[Worry]:
+    href, name = f"/console/connections/{row['name']}", clip(row["display_name"], 60)
+    errors = [each["message"] for each in row["problems"] if each["severity"] == "error"]
+    if row["status"] == "failing":
+        why = clip_text(errors[-1], 240) if errors else ""
+        kept = f" Its last {plural(row['tools'], 'good tool')} are still served."
+        yield Worry("bad", f"{name} can't be read", why + kept, "Look at it", href)
+    elif row["status"] == "unauthenticated":
+        words = "Calls will fail until someone signs in there."
+        yield Worry("bad", f"{name} is not signed in", words, "Sign it in", href)
+    elif errors:
+        what = f"{name} has {plural(len(errors), 'problem')}"
+        yield Worry("warn", what, clip_text(errors[0], 240), "Read", href)
+
+
+def _setting_worries(state: ConnectionState) -> Iterator[Worry]:
+    """Settings of a connection that do nothing, such as a rule for an operation it has not."""
+    found = [each for each in state.problems if each.configured and each.severity == "warning"]
+    if found:
+        what = f"{plural(len(found), 'setting')} of {clip(state.display_name, 60)} to look at"
+        detail = clip_text(f"{found[0].where}: {found[0].message}", 240)
+        yield Worry("warn", what, detail, "Read", f"/console/connections/{state.name}")
+
+
+async def _held_changes(visit: Visit, nav: Navigation) -> list[Worry]:
+    held = await list_changes(visit.gateway.db, status="held", limit=PAGE_ENTRIES)
+    counts = Counter(change.connection for change in held)
+    return [
+        Worry(
+            "warn",
+            f"{plural(count, 'change')} of {clip(name, 60)} held",
+            "The last good version is served until you accept.",
+            "Compare",
+            f"/console/connections/{name}#changes",
+        )
+        for name, count in sorted(counts.items())
+        if any(row["name"] == name for row in nav.connections)
+    ]
 
 
 # --- calls that wait ------------------------------------------------------------------------------
@@ -98,14 +414,11 @@ def _always(visit: Visit, approval: Approval) -> str:
 
 async def decide(visit: Visit) -> Response:
     """Takes the decision of one card."""
-    visit.inquiry.require_admin()
     decision = visit.form.get("decision", "deny")
     if visit.form.get("always") and decision == "approve":
         decision = "always_allow"
-    if decision not in WORDS:
-        raise Fixable("invalid_arguments", f"decision must be one of {', '.join(WORDS)}")
-    waiting = await visit.inquiry.approval(visit.id)
-    approval = await visit.gateway.approvals.decide(waiting, decision, visit.principal)
+    approval = await visit.inquiry.approval(visit.id)
+    await rest.decide_approval(visit.inquiry, visit.id, decision)
     words = WORDS[decision].format(clip(approval.tool, 60), _always(visit, approval))
     return toast(visit, words, good=decision != "deny")
 
@@ -122,11 +435,9 @@ async def revoke(visit: Visit) -> Response:
 
 async def executions(visit: Visit) -> Response:
     filter = visit.filter(*FACETS, "token", "since")
-    wanted: dict[str, Any] = {name: value or None for name, value in filter.items()}
-    span = SPANS.get(filter["since"])
-    wanted["since"] = time.time() - span if span else None
-    cursor = visit.query("cursor")
-    found = await list_executions(visit.inquiry, cursor=cursor or None, **wanted)
+    span, cursor = SPANS.get(filter["since"]), visit.query("cursor")
+    wanted: dict[str, Any] = {**filter, "since": time.time() - span if span else 0.0}
+    found = await list_executions(visit.inquiry, cursor=cursor, **wanted)
     rows, after = found["executions"], found["next"]
     if (file := download(visit, "executions", rows, next=after)) is not None:
         return file
@@ -151,7 +462,7 @@ async def _facets(visit: Visit, filter: dict[str, str]) -> list[dict[str, Any]]:
     facets = []
     for name in FACETS if visit.principal.admin else FACETS[:-1]:
         choices = []
-        for value, count in await values_of(visit.gateway.db, name, since, visit.whose, 8):
+        for value, count in await ledger.values_of(visit.gateway.db, name, since, visit.whose, 8):
             chosen = filter[name] == value
             href = link("/executions", **(filter | {name: "" if chosen else value}))
             choices.append({"value": value, "count": count, "chosen": chosen, "href": href})
@@ -172,7 +483,7 @@ async def live_execution(visit: Visit, nav: Navigation) -> dict[str, str]:
     return {"execution": visit.render("_execution.html", **shown)}
 
 
-def _shown_execution(visit: Visit, found: Execution) -> dict[str, Any]:
+def _shown_execution(visit: Visit, found: ledger.Execution) -> dict[str, Any]:
     callable_now = found.tool in visit.inquiry.view.tools
     return {
         "one": execution_record(found) | {"client": found.client, "reason": found.reason},

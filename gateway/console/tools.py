@@ -21,7 +21,6 @@ from starlette.responses import Response
 
 from gateway.calls.record import output_of
 from gateway.calls.redact import MASK
-from gateway.config.reading import parse_permissions
 from gateway.console.pages import (
     Visit,
     choose_rows,
@@ -40,6 +39,7 @@ from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
 from gateway.model import Level, Scope, Tool, json_bytes
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
 from gateway.policy.view import bundles_of
+from gateway.web import rest
 from gateway.web.gateway import tool_door
 from gateway.web.shown import tool_row
 
@@ -355,23 +355,15 @@ def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:
 
 async def choose(visit: Visit) -> Response:
     """The visitor's own choice for one connection."""
-    state, levels = visit.inquiry.connection(visit.id), get_args(Level)
-    wanted = next((each for each in levels if each == visit.form.get("access")), None)
-    if wanted is None:
-        raise Fixable("invalid_arguments", f"access must be one of {', '.join(levels)}")
-    await visit.gateway.catalog.choose(visit.principal.name, state.name, wanted)
-    return toast(visit, f"Your access to {state.name} is now {wanted}")
+    chosen = await rest.choose_access(visit.inquiry, visit.id, visit.form.get("access"))
+    return toast(visit, f"Your access to {visit.id} is now {chosen['user_access']}")
 
 
 async def permissions(visit: Visit) -> Response:
     """The level for everyone; config.toml's again where `reset` says so."""
-    visit.inquiry.require_admin()
-    catalog, snapshot, by = visit.gateway.catalog, visit.snapshot, visit.principal.name
     if visit.form.get("reset"):
-        await catalog.put_permissions(None, by=by)
+        await rest.delete_permissions(visit.inquiry)
         return toast(visit, "The permissions of config.toml are in force again")
-    wanted = visit.form.get("level", "")
-    values = snapshot.permissions.model_dump(mode="json") | {"level": wanted}
-    put = parse_permissions(snapshot.settings.permissions, values)
-    await catalog.put_permissions(put, by=by)
-    return toast(visit, f"Permissions are now {wanted}")
+    values = await rest.get_permissions(visit.inquiry) | {"level": visit.form.get("level", "")}
+    put = await rest.put_permissions(visit.inquiry, values)
+    return toast(visit, f"Permissions are now {put['level']}")

@@ -179,7 +179,7 @@ class Inquiry:
         )
 
 
-Run = Callable[..., Awaitable[dict[str, Any]]]  # takes the inquiry, then the arguments by name
+Run = Callable[..., Awaitable[Any]]  # takes the inquiry, then the arguments by name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import orjson
 
@@ -38,25 +38,36 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 OWN_TOOLS: list[ServedTool] = []
 STATUSES = get_args(ExecutionStatus)
+NOTHING: Mapping[str, Any] = {}
 
 
 def _text(words: str) -> Shown:
     return {"type": "string", "description": words}
 
 
-_TEXT = {"type": "string"}
+def _count(least: int, **more: Any) -> Shown:
+    return {"type": "integer", "minimum": least, **more}
+
+
+# The inputs that tools have in common, as their schemas show them.
+_TEXT: Shown = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT}
-_NAME = _text("The connection's name.")
-_OFFSET = {"type": "integer", "minimum": 0, "description": "Entries to pass over."}
-_LIMIT = {"type": "integer", "minimum": 1, "maximum": 500, "description": "Entries to give."}
-_SERVER = _text("The connection's name, as mcp_search_tools gives it.")
-_TOOL = _text("The tool's name as it is listed there.")
-_TOOL_NAME = _text("The tool's name.")
-_INPUT = _text("The name of its input.")
-_KNOWN = {"type": "object", "description": "The tool's inputs that are known already, by name."}
+_WORDS_OF_KNOWN = "The tool's inputs that are known already, by name."
+Text = Annotated[str, _TEXT]
+Flag = Annotated[bool, {"type": "boolean"}]
+Name = Annotated[str, _text("The connection's name.")]
+Offset = Annotated[int, _count(0, description="Entries to pass over.")]
+Limit = Annotated[int, _count(1, maximum=500, description="Entries to give.")]
+Server = Annotated[str, _text("The connection's name, as mcp_search_tools gives it.")]
+LocalName = Annotated[str, _text("The tool's name as it is listed there.")]
+ToolName = Annotated[str, _text("The tool's name.")]
+Input = Annotated[str, _text("The name of its input.")]
+Known = Annotated[Mapping[str, Any], {"type": "object", "description": _WORDS_OF_KNOWN}]
+Pointer = Annotated[str, _text("JSON pointer such as /items/3.")]
+Kind = Annotated[str, {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]}]
+
 _AUTH = "type: none | bearer | basic | api-key | oauth2 | nango, with its keys."
 _CONNECTION: dict[str, Any] = {
-    "kind": {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]},
     "display_name": _TEXT,
     "enabled": {"type": "boolean"},
     "organization": _TEXT,
@@ -86,19 +97,20 @@ def own_tool(
     reads: bool = True,
     destructive: bool = False,
     gives_result: bool = False,
-    **properties: Any,
+    more: Shown | None = None,
 ) -> Callable[[AnyRun], AnyRun]:
-    """Lists a function among the gateway's own tools, with these properties in its schema."""
+    """Lists a function among the gateway's own tools; its annotated arguments are its inputs, and
+    `more` may be given if it takes any."""
 
     def listed(run: AnyRun) -> AnyRun:
-        given = list(inspect.signature(run).parameters.values())[1:]
-        open_ended = given and given[-1].kind is inspect.Parameter.VAR_KEYWORD
-        named = given[:-1] if open_ended else given
+        given = [*inspect.signature(run, eval_str=True).parameters.values()]
+        inputs = [each for each in given if get_origin(each.annotation) is Annotated]
+        properties = {each.name: each.annotation.__metadata__[0] for each in inputs}
         schema = {
             "type": "object",
-            "properties": properties,
-            "required": [each.name for each in named if each.default is each.empty],
-            "additionalProperties": bool(open_ended),
+            "properties": {**properties, **(more or {})},
+            "required": [each.name for each in inputs if each.default is each.empty],
+            "additionalProperties": more is not None,
         }
         hints = {
             "title": title,
@@ -129,13 +141,13 @@ def own_tool(
 # --- tools and connections ------------------------------------------------------------------------
 
 
-@own_tool("all", "List tools", connection=_NAME, search=_TEXT, offset=_OFFSET, limit=_LIMIT)
+@own_tool("all", "List tools")
 async def list_dynamic_tools(
     inquiry: Inquiry,
-    connection: str = "",
-    search: str = "",
-    offset: int = 0,
-    limit: int = PAGE_ENTRIES,
+    connection: Name = "",
+    search: Text = "",
+    offset: Offset = 0,
+    limit: Limit = PAGE_ENTRIES,
 ) -> Shown:
     """The tools of all connections that you may call, with their access, risk and token cost. Give
     `search` to find one by words, `connection` to see one API's."""
@@ -172,8 +184,8 @@ def connection_rows(inquiry: Inquiry) -> list[Shown]:
     return rows
 
 
-@own_tool("all", "Get a connection", name=_NAME)
-async def get_connection(inquiry: Inquiry, name: str) -> Shown:
+@own_tool("all", "Get a connection")
+async def get_connection(inquiry: Inquiry, name: Name) -> Shown:
     """One connection: status, your access, number of tools, last refresh, problems, settings."""
     state = inquiry.connection(name)
     refreshed = inquiry.gateway.catalog.refreshed_at.get(name)
@@ -188,8 +200,8 @@ async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str 
     return await inquiry.gateway.directory.sign_in_link(state.name, state.settings)
 
 
-@own_tool("admin", "Refresh tools", reads=False, connection=_NAME)
-async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
+@own_tool("admin", "Refresh tools", reads=False)
+async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Shown:
     """Reads the definition of one connection, or of all, again and reports what changed."""
     inquiry.require_admin()
     gateway, principal, since = inquiry.gateway, inquiry.principal, time.monotonic()
@@ -206,16 +218,9 @@ async def refresh_tools(inquiry: Inquiry, connection: str = "") -> Shown:
     return {"revision": gateway.snapshot.revision, "connections": listed}
 
 
-@own_tool(
-    "admin",
-    "Connect an API",
-    reads=False,
-    name=_NAME,
-    dry_run={"type": "boolean"},
-    **_CONNECTION,
-)
+@own_tool("admin", "Connect an API", reads=False, more=_CONNECTION)
 async def put_connection(
-    inquiry: Inquiry, name: str, kind: str, dry_run: bool = False, **settings: Any
+    inquiry: Inquiry, name: Name, kind: Kind, dry_run: Flag = False, **settings: Any
 ) -> Shown:
     """Adds or replaces a connection; its tools are there at once. With dry_run nothing is kept and
     you see the tools it would give, what is skipped and why, and the token cost."""
@@ -238,8 +243,8 @@ async def put(
     return entry | ({"consent_link": link} if link else {})
 
 
-@own_tool("admin", "Delete a connection", reads=False, destructive=True, name=_NAME)
-async def delete_connection(inquiry: Inquiry, name: str, *, expected: int | None = None) -> Shown:
+@own_tool("admin", "Delete a connection", reads=False, destructive=True)
+async def delete_connection(inquiry: Inquiry, name: Name, *, expected: int | None = None) -> Shown:
     """Removes a connection that was added at run time, and its tools."""
     inquiry.require_admin()
     name, by = inquiry.connection(name).name, inquiry.principal.name
@@ -250,16 +255,13 @@ async def delete_connection(inquiry: Inquiry, name: str, *, expected: int | None
 # --- results and executions -----------------------------------------------------------------------
 
 
-@own_tool(
-    "everywhere",
-    "Read a large result",
-    result_id=_TEXT,
-    offset={"type": "integer", "minimum": 0},
-    limit={"type": "integer", "minimum": 1},
-    pointer={"type": "string", "description": "JSON pointer such as /items/3."},
-)
+@own_tool("everywhere", "Read a large result")
 async def read_result(
-    inquiry: Inquiry, result_id: str, offset: int = 0, limit: int | None = None, pointer: str = ""
+    inquiry: Inquiry,
+    result_id: Text,
+    offset: Annotated[int, _count(0)] = 0,
+    limit: Annotated[int, _count(1)] = 0,
+    pointer: Pointer = "",
 ) -> Shown:
     """The rest of an answer that was too large: a part of its text, or with a JSON pointer the
     value there; for an array `offset` and `limit` count items."""
@@ -271,49 +273,48 @@ async def read_result(
             "there is no such result, or it has expired",
             "Make the call again; results are kept for an hour.",
         )
-    part = await read_part(
-        gateway.work, kept.body, kept.media_type, pointer=pointer, offset=offset, limit=limit
-    )
+    wanted: Shown = {"pointer": pointer, "offset": offset, "limit": limit or None}
+    part = await read_part(gateway.work, kept.body, kept.media_type, **wanted)
     return {"result_id": result_id, **part}
 
 
-@own_tool(
-    "all", "List executions", status=_TEXT, tool=_TEXT, connection=_TEXT, limit=_LIMIT, cursor=_TEXT
-)
+@own_tool("all", "List executions")
 async def list_executions(
     inquiry: Inquiry,
-    status: str | None = None,
-    tool: str | None = None,
-    connection: str | None = None,
-    limit: int = PAGE_ENTRIES,
-    cursor: str | None = None,
-    principal: str | None = None,
-    token: str | None = None,
-    since: float | None = None,
+    status: Text = "",
+    tool: Text = "",
+    connection: Text = "",
+    limit: Limit = PAGE_ENTRIES,
+    cursor: Text = "",
+    principal: str = "",
+    token: str = "",
+    since: float = 0.0,
 ) -> Shown:
     """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
-    if status is not None and status not in STATUSES:
+    if status and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
-    whose, overseen = _whose(inquiry, principal), inquiry.overseen()
-    wanted = Filter(status, tool, connection, whose, token, since, overseen)
-    await inquiry.gateway.db.settle()
-    page = await ledger.list_executions(inquiry.gateway.db, wanted, limit=limit, cursor=cursor)
+    asked: Shown = {"status": status, "tool": tool, "connection": connection, "token": token}
+    asked |= {"principal": _whose(inquiry, principal), "since": since}
+    given = {name: value for name, value in asked.items() if value}
+    db, wanted = inquiry.gateway.db, Filter(**given, connections=inquiry.overseen())
+    await db.settle()
+    page = await ledger.list_executions(db, wanted, limit=limit, cursor=cursor or None)
     return {
         "executions": [shown.execution_record(each) for each in page.executions],
         "next": page.next,
     }
 
 
-@own_tool("all", "Get an execution", id=_TEXT)
-async def get_execution(inquiry: Inquiry, id: str) -> Shown:
+@own_tool("all", "Get an execution")
+async def get_execution(inquiry: Inquiry, id: Text) -> Shown:
     """One past or running call with its state and result."""
     return shown.execution_record(await inquiry.execution(id))
 
 
-@own_tool("all", "Find an execution", token=_TEXT)
-async def find_execution(inquiry: Inquiry, token: str) -> Shown:
+@own_tool("all", "Find an execution")
+async def find_execution(inquiry: Inquiry, token: Text) -> Shown:
     """The call that used an idempotency token, with the values recorded from its answer."""
-    found = await ledger.find_by_token(inquiry.gateway.db, token, _whose(inquiry, None))
+    found = await ledger.find_by_token(inquiry.gateway.db, token, _whose(inquiry) or None)
     kept_to = inquiry.overseen()
     found = [each for each in found if kept_to is None or each.connection in kept_to]
     if not found:
@@ -323,33 +324,31 @@ async def find_execution(inquiry: Inquiry, token: str) -> Shown:
     return records[0] | {"executions": records}
 
 
-def _whose(inquiry: Inquiry, wanted: str | None) -> str | None:
+def _whose(inquiry: Inquiry, wanted: str = "") -> str:
     """Whose executions are read: anyone's for an admin, else the caller's own."""
-    return (wanted or None) if inquiry.principal.admin else inquiry.principal.name
+    return wanted if inquiry.principal.admin else inquiry.principal.name
 
 
 # --- what may go into a tool's inputs -------------------------------------------------------------
 
 
-@own_tool("all", "Look up values", tool=_TOOL_NAME, parameter=_INPUT, known=_KNOWN)
+@own_tool("all", "Look up values")
 async def lookup_values(
-    inquiry: Inquiry, tool: str, parameter: str, known: Mapping[str, Any] | None = None
+    inquiry: Inquiry, tool: ToolName, parameter: Input, known: Known = NOTHING
 ) -> Shown:
     """What may go into an input of a tool whose description says that it can be looked up. Give the
     inputs you have in `known`. To open a folder, give its `node` as the input's value."""
     return await inquiry.gateway.lookups.values(_question(inquiry, tool, known), parameter)
 
 
-@own_tool("all", "Look up a schema", tool=_TOOL_NAME, known=_KNOWN)
-async def lookup_schema(
-    inquiry: Inquiry, tool: str, known: Mapping[str, Any] | None = None
-) -> Shown:
+@own_tool("all", "Look up a schema")
+async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING) -> Shown:
     """The input schema of a tool whose inputs depend on each other, for those you have."""
     schema = await inquiry.gateway.lookups.schema(_question(inquiry, tool, known))
     return {"tool": tool, "input_schema": schema}
 
 
-def _question(inquiry: Inquiry, name: str, known: Mapping[str, Any] | None) -> Question:
+def _question(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> Question:
     tools = inquiry.view.tools
     tool = tools.get(name)
     if tool is None:
@@ -361,15 +360,15 @@ def _question(inquiry: Inquiry, name: str, known: Mapping[str, Any] | None) -> Q
     # What the caller wants of this call (a token, to be run later) is not about the calls it makes.
     caller = replace(inquiry.caller, meta={}, input_responses=None, request_state=None)
     bundle_ids = inquiry.view.bundle_ids
-    return Question(inquiry.snapshot, caller, tool, tools.keys(), known or {}, bundle_ids)
+    return Question(inquiry.snapshot, caller, tool, tools.keys(), known, bundle_ids)
 
 
 # --- Azure's catalogue of connectors --------------------------------------------------------------
 
 
-@own_tool("azure", "List Azure's connectors", search=_TEXT, offset=_OFFSET, limit=_LIMIT)
+@own_tool("azure", "List Azure's connectors")
 async def list_managed_apis(
-    inquiry: Inquiry, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
+    inquiry: Inquiry, search: Text = "", offset: Offset = 0, limit: Limit = PAGE_ENTRIES
 ) -> Shown:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
     listed = await inquiry.gateway.directory.managed_apis()
@@ -378,16 +377,9 @@ async def list_managed_apis(
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
 
-@own_tool(
-    "azure",
-    "Get one of Azure's connectors",
-    name=_TEXT,
-    search=_TEXT,
-    offset=_OFFSET,
-    limit=_LIMIT,
-)
+@own_tool("azure", "Get one of Azure's connectors")
 async def get_managed_api(
-    inquiry: Inquiry, name: str, search: str = "", offset: int = 0, limit: int = PAGE_ENTRIES
+    inquiry: Inquiry, name: Text, search: Text = "", offset: Offset = 0, limit: Limit = PAGE_ENTRIES
 ) -> Shown:
     """What a connection to it needs, and what it can do. `search` finds an operation by words."""
     directory = inquiry.gateway.directory
@@ -408,9 +400,9 @@ async def get_managed_api(
 # --- tools that are reached through others --------------------------------------------------------
 
 
-@own_tool("meta", "List a server's tools", server_id=_SERVER, offset=_OFFSET, limit=_LIMIT)
+@own_tool("meta", "List a server's tools")
 async def mcp_list_tools(
-    inquiry: Inquiry, server_id: str, offset: int = 0, limit: int = PAGE_ENTRIES
+    inquiry: Inquiry, server_id: Server, offset: Offset = 0, limit: Limit = PAGE_ENTRIES
 ) -> Shown:
     """The tools of one connection by name and first words. Call them with mcp_call_tool."""
     tools = [tool for tool in inquiry.view.tools.values() if tool.connection == server_id]
@@ -424,16 +416,16 @@ async def mcp_list_tools(
     return {"tools": [shown.tool_summary(tool) for tool in page], "total": len(tools)}
 
 
-@own_tool("meta", "Search tools", query=_TEXT, limit=_LIMIT)
-async def mcp_search_tools(inquiry: Inquiry, query: str, limit: int = SEARCH_ENTRIES) -> Shown:
+@own_tool("meta", "Search tools")
+async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_ENTRIES) -> Shown:
     """Finds the tools for a task by words, best first. Then read the schema and call."""
     tools = inquiry.view.tools
     names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
     return {"tools": [shown.tool_summary(tools[name]) for name in names]}
 
 
-@own_tool("meta", "Get a tool's schema", server_id=_SERVER, tool_name=_TOOL)
-async def mcp_get_tool_schema(inquiry: Inquiry, server_id: str, tool_name: str) -> Shown:
+@own_tool("meta", "Get a tool's schema")
+async def mcp_get_tool_schema(inquiry: Inquiry, server_id: Server, tool_name: LocalName) -> Shown:
     """What a tool takes and gives: read this before mcp_call_tool."""
     tool = _reached_tool(inquiry, server_id, tool_name)
     bound = inquiry.snapshot.settings.limits.max_schema_bytes
@@ -456,17 +448,12 @@ async def mcp_get_tool_schema(inquiry: Inquiry, server_id: str, tool_name: str) 
     }
 
 
-@own_tool(
-    "meta",
-    "Call a tool",
-    reads=False,
-    gives_result=True,
-    server_id=_SERVER,
-    tool_name=_TOOL,
-    args={"type": "object"},
-)
+@own_tool("meta", "Call a tool", reads=False, gives_result=True)
 async def mcp_call_tool(
-    inquiry: Inquiry, server_id: str, tool_name: str, args: Mapping[str, Any] | None = None
+    inquiry: Inquiry,
+    server_id: Server,
+    tool_name: LocalName,
+    args: Annotated[Mapping[str, Any], {"type": "object"}] = NOTHING,
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:
@@ -475,7 +462,7 @@ async def mcp_call_tool(
         inquiry.gateway.note_unknown(inquiry, f"{server_id} {tool_name}")
         raise
     let_ask(inquiry, tool)
-    return await inquiry.call(tool, args or {})
+    return await inquiry.call(tool, args)
 
 
 def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:

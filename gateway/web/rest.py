@@ -1,9 +1,10 @@
 """The HTTP API: the same functions as the tools, with paths and status codes.
 
-Each address is answered by small functions of an `ApiCall`; what they return is the JSON body.
-Routes are Starlette's; one table turns our errors into statuses, and one shape carries them all,
-404 and 405 included. Nobody is kept waiting for a decision here: a call that needs one answers 202
-with its execution's id and runs by itself once it is approved.
+Each address is answered by a function of the inquiry and of its arguments by name, which are in the
+address, in its query or in the body; what it returns is the JSON body. Routes are Starlette's; one
+table turns our errors into statuses, and one shape carries them all, 404 and 405 included. Nobody
+is kept waiting for a decision here: a call that needs one answers 202 with its execution's id and
+runs by itself once it is approved.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
@@ -37,7 +37,7 @@ from gateway.errors import (
     Unauthenticated,
     UnknownTool,
 )
-from gateway.limits import MAX_BODY_BYTES, PAGE_ENTRIES
+from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, NotJson, Scope, json_bytes, read_json
 from gateway.policy.access import admin_level, level
 from gateway.store import approvals
@@ -56,80 +56,34 @@ from gateway.web.proxy import proxied, proxy_request
 from gateway.web.watch import event_stream
 
 PREFIX = "/api/v1"
+POSTING = ("POST", "PUT", "PATCH")
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
 CHANGE_STATUSES: tuple[changes.ChangeStatus, ...] = get_args(changes.ChangeStatus)
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """One request to the API."""
-
-    inquiry: Inquiry
-    request: Request
-    body: Any = None
-
-    @property
-    def id(self) -> str:
-        """What the address names."""
-        named: str = next(iter(self.request.path_params.values()))
-        return named
-
-    def query(self, name: str) -> str | None:
-        return self.request.query_params.get(name)
-
-    def object(self, *keys: str) -> dict[str, Any]:
-        """The body as an object that holds these keys."""
-        if not isinstance(self.body, dict):
-            raise Fixable("invalid_arguments", "the body must be a JSON object")
-        if missing := [key for key in keys if key not in self.body]:
-            raise Fixable("invalid_arguments", f"missing: {', '.join(missing)}")
-        return self.body
-
-
-Handler = Callable[[ApiCall], Awaitable[Any]]
+Shown = dict[str, Any]
 Headers = Mapping[str, str] | None
-
-
-def at_address(run: Run) -> Handler:
-    """One of the gateway's own tools, with its arguments in the address and its query."""
-    parameters = list(inspect.signature(run).parameters.values())[1:]
-
-    async def handler(call: ApiCall) -> dict[str, Any]:
-        given = {**call.request.query_params, **call.request.path_params}
-        values = {p.name: _value(p, given[p.name]) for p in parameters if p.name in given}
-        return await run(call.inquiry, **values)
-
-    return handler
-
-
-def _value(parameter: inspect.Parameter, text: str) -> Any:
-    """What a text in an address stands for, where a function wants a number."""
-    kind = str(parameter.annotation).partition(" ")[0]
-    if kind not in ("int", "float"):
-        return text
-    with suppress(ValueError):
-        value = float(text)
-        if math.isfinite(value) and value >= 0 and (kind == "float" or value.is_integer()):
-            return value if kind == "float" else int(value)
-    words = "a whole number" if kind == "int" else "a time in seconds since 1970"
-    raise Fixable("invalid_arguments", f"{parameter.name} must be {words}")
 
 
 def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> Starlette:
     """The API as an ASGI application, with other routes whose errors have the same shape."""
 
-    def endpoint(handlers: Mapping[str, Handler]) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(runs: Mapping[str, Run]) -> Callable[[Request], Awaitable[Response]]:
+        wanted = {method: _parameters(run) for method, run in runs.items()}
+
         async def answer(request: Request) -> Response:
+            inquiry, posted = await _read_request(gateway, identity, request)
             method = "GET" if request.method == "HEAD" else request.method
-            value = await handlers[method](await _api_call(gateway, identity, request))
+            arguments = _arguments(wanted[method], request, posted)
+            value = await runs[method](inquiry, **arguments)
             return value if isinstance(value, Response) else json_response(value)
 
         return answer
 
-    async def events(call: ApiCall) -> Response:
-        return await event_stream(call.inquiry, identity, call.request)
+    async def events(inquiry: Inquiry, request: Request) -> Response:
+        return await event_stream(inquiry, identity, request)
 
     async def challenge(request: Request, error: Exception) -> Response:
         hint = "Send a valid token as `Authorization: Bearer …`."
@@ -137,27 +91,57 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
         response.headers["www-authenticate"] = identity.challenge(False).decode()
         return response
 
-    routes: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
-    for address, handler in {**ADDRESSES, "GET /events": events}.items():
+    routes: defaultdict[str, dict[str, Run]] = defaultdict(dict)
+    for address, run in {**ADDRESSES, "GET /events": events}.items():
         method, path = address.split()
-        routes[PREFIX + path][method] = handler
+        routes[PREFIX + path][method] = run
     api = [Route(path, endpoint(each), methods=list(each)) for path, each in routes.items()]
     handlers = {**dict.fromkeys(_ERRORS, _answer_error), Unauthenticated: challenge}
     return Starlette(routes=[*api, *others], exception_handlers=handlers)
 
 
-async def _api_call(gateway: Gateway, identity: Identity, request: Request) -> ApiCall:
+async def _read_request(
+    gateway: Gateway, identity: Identity, request: Request
+) -> tuple[Inquiry, Any]:
+    """Who asks, and what was posted."""
     fields = fold(request.scope["headers"])
     principal = await identity.identify(fields)
-    body: Any = None
-    if request.method in ("POST", "PUT", "PATCH"):
+    posted: Any = None
+    if request.method in POSTING:
         seconds = gateway.snapshot.settings.limits.request_seconds
         raw = await read_body(fields, request.receive, MAX_BODY_BYTES, seconds)
         if raw:
             require_json(fields)
-            body = read_json(raw)  # as strict as MCP is: a call means the same through both doors
-    caller = Caller(principal, client=request.headers.get("user-agent", "")[:128])
-    return ApiCall(gateway.inquiry(caller), request, body)
+            posted = read_json(raw)  # as strict as MCP is: a call means the same through both doors
+    caller = Caller(principal, client=request.headers.get("user-agent", "")[:NAME_CHARS])
+    return gateway.inquiry(caller), posted
+
+
+def _parameters(run: Run) -> list[inspect.Parameter]:
+    return list(inspect.signature(run).parameters.values())[1:]
+
+
+def _arguments(wanted: list[inspect.Parameter], request: Request, posted: Any) -> Shown:
+    """The arguments of a function: the request and what was posted, if it wants these whole; what
+    the address names; the rest from the body of a post, else from the query."""
+    given: Shown = {p.name: _number(p, request.query_params.get(p.name)) for p in wanted}
+    if request.method in POSTING:
+        given = posted if isinstance(posted, dict) else {}
+    given = {**given, **request.path_params, "request": request, "posted": posted}
+    return {p.name: given[p.name] for p in wanted if given.get(p.name) is not None}
+
+
+def _number(parameter: inspect.Parameter, text: str | None) -> Any:
+    """What a text in an address stands for, where a function wants a number."""
+    kind = type(parameter.default)
+    if text is None or kind not in (int, float):
+        return text
+    with suppress(ValueError):
+        value = float(text)
+        if math.isfinite(value) and value >= 0 and (kind is float or value.is_integer()):
+            return kind(value)
+    words = "a whole number" if kind is int else "a time in seconds since 1970"
+    raise Fixable("invalid_arguments", f"{parameter.name} must be {words}")
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -171,7 +155,9 @@ def json_response(value: Any, status: int = 200, headers: Headers = None) -> Res
 def error_response(error: GatewayError, status: int | None = None) -> Response:
     """Any of our errors, in the one shape of this API."""
     if status is None:
-        status = 404 if isinstance(error, NotFound) else STATUS_OF_CODE.get(error.code, 500)
+        status = STATUS_OF_CODE.get(error.code, 500)
+        if isinstance(error, NotFound | NotApproved):  # a decision for which someone was faster
+            status = 404 if isinstance(error, NotFound) else 409
     return json_response({"error": error.as_dict()}, status, _retry_header(error.details))
 
 
@@ -224,15 +210,13 @@ _ERRORS = (
 # --- tools and connections ------------------------------------------------------------------------
 
 
-async def capabilities(call: ApiCall) -> dict[str, Any]:
-    inquiry = call.inquiry
+async def capabilities(inquiry: Inquiry) -> Shown:
     return shown.capabilities(inquiry.snapshot, inquiry.principal, inquiry.connections())
 
 
-async def choose_access(call: ApiCall) -> dict[str, Any]:
-    gateway, principal = call.inquiry.gateway, call.inquiry.principal
-    state = call.inquiry.connection(call.id)
-    access = call.object("access")["access"]
+async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -> Shown:
+    """The caller's own choice for one connection."""
+    gateway, principal, state = inquiry.gateway, inquiry.principal, inquiry.connection(connection)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
     await gateway.catalog.choose(principal.name, state.name, access)
@@ -245,40 +229,47 @@ async def choose_access(call: ApiCall) -> dict[str, Any]:
     }
 
 
-async def get_connection(call: ApiCall) -> Response:
-    shown = await own_tools.get_connection(call.inquiry, call.id)
+async def get_connection(inquiry: Inquiry, name: str) -> Response:
+    shown = await own_tools.get_connection(inquiry, name)
     return json_response(shown, headers={"etag": f'"{shown["revision"]}"'})
 
 
-async def put_connection(call: ApiCall) -> Response:
-    call.inquiry.require_admin()
-    gateway, name, values = call.inquiry.gateway, call.id, dict(call.object())
+async def put_connection(
+    inquiry: Inquiry, name: str, request: Request, posted: Any = None
+) -> Response:
+    inquiry.require_admin()
+    gateway, values = inquiry.gateway, dict(_object(posted))
     if values.pop("name", name) != name:
         raise Fixable("invalid_arguments", "the body names another connection than the address")
-    headers, expected = call.request.headers, _expected(call.request)
+    headers, expected = request.headers, _expected(request)
     if headers.get("if-none-match", "").strip() == "*":
         expected = 0
     elif headers.get("if-match", "").strip() == "*" and name not in gateway.snapshot.connections:
         expected = -1
-    shown = await own_tools.put(call.inquiry, name, values, expected)
+    shown = await own_tools.put(inquiry, name, values, expected)
     state = gateway.snapshot.connections.get(name)
     return json_response(shown, headers={"etag": f'"{state.revision}"'} if state else None)
 
 
-async def delete_connection(call: ApiCall) -> dict[str, Any]:
-    expected = _expected(call.request)
-    return await own_tools.delete_connection(call.inquiry, call.id, expected=expected)
+async def delete_connection(inquiry: Inquiry, name: str, request: Request) -> Shown:
+    return await own_tools.delete_connection(inquiry, name, expected=_expected(request))
 
 
-async def refresh_connection(call: ApiCall) -> dict[str, Any]:
-    refreshed = await own_tools.refresh_tools(call.inquiry, call.id)
-    report: dict[str, Any] = refreshed["connections"][0]
+async def refresh_connection(inquiry: Inquiry, name: str) -> Shown:
+    refreshed = await own_tools.refresh_tools(inquiry, name)
+    report: Shown = refreshed["connections"][0]
     return report | {"revision": refreshed["revision"]}
 
 
-async def preview_connection(call: ApiCall) -> dict[str, Any]:
-    values = {**call.object(), "dry_run": True}
-    return await own_tools.put(call.inquiry, values.pop("name", "preview"), values)
+async def preview_connection(inquiry: Inquiry, posted: Any = None) -> Shown:
+    values = {**_object(posted), "dry_run": True}
+    return await own_tools.put(inquiry, values.pop("name", "preview"), values)
+
+
+def _object(posted: Any) -> Shown:
+    if not isinstance(posted, dict):
+        raise Fixable("invalid_arguments", "the body must be a JSON object")
+    return posted
 
 
 def _expected(request: Request) -> int | None:
@@ -290,44 +281,40 @@ def _expected(request: Request) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 
-async def get_tool(call: ApiCall) -> dict[str, Any]:
-    tool = call.inquiry.view.tools.get(call.id)
+async def get_tool(inquiry: Inquiry, name: str) -> Shown:
+    tool = inquiry.view.tools.get(name)
     if tool is None:
-        raise UnknownTool(call.id)
-    return shown.tool_detail(tool, call.inquiry.snapshot.permissions)
+        raise UnknownTool(name)
+    return shown.tool_detail(tool, inquiry.snapshot.permissions)
 
 
-async def resolve_step(call: ApiCall) -> dict[str, Any]:
-    wanted = call.object("workflow", "step")
-    names = (wanted["workflow"], wanted["step"])
-    if not all(isinstance(name, str) for name in names):
+async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Shown:
+    if not isinstance(workflow, str) or not isinstance(step, str):
         raise Fixable("invalid_arguments", "workflow and step must be strings")
-    inquiry = call.inquiry
-    seen = inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, Scope("step", names))
-    return shown.step_view(seen)
+    scope = Scope("step", (workflow, step))
+    return shown.step_view(inquiry.gateway.view_of(inquiry.snapshot, inquiry.principal, scope))
 
 
 # --- calls ----------------------------------------------------------------------------------------
 
 
-async def call_tool(call: ApiCall) -> Response:
-    inquiry, name = call.inquiry, call.id
+async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any = None) -> Response:
     tool = inquiry.view.tools.get(name)
     if tool is None:
         inquiry.gateway.note_unknown(inquiry, name)
         raise UnknownTool(name)
-    wanted = {} if call.body is None else call.object()
+    wanted = {} if posted is None else _object(posted)
     arguments = wanted.get("arguments", {})
     if not isinstance(arguments, dict):
         raise Fixable("invalid_arguments", "arguments must be an object")
     door = tool_door(inquiry.gateway, name, inquiry.caller.scope, unattended=True)
-    return _result_response(await inquiry.call(tool, arguments, door, _caller(call, wanted)))
+    caller = _caller(inquiry, request, wanted)
+    return _result_response(await inquiry.call(tool, arguments, door, caller))
 
 
-async def proxy(call: ApiCall) -> Response:
-    inquiry, wanted = call.inquiry, call.object("connection", "method", "path")
+async def proxy(inquiry: Inquiry, request: Request, posted: Any = None) -> Response:
     said = ("connection", "method", "path", "query", "body")
-    raw = proxy_request(**{name: wanted.get(name) for name in said})
+    raw = proxy_request(**{name: _object(posted).get(name) for name in said})
     try:
         tool, judged = proxied(inquiry.snapshot, inquiry.principal, inquiry.view, raw)
     except NotFound:
@@ -340,18 +327,18 @@ async def proxy(call: ApiCall) -> Response:
         inquiry.gateway.invoker.record(refused)
         raise
     door = proxy_door(inquiry.gateway, raw, judged)
-    caller = _caller(call, wanted)
+    caller = _caller(inquiry, request, posted)
     return _result_response(await inquiry.call(tool, raw.arguments, door, caller))
 
 
-def _caller(call: ApiCall, wanted: Mapping[str, Any]) -> Caller:
-    meta: dict[str, Any] = {}
-    token = wanted.get("idempotency_token", call.request.headers.get("idempotency-key"))
+def _caller(inquiry: Inquiry, request: Request, wanted: Mapping[str, Any]) -> Caller:
+    meta: Shown = {}
+    token = wanted.get("idempotency_token", request.headers.get("idempotency-key"))
     if token is not None:
         meta[TOKEN_META] = token
-    if (call.query("background") or "").lower() in ("true", "1"):
+    if request.query_params.get("background", "").lower() in ("true", "1"):
         meta[BACKGROUND_META] = True
-    return replace(call.inquiry.caller, meta=meta)
+    return replace(inquiry.caller, meta=meta)
 
 
 def _result_response(result: Mapping[str, Any]) -> Response:
@@ -369,116 +356,118 @@ def _result_response(result: Mapping[str, Any]) -> Response:
 # --- executions, approvals, grants, changes, permissions ------------------------------------------
 
 
-async def delete_execution(call: ApiCall) -> Response:
-    execution = await call.inquiry.cancel(call.id)
+async def delete_execution(inquiry: Inquiry, id: str) -> Response:
+    execution = await inquiry.cancel(id)
     status = 202 if execution.status in shown.GOING_ON else 200
     return json_response(shown.execution_record(execution), status)
 
 
-async def list_approvals(call: ApiCall) -> dict[str, Any]:
-    call.inquiry.require_admin()
-    waiting = await approvals.list_open(call.inquiry.gateway.db, time.time())
-    mine = [each for each in waiting if call.inquiry.oversees(each.connection)]
+async def list_approvals(inquiry: Inquiry) -> Shown:
+    inquiry.require_admin()
+    waiting = await approvals.list_open(inquiry.gateway.db, time.time())
+    mine = [each for each in waiting if inquiry.oversees(each.connection)]
     return {"approvals": [shown.approval_row(each) for each in mine]}
 
 
-async def get_approval(call: ApiCall) -> dict[str, Any]:
-    return shown.decided_row(await call.inquiry.approval(call.id))
+async def get_approval(inquiry: Inquiry, id: str) -> Shown:
+    return shown.decided_row(await inquiry.approval(id))
 
 
-async def decide_approval(call: ApiCall) -> Any:
-    approval = await call.inquiry.approval(call.id)
-    decision = call.object("decision")["decision"]
+async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Shown:
+    approval = await inquiry.approval(id)
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
-    inquiry = call.inquiry
-    try:
-        decided = await inquiry.gateway.approvals.decide(approval, decision, inquiry.principal)
-    except NotApproved as error:  # someone, or time, was faster
-        return error_response(error, 409)
-    return shown.decided_row(decided)
+    decide = inquiry.gateway.approvals.decide
+    return shown.decided_row(await decide(approval, decision, inquiry.principal))
 
 
-async def list_grants(call: ApiCall) -> dict[str, Any]:
-    return {"standing_grants": [shown.grant_row(grant) for grant in await call.inquiry.grants()]}
+async def list_grants(inquiry: Inquiry) -> Shown:
+    return {"standing_grants": [shown.grant_row(grant) for grant in await inquiry.grants()]}
 
 
-async def delete_grant(call: ApiCall) -> dict[str, Any]:
-    return shown.grant_row(await call.inquiry.revoke_grant(call.id)) | {"revoked": True}
+async def delete_grant(inquiry: Inquiry, id: str) -> Shown:
+    return shown.grant_row(await inquiry.revoke_grant(id)) | {"revoked": True}
 
 
 async def list_changes(
-    inquiry: Inquiry,
-    status: str | None = None,
-    connection: str | None = None,
-    limit: int = PAGE_ENTRIES,
-) -> dict[str, Any]:
+    inquiry: Inquiry, status: str = "", connection: str = "", limit: int = PAGE_ENTRIES
+) -> Shown:
     inquiry.require_admin()
     known = next((each for each in CHANGE_STATUSES if each == status), None)
-    if known != status:
+    if status and known is None:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(CHANGE_STATUSES)}")
-    db = inquiry.gateway.db
-    found = await changes.list_changes(db, connection=connection, status=known, limit=limit)
+    db, of = inquiry.gateway.db, connection or None
+    found = await changes.list_changes(db, connection=of, status=known, limit=limit)
     return {"changes": [shown.change_row(c) for c in found if inquiry.oversees(c.connection)]}
 
 
-async def decide_change(call: ApiCall, status: Literal["accepted", "rejected"]) -> Any:
-    inquiry, found = call.inquiry, await call.inquiry.change(call.id)
+async def accept_change(inquiry: Inquiry, id: str) -> Any:
+    return await _decide_change(inquiry, id, "accepted")
+
+
+async def reject_change(inquiry: Inquiry, id: str) -> Any:
+    return await _decide_change(inquiry, id, "rejected")
+
+
+async def _decide_change(
+    inquiry: Inquiry, id: str, status: Literal["accepted", "rejected"]
+) -> Shown | Response:
+    found, by = await inquiry.change(id), inquiry.principal.name
     if found.status != "held":
         decided = Fixable("invalid_arguments", f"the change is {found.status} already")
         return error_response(decided, 409)
-    by = inquiry.principal.name
     return shown.change_row(await inquiry.gateway.catalog.decide_change(found.id, status, by=by))
 
 
-async def get_permissions(call: ApiCall) -> dict[str, Any]:
-    snapshot = call.inquiry.gateway.snapshot
+async def get_permissions(inquiry: Inquiry) -> Shown:
+    snapshot = inquiry.gateway.snapshot
     source = "config.toml" if snapshot.stored_permissions is None else "stored"
     return snapshot.permissions.model_dump(mode="json") | {"source": source}
 
 
-async def put_permissions(call: ApiCall) -> dict[str, Any]:
-    call.inquiry.require_admin()
-    values = dict(call.object())
+async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Shown:
+    """The permissions of config.toml with these values in their place."""
+    inquiry.require_admin()
+    values = dict(_object(posted))
     values.pop("source", None)  # what a GET gave may be put again
-    permissions = parse_permissions(call.inquiry.snapshot.settings.permissions, values)
-    by = call.inquiry.principal.name
-    await call.inquiry.gateway.catalog.put_permissions(permissions, by=by)
-    return await get_permissions(call)
+    permissions = parse_permissions(inquiry.snapshot.settings.permissions, values)
+    await inquiry.gateway.catalog.put_permissions(permissions, by=inquiry.principal.name)
+    return await get_permissions(inquiry)
 
 
-async def delete_permissions(call: ApiCall) -> dict[str, Any]:
-    call.inquiry.require_admin()
-    await call.inquiry.gateway.catalog.put_permissions(None, by=call.inquiry.principal.name)
-    return await get_permissions(call)
+async def delete_permissions(inquiry: Inquiry) -> Shown:
+    """The permissions of config.toml again."""
+    inquiry.require_admin()
+    await inquiry.gateway.catalog.put_permissions(None, by=inquiry.principal.name)
+    return await get_permissions(inquiry)
 
 
-ADDRESSES: Mapping[str, Handler] = {
+ADDRESSES: Mapping[str, Run] = {
     "GET /capabilities": capabilities,
     "PUT /access/{connection}": choose_access,
-    "GET /connections": at_address(own_tools.list_connections),
+    "GET /connections": own_tools.list_connections,
     "POST /connections/preview": preview_connection,
     "GET /connections/{name}": get_connection,
     "PUT /connections/{name}": put_connection,
     "DELETE /connections/{name}": delete_connection,
     "POST /connections/{name}/refresh": refresh_connection,
-    "GET /tools": at_address(own_tools.list_dynamic_tools),
+    "GET /tools": own_tools.list_dynamic_tools,
     "GET /tools/{name}": get_tool,
     "POST /tools/{name}/call": call_tool,
     "POST /steps/resolve": resolve_step,
-    "GET /results/{result_id}": at_address(own_tools.read_result),
+    "GET /results/{result_id}": own_tools.read_result,
     "POST /proxy": proxy,
-    "GET /executions": at_address(own_tools.list_executions),
-    "GET /executions/{id}": at_address(own_tools.get_execution),
+    "GET /executions": own_tools.list_executions,
+    "GET /executions/{id}": own_tools.get_execution,
     "DELETE /executions/{id}": delete_execution,
     "GET /approvals": list_approvals,
     "GET /approvals/{id}": get_approval,
     "POST /approvals/{id}": decide_approval,
     "GET /standing-grants": list_grants,
     "DELETE /standing-grants/{id}": delete_grant,
-    "GET /changes": at_address(list_changes),
-    "POST /changes/{id}/accept": partial(decide_change, status="accepted"),
-    "POST /changes/{id}/reject": partial(decide_change, status="rejected"),
+    "GET /changes": list_changes,
+    "POST /changes/{id}/accept": accept_change,
+    "POST /changes/{id}/reject": reject_change,
     "GET /permissions": get_permissions,
     "PUT /permissions": put_permissions,
     "DELETE /permissions": delete_permissions,

@@ -7,7 +7,7 @@ from collections import Counter
 
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OpenApiConnection
-from gateway.console.overview import client_name, draw, spark, sum_hour
+from gateway.console.calls import client_name, draw, spark, sum_hour
 from gateway.model import Status
 from gateway.store.ledger import Count
 
