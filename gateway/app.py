@@ -42,7 +42,7 @@ from gateway.calls.held import CANCEL, ApprovedRuns
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
-from gateway.catalog.definitions import Fetcher, is_lazy
+from gateway.catalog.definitions import Fetcher
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.schedule import Schedule
@@ -387,7 +387,7 @@ class Assembly:
         cached = [
             name
             for name, state in self.catalog.current.connections.items()
-            if name not in known and not is_lazy(state.settings)
+            if name not in known and not state.settings.is_lazy
         ]
         told = loading(len(local) + len(far) + len(cached))
         near, remote, _ = [

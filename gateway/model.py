@@ -236,6 +236,10 @@ class Problem:
     message: str
     configured: bool = False  # it lies in what an operator wrote, not in what was found
 
+    def shown(self) -> dict[str, str]:
+        """As every edge shows it."""
+        return {"severity": self.severity, "where": self.where, "message": self.message}
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
@@ -278,6 +282,17 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class Wrap:
+    """One upstream tool under a local name, with what is filled in for the caller."""
+
+    tool: str
+    as_: str | None = None  # None: the upstream's name with the prefix
+    idempotency_field: str | None = None
+    inject: tuple[str, ...] = ()  # names only; values are put in at call
+    record: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """What a connector is told of a connection. No secrets: this is hashed, stored and logged."""
 
@@ -302,6 +317,9 @@ class Source:
     max_description_chars: int = 1024
     region: str | None = None  # manifest: which of its regions; None: its default
     on_behalf_of: str | None = None  # manifest: the provider's user that writes are made for
+    tools: tuple[str, ...] = ("*",)  # mcp: those that are shown, those that are not, those wrapped
+    exclude_tools: tuple[str, ...] = ()
+    wraps: tuple[Wrap, ...] = ()
     carries_secrets: bool = False  # calls hold credentials, headers or injected values: one host's
 
 

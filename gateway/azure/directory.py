@@ -79,7 +79,6 @@ class AzureDirectory:
         self,
         name: str,
         settings: ArmConnection,
-        *,
         max_bytes: int,
         planned: bool = False,
         since: float | None = None,

@@ -20,7 +20,6 @@ import structlog
 
 from gateway.azure.directory import LISTING, listing_location
 from gateway.catalog.changes import (
-    Adoption,
     Report,
     adopt,
     asks_other_credential,
@@ -28,32 +27,26 @@ from gateway.catalog.changes import (
     report_of,
     served,
     with_credentials_of,
+    with_found,
     with_last_good,
 )
 from gateway.catalog.connections import (
     present_in_azure,
-    read_planned,
     read_put,
     refuse_configured,
     refuse_put,
+    refuse_unsafe,
     remove_from_azure,
     to_be_served,
 )
-from gateway.catalog.definitions import (
-    Found,
-    RawDefinition,
-    is_active,
-    is_lazy,
-    is_local,
-    kind_of,
-    light,
-    location_of,
-    resting,
-)
-from gateway.catalog.discover import Discoverer, Looks, previewed
+from gateway.catalog.definitions import is_local, location_of
+from gateway.catalog.discover import Discoverer, Look, Looks, previewed
 from gateway.catalog.repository import StoredCatalog, change_of, with_change
 from gateway.catalog.snapshot import (
     ConnectionState,
+    Found,
+    Origin,
+    RawDefinition,
     Snapshot,
     assemble,
     owner_in,
@@ -61,10 +54,12 @@ from gateway.catalog.snapshot import (
     with_tools,
 )
 from gateway.config.connection import Connection
+from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import CATALOG_LOOK_SECONDS, PARALLEL_REFRESHES, SETTLE_SECONDS
-from gateway.model import Level, Problem
+from gateway.model import Level, Problem, Status
+from gateway.store import catalog as store
 from gateway.store.catalog import Change
 
 log = structlog.get_logger("gateway.catalog")
@@ -77,14 +72,14 @@ class Catalog:
         self,
         settings: Settings,
         discoverer: Discoverer,
-        persistence: StoredCatalog,
+        stored: StoredCatalog,
         demo: Mapping[str, Connection] | None = None,
     ) -> None:
         self._discoverer = discoverer
-        self._persistence = persistence
+        self._stored = stored
         self._demo = demo or {}
         self._states: dict[str, ConnectionState] = {}
-        self._found: dict[str, Found] = {}
+        self._listing: RawDefinition | None = None  # of Azure's resource group
         self._looks: Looks[Report] = Looks()
         self._locks = self._looks.locks
         self._choices: Mapping[tuple[str, str], Level] = {}
@@ -112,7 +107,7 @@ class Catalog:
         return {
             name: is_local(state.settings)
             for name, state in self._states.items()
-            if state.status == "pending" and state.build is None and not is_lazy(state.settings)
+            if state.status == "pending" and state.found is None and not state.settings.is_lazy
         }
 
     async def apply(self, settings: Settings) -> list[str]:
@@ -124,8 +119,8 @@ class Catalog:
             name
             for name, state in self._states.items()
             if (state.status == "pending" or before.get(name) != state.settings)
-            and is_active(state.settings)
-            and not is_lazy(state.settings)
+            and state.settings.is_active
+            and not state.settings.is_lazy
         ]
 
     def hear(self, revision: str) -> None:
@@ -160,13 +155,11 @@ class Catalog:
         refuse_put(self.current.settings, name, asked, old, within)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
-            old = self._states.get(name)
             found = await self._discover_new(name, settings)
-            base = ConnectionState(name, settings, "stored", status=resting(settings))
-            new = await asyncio.to_thread(adopt, with_last_good(base, old), found, time.time())
-            revision = await self._persistence.put(name, settings, new, expected, by)
-            self._install(replace(new.state, revision=revision), new)
-            self._swap(revision)
+            base = with_last_good(_at_rest(name, settings, "stored"), self._states.get(name))
+            new = await asyncio.to_thread(adopt, base, found, time.time())
+            revision = await self._stored.save(new, by, settings, expected)
+            self._install(replace(new.state, revision=revision), revision)
         log.info("connection put", connection=name, by=by, tools=len(new.state.tools))
         exposed = {tool.name for tool in self.current.connections[name].tools}
         return report_of(new, self.current.revision, exposed)
@@ -179,21 +172,23 @@ class Catalog:
         async with self._locks[name]:
             if expected in (None, self._states[name].revision):
                 await remove_from_azure(self._discoverer.azure, self._states[name].settings)
-            revision = await self._persistence.delete(name, expected)
-            self._forget(name)
+            revision = await self._stored.delete(name, expected)
+            del self._states[name]
+            self.refreshed_at.pop(name, None)
             self._swap(revision)
         log.info("connection deleted", connection=name, by=by)
         return self.current.revision
 
     async def choose(self, principal: str, connection: str, access: Level) -> None:
         """Keeps a principal's own choice of access; it holds from the next request on."""
-        revision = await self._persistence.choose(principal, connection, access)
+        revision = await store.choose_access(self._stored.db, principal, connection, access)
         self._choices = {**self._choices, (principal, connection): access}
         self._swap(revision)
 
     async def put_permissions(self, permissions: Permissions | None, *, by: str) -> None:
         """Puts permissions in force over config.toml's; None gives these their force back."""
-        revision = await self._persistence.put_permissions(permissions, by)
+        shown = None if permissions is None else permissions.model_dump(mode="json")
+        revision = await store.put_permissions(self._stored.db, shown, by=by, now=time.time())
         self._permissions = permissions
         self._swap(revision)
         log.info("permissions put" if permissions else "permissions deleted", by=by)
@@ -202,17 +197,18 @@ class Catalog:
         self, id: str, status: Literal["accepted", "rejected"], *, by: str
     ) -> Change:
         """Decides on a change that is held; an accepted one is served from here on."""
-        change = await self._persistence.change(id)
+        change = await store.get_change(self._stored.db, id)
+        if change is None:
+            raise NotFound("invalid_arguments", "there is no such change")
         name = change.connection
         async with self._locks[name]:
-            state, found = self._states.get(name), self._found.get(name)
-            if state is None or found is None:
+            state = self._states.get(name)
+            if state is None or state.found is None:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            new = await self._accepted(state, found, change) if status == "accepted" else None
-            decided, revision = await self._persistence.decide(change, status, by, found, new)
+            new = await self._accepted(state, state.found, change) if status == "accepted" else None
+            decided, revision = await self._stored.decide(change, status, by, state.found, new)
             if new is not None:
-                self._found[name] = new
-                self._states[name] = with_tools(replace(state, build=new.build), new.build.tools)
+                self._states[name] = with_tools(replace(state, found=new), new.build.tools)
             self._swap(revision)
         log.info("change decided", connection=name, tool=change.tool, status=status, by=by)
         return decided
@@ -223,15 +219,16 @@ class Catalog:
         if not asks_other_credential(change_of(change)):
             return new
         # How calls prove themselves is said once for the whole definition: read it from there.
-        fresh = await self._rebuild(state, found, self.current.settings)
+        fresh = await self._rebuild(self._look(state.name, state.settings), found)
         return replace(new, build=with_credentials_of(new.build, fresh.build))
 
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a put would expose, with nothing stored."""
-        settings = read_planned(self.current.settings, name, values)
+        """What a put would expose, with nothing stored; what may not be put is not tried."""
+        settings = parse_connection(name, values)
+        refuse_unsafe(self.current.settings, name, settings)
         found = await self._discover_new(name, settings, planned=True)
         owner = owner_in(self.current, name, settings)
-        return previewed(name, kind_of(settings), found, owner=owner)
+        return previewed(name, settings.kind, found, owner=owner)
 
     async def refresh(
         self,
@@ -267,14 +264,10 @@ class Catalog:
     def mark_failing(self, name: str, error: GatewayError) -> bool:
         """A server can't be reached now; whether that is news."""
         state = self._states.get(name)
-        if state is None or not is_active(state.settings) or state.status == "failing":
+        if state is None or not state.settings.is_active or state.status == "failing":
             return False
         self._failing(name, state, error)
         return True
-
-    def found(self, name: str) -> Found | None:
-        """What was last found for a connection, without the definition's bytes."""
-        return self._found.get(name)
 
     def take_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
         """Shows what a validator said of a definition beside the connection's own problems."""
@@ -307,7 +300,8 @@ class Catalog:
             if azure is not None:
                 raw = await self._discoverer.azure.listing()
                 listing = RawDefinition.of(listing_location(azure), raw)
-                await self._persistence.keep_listing(listing, time.time())
+                if self._listing is None or not self._listing.is_same(listing):
+                    await self._stored.keep_listing(listing)
                 # Also where nothing is new: a connection that was put over Azure's may be gone.
                 await self.apply(self.current.settings)
         except GatewayError as error:
@@ -326,39 +320,37 @@ class Catalog:
         state = self._states.get(name)
         if state is None:
             raise NotFound("connection_invalid", f"there is no connection {name!r}")
-        if not is_active(state.settings):
+        if not state.settings.is_active:
             return Report(name, "disabled")
-        known = self._found.get(name)
-        limits = self.current.settings.limits
         try:
-            look = self._discoverer.discover(name, state.settings, limits, known, since=since)
-            found = await look
-            if known is not None and found.build is known.build:
+            look = self._look(name, state.settings, known=state.found, since=since)
+            found = await self._discoverer.discover(look)
+            if state.found is not None and found.build is state.found.build:
                 return self._as_before(state, found)
             if state.origin != "demo":  # which this process serves to itself
                 await self._discoverer.check_addresses(state.settings, found.build)
             new = await asyncio.to_thread(adopt, state, found, time.time())
         except GatewayError as error:
             return self._failing(name, state, error)
-        self.refreshed_at[name] = time.time()
-        revision = await self._persistence.save(name, new, by)
+        revision = await self._stored.save(new, by)
         now_served = self._states.get(name)
         if now_served is None or now_served.settings != state.settings:
             return Report(name, "superseded")
-        self._install(replace(new.state, revision=now_served.revision), new)
-        self._swap(revision)
+        self._install(replace(new.state, revision=now_served.revision), revision)
         return report_of(new, self.current.revision)
 
     def _as_before(self, state: ConnectionState, found: Found) -> Report:
         """Nothing to compare or keep: what is served, and what is held, stays as it is."""
         self.refreshed_at[state.name] = time.time()
-        status, problems = found.build.status, found.build.problems
+        build = found.build
         if self._states.get(state.name) is state:
-            self._found[state.name] = light(found)  # with the validators of the last answer
-            if state.status != status:
-                self._states[state.name] = replace(state, status=status, problems=problems)
+            if found is not state.found:  # it has the validators of the last answer
+                self._states[state.name] = state = replace(state, found=found.light())
+            if state.status != build.status:
+                after = replace(state, status=build.status, problems=build.problems)
+                self._states[state.name] = after
                 self._swap()
-        return Report(state.name, status, revision=self.current.revision)
+        return Report(state.name, build.status, revision=self.current.revision)
 
     def _failing(self, name: str, state: ConnectionState, error: GatewayError) -> Report:
         now = failed(state, error)
@@ -367,32 +359,34 @@ class Catalog:
         if self._states.get(name) is state:
             self._states[name] = now
             self._swap()
-        return Report(name, "failing", error=error.message)
+        return Report(name, "failing", error.message)
 
     async def _discover_new(self, name: str, settings: Connection, planned: bool = False) -> Found:
-        limits = self.current.settings.limits
-        found = await self._discoverer.discover(name, settings, limits, None, planned)
+        found = await self._discoverer.discover(self._look(name, settings, planned=planned))
         await self._discoverer.check_addresses(settings, found.build)
         return found
+
+    def _look(self, name: str, settings: Connection, **more: Any) -> Look:
+        return Look(name, settings, self.current.settings.limits, **more)
 
     async def _take(self, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
         seen, chosen, allowed = dict(self._states), self._choices, self._permissions
-        stored = await self._persistence.load()
+        stored = await self._stored.load({n: s.found for n, s in seen.items() if s.found})
         self._synced = max(self._synced, stored.revision)
-        states: dict[str, ConnectionState] = {}
-        got: dict[str, Found] = {}
         wanted = to_be_served(stored.connections, stored.azure, settings, self._demo)
-        for name, (connection, origin, revision) in wanted.items():
-            base = ConnectionState(name, connection, origin, revision, resting(connection))
-            states[name] = await self._kept_or_cached(base, stored.found.get(name), settings, got)
+        states = {
+            name: await self._kept_or_cached(
+                _at_rest(name, *of_it), stored.found.get(name), settings
+            )
+            for name, of_it in wanted.items()
+        }
         # What was put, refreshed or deleted while we waited is newer than what we read.
         newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
         states = {n: s for n, s in states.items() if n in self._states or n not in seen} | newer
         for name in set(self._states) - set(states):
-            self._forget(name)
-        self._states = states
-        self._found |= {n: found for n, found in got.items() if n in states and n not in newer}
+            self.refreshed_at.pop(name, None)
+        self._states, self._listing = states, stored.azure
         untouched = self._choices is chosen and self._permissions is allowed
         if untouched:  # else one was chosen meanwhile, which must not be taken back
             self._choices, self._permissions = stored.choices, stored.permissions
@@ -401,31 +395,27 @@ class Catalog:
             self._behind.set()  # what others changed of these was passed over
 
     async def _kept_or_cached(
-        self, base: ConnectionState, cached: Found | None, settings: Settings, got: dict[str, Found]
+        self, base: ConnectionState, cached: Found | None, settings: Settings
     ) -> ConnectionState:
         """The connection as it runs where nothing of it changed, else from what is cached."""
         old = self._states.get(base.name)
         if old is not None and self._is_current(old, base, cached, settings):
             return old
         base = with_last_good(base, old)
-        if cached is None or not is_active(base.settings):
+        if cached is None or not base.settings.is_active:
             return base
         if cached.definition.location != location_of(base.settings):
             return base
         try:
-            found = await self._rebuilt(base, cached, settings)
+            return with_found(base, await self._rebuilt(base, cached, settings))
         except GatewayError as error:
             log.warning("cached definition not usable", connection=base.name, error=error.message)
             return base
-        got[base.name], build = light(found), found.build
-        state = replace(base, build=build, status=build.status, problems=build.problems)
-        return with_tools(state, build.tools)
 
     def _is_current(
         self, old: ConnectionState, base: ConnectionState, cached: Found | None, settings: Settings
     ) -> bool:
-        known = self._found.get(base.name)
-        same_build = cached is None or (known is not None and known.at == cached.at)
+        same_build = cached is None or (old.found is not None and old.found.at == cached.at)
         return (
             same_build
             and settings.limits == self.current.settings.limits
@@ -434,36 +424,27 @@ class Catalog:
         )
 
     async def _rebuilt(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
-        key = self._discoverer.key_of(base.name, base.settings, settings.limits, cached.definition)
-        if key == cached.build_key:
+        look = Look(base.name, base.settings, settings.limits)
+        if look.key(cached.definition) == cached.build_key:
             return cached
-        found = await self._rebuild(base, cached, settings)
+        found = await self._rebuild(look, cached)
         # Other settings don't accept what is held: the same definition still waits for an admin.
-        undecided = await self._persistence.undecided(base.name, cached.build.tools)
+        undecided = await self._stored.undecided(base.name, cached.build.tools)
         tools = tuple(served(found.build.tools, undecided))
         return replace(found, build=replace(found.build, tools=tools), at=cached.at)
 
-    async def _rebuild(self, state: ConnectionState, cached: Found, settings: Settings) -> Found:
+    async def _rebuild(self, look: Look, cached: Found) -> Found:
         """The tools of a definition that is in the store, made anew."""
-        packed = await self._persistence.packed(state.name, cached.definition.location)
-        definition = replace(cached.definition, packed=packed)
-        return await self._discoverer.rebuild(
-            state.name, state.settings, settings.limits, definition, None
-        )
+        definition = await self._stored.whole(look.name, cached.definition)
+        return await self._discoverer.rebuild(look, definition)
 
-    def _forget(self, name: str) -> None:
-        self._states.pop(name, None)
-        self._found.pop(name, None)
-        self.refreshed_at.pop(name, None)
-
-    def _install(self, state: ConnectionState, new: Adoption) -> None:
+    def _install(self, state: ConnectionState, revision: int) -> None:
         self._states[state.name] = state
-        self._found[state.name] = light(new.found)
         self.refreshed_at[state.name] = time.time()
+        self._swap(revision)
 
     def _advised(self, state: ConnectionState) -> ConnectionState:
-        found = self._found.get(state.name)
-        advice = self._advice.get(found.definition.sha256, ()) if found else ()
+        advice = self._advice.get(state.found.definition.sha256) if state.found else ()
         return replace(state, problems=(*state.problems, *advice)) if advice else state
 
     def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
@@ -480,3 +461,9 @@ class Catalog:
             self.current = snapshot
             for listener in list(self._listeners):
                 listener()
+
+
+def _at_rest(name: str, settings: Connection, origin: Origin, revision: int = 0) -> ConnectionState:
+    """A connection before anything is known of it."""
+    status: Status = "pending" if settings.is_active else "disabled"
+    return ConnectionState(name, settings, origin, revision, status)

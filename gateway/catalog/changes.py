@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
 import orjson
 
-from gateway.catalog.definitions import Found
-from gateway.catalog.snapshot import ConnectionState, with_tools
+from gateway.catalog.snapshot import ConnectionState, Found, with_tools
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.limits import COMPARED_NODES
 from gateway.model import CONSTANTS, Build, HttpOperation, Problem, Tool, whole_schema
@@ -28,23 +27,22 @@ Class = Literal["safe", "breaking", "risky"]
 Hold = Literal["accept", "hold_risky", "hold_all"]
 
 
+OUTCOMES = ("added", "removed", "changed", "held")
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What became of one connection in a put or a refresh."""
 
     name: str
     status: str
-    added: Sequence[str] = ()
-    removed: Sequence[str] = ()
-    changed: Sequence[str] = ()
-    held: Sequence[str] = ()
     error: str | None = None
     revision: int = 0
+    tools: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names by outcome
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of `refresh_tools`' answer."""
-        kinds = ("added", "removed", "changed", "held")
-        names = {kind: list(getattr(self, kind)) for kind in kinds}
+        names = {outcome: list(self.tools.get(outcome, ())) for outcome in OUTCOMES}
         entry = {"name": self.name, "status": self.status, **names}
         return entry | ({"error": self.error} if self.error else {})
 
@@ -54,11 +52,10 @@ class Adoption:
     """A connection after a discovery, and how it got there."""
 
     state: ConnectionState
-    found: Found  # with the tools that are served, held ones as they were
+    found: Found  # with the tools that are served, held ones as they were, and with its bytes
     changes: Sequence[Difference]
     waiting: Sequence[Difference]
     first: bool  # there was nothing to compare with
-    at: float
 
 
 def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
@@ -74,18 +71,23 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
     build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
     if state.build is not None and any(asks_other_credential(change) for change in waiting):
         build = with_credentials_of(build, state.build)
-    after = replace(state, build=build, status=build.status, problems=build.problems)
-    if not state.settings.enabled or state.settings.access == "disabled":
-        after = replace(after, status="disabled")
-    served_now = replace(found, build=build, at=now)
-    return Adoption(with_tools(after, build.tools), served_now, changes, waiting, first, now)
+    found = replace(found, build=build, at=now)
+    return Adoption(with_found(state, found), found, changes, waiting, first)
+
+
+def with_found(state: ConnectionState, found: Found) -> ConnectionState:
+    """The connection as what was found of it says."""
+    build = found.build
+    status = build.status if state.settings.is_active else "disabled"
+    after = replace(state, found=found.light(), status=status, problems=build.problems)
+    return with_tools(after, build.tools)
 
 
 def with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:
     """The new settings with the tools served so far, until theirs are known."""
-    if old is None or base.status == "disabled" or old.build is None:
+    if old is None or base.status == "disabled" or old.found is None:
         return base
-    return with_tools(replace(base, build=old.build), old.tools)
+    return with_tools(replace(base, found=old.found), old.tools)
 
 
 def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
@@ -98,14 +100,13 @@ def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
 def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:
     """What to tell the one who asked; of what is new, only what is exposed."""
     waiting = {change.operation for change in adoption.waiting}
-    names: dict[str, list[str]] = {"added": [], "removed": [], "changed": [], "held": []}
+    tools: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
     for change in adoption.changes:
-        kind = "held" if change.operation in waiting else change.kind
-        if exposed is None or kind not in ("added", "changed") or change.tool in exposed:
-            names[kind].append(change.tool)
+        outcome = "held" if change.operation in waiting else change.kind
+        if exposed is None or outcome in ("removed", "held") or change.tool in exposed:
+            tools[outcome].append(change.tool)
     state = adoption.state
-    added, removed, changed, held_back = (tuple(found) for found in names.values())
-    return Report(state.name, state.status, added, removed, changed, held_back, revision=revision)
+    return Report(state.name, state.status, revision=revision, tools=tools)
 
 
 @dataclass(frozen=True, slots=True)

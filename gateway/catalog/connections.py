@@ -13,8 +13,7 @@ from typing import Any
 
 from gateway.azure.arm import named
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
-from gateway.catalog.definitions import RawDefinition
-from gateway.catalog.snapshot import ConnectionState, Origin, Snapshot
+from gateway.catalog.snapshot import ConnectionState, Origin, RawDefinition, Snapshot
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Settings, bundle_trust_problems
@@ -103,13 +102,6 @@ def read_put(name: str, values: Mapping[str, Any], organization: str | None) -> 
     if organization is not None and values.get("organization") is None:
         values = {**values, "organization": organization}
     return parse_connection(name, values)
-
-
-def read_planned(settings: Settings, name: str, values: Mapping[str, Any]) -> Connection:
-    """A connection that is only looked at: what may not be put is not tried either."""
-    connection = parse_connection(name, values)
-    refuse_unsafe(settings, name, connection)
-    return connection
 
 
 def refuse_configured(state: ConnectionState | None, new: Connection | None = None) -> None:

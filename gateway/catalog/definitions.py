@@ -8,9 +8,6 @@ asks again may have let go of the bytes: such a copy is never what another conne
 A connection asks with its own headers and credentials. They are for the address it names and end at
 a redirect; and since a server may show each caller another definition under one validator, a copy
 counts as known only to the credentials it was fetched with.
-
-The rest says what settings mean for a definition: where it lies, and what its reader is told of the
-connection, which is no secret.
 """
 
 from __future__ import annotations
@@ -21,14 +18,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
-import msgspec
 from cachetools import TTLCache
 
-from gateway import __version__
-from gateway.catalog.snapshot import prefix_of
+from gateway.catalog.snapshot import RawDefinition
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -39,65 +33,12 @@ from gateway.config.connection import (
 from gateway.config.settings import Cache
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.limits import DEFINITION_CACHE_BYTES, DEFINITION_REDIRECTS, DEFINITION_SECONDS
-from gateway.model import (
-    BUILD_CODEC_VERSION,
-    NO_TLS_FILES,
-    Build,
-    Kind,
-    Override,
-    Source,
-    Status,
-    TlsFiles,
-    digest,
-    pack,
-    unpack,
-)
+from gateway.model import NO_TLS_FILES, TlsFiles, digest, pack
 from gateway.outbound.client import Answer, Egress, Request
 
 ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class RawDefinition:
-    """A definition, packed, and what is needed to ask whether it is still current."""
-
-    location: str
-    packed: bytes
-    sha256: str
-    etag: str | None = None
-    last_modified: str | None = None
-    asked_with: object = field(default=None, repr=False)  # the asker's proof; never stored
-
-    @property
-    def raw(self) -> bytes:
-        """Its own bytes."""
-        return unpack(self.packed)
-
-    @classmethod
-    def of(cls, location: str, raw: bytes) -> RawDefinition:
-        """The definition that these bytes are; large ones take a while."""
-        return cls(location, pack(raw), digest(raw))
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A definition and the tools that were made of it."""
-
-    definition: RawDefinition
-    build: Build
-    build_key: str
-    at: float = 0.0  # when it was stored: tells a newer one that another process found
-    session: Literal["principal", "shared"] | None = (
-        None  # of an MCP server that was asked just now
-    )
-
-
-def light(found: Found) -> Found:
-    """The same without the definition's bytes: they are in the store."""
-    return replace(found, definition=replace(found.definition, packed=b""))
-
 
 Exchange = Callable[[Request], Awaitable[Answer]]
 
@@ -141,12 +82,21 @@ class Fetcher:
         if is_inline(location):
             return await _definition(location, location.encode(), max_bytes, known)
         if not is_url(location):
-            return await self._read_file(location, max_bytes, known)
+            raw = await asyncio.to_thread(_read, self._folder, location, max_bytes)
+            return await _definition(location, raw, max_bytes, known)
         known = known or self._memory.get(place_of(location))
         send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, tls=tls)
-        definition = await _download(location, known, asker, send, max_bytes)
-        self._remember(definition)
-        return definition
+        try:
+            answer, proof = await _ask(location, known, asker, send)
+        except GatewayError as error:
+            raise DefinitionUnreadable(
+                f"the definition can't be fetched: {error.message}", error.hint
+            ) from error
+        if answer.status != 304 or known is None:
+            known = await _answered(answer, location, known, max_bytes, _hint(asker, proof))
+            known = replace(known, asked_with=proof)
+        self._remember(known)
+        return known
 
     def _remember(self, definition: RawDefinition) -> None:
         if not 0 < len(definition.packed) <= DEFINITION_CACHE_BYTES:
@@ -155,45 +105,22 @@ class Fetcher:
         while len(self._memory) > self._max_entries:
             self._memory.popitem()
 
-    async def _read_file(
-        self, location: str, max_bytes: int, known: RawDefinition | None
-    ) -> RawDefinition:
-        path = self._folder / location
-        try:
-            raw = await asyncio.to_thread(_read, path, max_bytes)
-        except OSError as error:
-            raise DefinitionUnreadable(
-                f"the file {location} can't be read: {error.strerror or error}",
-                "Relative paths count from the folder of config.toml.",
-            ) from error
-        return await _definition(location, raw, max_bytes, known)
 
-
-async def _download(
-    location: str,
-    known: RawDefinition | None,
-    asker: Asker | None,
-    send: Callable[..., Awaitable[Answer]],
-    max_bytes: int,
+async def _answered(
+    answer: Answer, location: str, known: RawDefinition | None, max_bytes: int, hint: str
 ) -> RawDefinition:
-    try:
-        answer, proof = await _ask(location, known, asker, send)
-    except GatewayError as error:
-        raise DefinitionUnreadable(
-            f"the definition can't be fetched: {error.message}", error.hint
-        ) from error
-    if answer.status == 304 and known is not None:
-        return known
+    """The definition in an answer; `hint`: what to do where we are not let in."""
     if answer.status != 200:
+        public = "Open the address in a browser: it must answer 200 with the definition itself."
         raise DefinitionUnreadable(
             f"the definition can't be fetched: the server answered {answer.status}",
-            _hint(answer.status, asker, proof),
+            hint if answer.status in (401, 403) else public,
         )
     if answer.truncated:
         raise _too_large(max_bytes)
     definition = await _definition(location, answer.body, max_bytes, known)
     etag, last_modified = answer.header("etag"), answer.header("last-modified")
-    return replace(definition, etag=etag, last_modified=last_modified, asked_with=proof)
+    return replace(definition, etag=etag, last_modified=last_modified)
 
 
 async def _ask(
@@ -221,9 +148,7 @@ def _request(location: str, known: RawDefinition | None, proof: object) -> Reque
     return Request("GET", location, tuple(headers))
 
 
-def _hint(status: int, asker: Asker | None, proof: object) -> str:
-    if status not in (401, 403):
-        return "Open the address in a browser: it must answer 200 with the definition itself."
+def _hint(asker: Asker | None, proof: object) -> str:
     if asker is None:
         return "Give the connection auth; it is sent there unless base_url is on another host."
     if proof is None:
@@ -252,16 +177,18 @@ def is_url(location: str) -> bool:
     return _URL.match(location) is not None
 
 
-def same_bytes(one: RawDefinition, other: RawDefinition) -> bool:
-    """Whether two definitions are the same text from the same place; bytes may not be at hand."""
-    return one.sha256 == other.sha256 and one.location == other.location
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    if not path.is_file():
-        raise OSError(None, "there is no such file")
-    with path.open("rb") as file:
-        return file.read(max_bytes + 1)
+def _read(folder: Path, location: str, max_bytes: int) -> bytes:
+    path = folder / location
+    try:
+        if not path.is_file():
+            raise OSError(None, "there is no such file")
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise DefinitionUnreadable(
+            f"the file {location} can't be read: {error.strerror or error}",
+            "Relative paths count from the folder of config.toml.",
+        ) from error
 
 
 async def _definition(
@@ -282,52 +209,6 @@ def _too_large(max_bytes: int) -> DefinitionUnreadable:
     )
 
 
-_encode = msgspec.msgpack.Encoder(order="deterministic").encode
-
-
-def source_of(
-    name: str, settings: Connection, *, location: str, max_description_chars: int
-) -> Source:
-    """What a connector needs to know of this connection."""
-    auth = settings.auth
-    return Source(
-        connection=name,
-        kind=kind_of(settings),
-        display_name=settings.display_name or "",
-        prefix=prefix_of(name, settings),
-        location=location,
-        base_url=getattr(settings, "base_url", None),
-        include=settings.include,
-        exclude=settings.exclude,
-        blocklist=settings.blocklist,
-        inject=tuple(sorted(settings.inject)),
-        operations={
-            key: Override(value.access, value.risk, value.description, value.headers_out)
-            for key, value in settings.operations.items()
-        },
-        trust=settings.trust,
-        auth_type=auth.type,
-        auth_name=getattr(auth, "name", None),
-        auth_in=getattr(auth, "place", None),
-        headers=tuple(sorted(settings.headers)),
-        idempotency_header=getattr(settings, "idempotency_header", None),
-        region=getattr(settings, "region", None),
-        on_behalf_of=getattr(settings, "on_behalf_of", None),
-        max_description_chars=max_description_chars,
-        carries_secrets=bool(
-            auth.type != "none" or settings.headers or settings.inject or settings.tls.cert_file
-        ),
-    )
-
-
-def kind_of(settings: Connection) -> Kind:
-    """The kind a connection was declared with."""
-    assert isinstance(
-        settings, OpenApiConnection | ManifestConnection | McpConnection | ArmConnection
-    )
-    return settings.kind
-
-
 def location_of(settings: Connection) -> str:
     """Names where a connection's definition comes from: another one makes a cached copy useless."""
     if isinstance(settings, OpenApiConnection):
@@ -338,16 +219,6 @@ def location_of(settings: Connection) -> str:
         args = digest("\0".join(settings.args).encode())
         return place_of(settings.url) if settings.url else f"{settings.command} {args}"
     return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
-
-
-def is_active(settings: Connection) -> bool:
-    """Whether a connection is to be looked at and called at all."""
-    return settings.enabled and settings.access != "disabled"
-
-
-def resting(settings: Connection) -> Status:
-    """How a connection is before anything is known of it."""
-    return "pending" if is_active(settings) else "disabled"
 
 
 def file_of(settings: Connection) -> str | None:
@@ -368,17 +239,4 @@ def is_built_in(manifest: str) -> bool:
 
 def is_local(settings: Connection) -> bool:
     """Whether a connection's definition is read without a network."""
-    if isinstance(settings, OpenApiConnection):
-        return is_inline(settings.spec) or not is_url(settings.spec)
-    return isinstance(settings, ManifestConnection) and not is_url(settings.manifest)
-
-
-def is_lazy(settings: Connection) -> bool:
-    """Whether a connection waits until somebody needs it."""
-    return isinstance(settings, McpConnection) and settings.lazy
-
-
-def build_key(sha256: str, source: Source) -> str:
-    """Names what a build was made from: the same key, the same tools, on every replica."""
-    version = f"{__version__}/{BUILD_CODEC_VERSION}".encode()
-    return digest(b"\0".join((version, sha256.encode(), _encode(source))))
+    return settings.kind in ("openapi", "manifest") and not is_url(location_of(settings))

@@ -12,7 +12,6 @@ share the next.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,23 +19,27 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 import orjson
 
+from gateway import __version__
 from gateway.azure.directory import AzureDirectory
 from gateway.catalog.definitions import (
     Asker,
     Exchange,
     Fetcher,
-    Found,
-    RawDefinition,
-    build_key,
     is_built_in,
     is_url,
     location_of,
-    same_bytes,
-    source_of,
 )
-from gateway.catalog.snapshot import Owner, clash_problems, without_clashes
+from gateway.catalog.snapshot import (
+    Found,
+    Owner,
+    RawDefinition,
+    clash_problems,
+    prefix_of,
+    without_clashes,
+)
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -48,15 +51,19 @@ from gateway.config.connection import (
 )
 from gateway.config.settings import Limits
 from gateway.connectors.manifest import load_builtin
-from gateway.connectors.mcp import Wrap, build_upstream
+from gateway.connectors.mcp import build_upstream
 from gateway.errors import Fixable, GatewayError
-from gateway.limits import (
-    BUILD_SECONDS,
-    DEFINITION_SECONDS,
-    FIRST_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
+from gateway.limits import BUILD_SECONDS, DEFINITION_SECONDS
+from gateway.model import (
+    BUILD_CODEC_VERSION,
+    NO_TLS_FILES,
+    Build,
+    Override,
+    Problem,
+    Source,
+    Wrap,
+    digest,
 )
-from gateway.model import NO_TLS_FILES, Build, Problem, Source, digest
 from gateway.naming import visible
 from gateway.outbound.client import Answer, Request, locate
 from gateway.upstream.session import Listing
@@ -74,6 +81,29 @@ LED_ON = Problem(
     "the definition's address redirects, so it was fetched without the connection's credentials; "
     "give the address it leads to",
 )
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a connection: what it is, what it may take, what was found before."""
+
+    name: str
+    settings: Connection
+    limits: Limits
+    known: Found | None = None
+    planned: bool = False  # it is only previewed: Azure may not have it yet
+    since: float | None = None  # how old may be what was fetched for several connections
+
+    @property
+    def held(self) -> RawDefinition | None:
+        return self.known.definition if self.known else None
+
+    def key(self, definition: RawDefinition) -> str:
+        """Names what a build is made from: the same key, the same tools, on every replica."""
+        version = f"{__version__}/{BUILD_CODEC_VERSION}".encode()
+        source = _encode(source_of(self.name, self.settings, self.limits, definition.location))
+        return digest(b"\0".join((version, definition.sha256.encode(), source)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,106 +117,74 @@ class Discoverer:
     azure: AzureDirectory
     prove: Prove
 
-    async def discover(
-        self,
-        name: str,
-        settings: Connection,
-        limits: Limits,
-        known: Found | None,
-        planned: bool = False,
-        since: float | None = None,
-    ) -> Found:
-        """What this connection offers now; the very object `known` where nothing changed.
-
-        With `planned`, what one would offer that Azure does not have yet; `since`, how old may be
-        what was fetched for several connections.
-        """
-        if isinstance(settings, McpConnection):
-            return await self._discover_upstream(name, settings, limits, known)
+    async def discover(self, look: Look) -> Found:
+        """What a connection offers now; the very object `known` where nothing changed."""
+        settings, held, session = look.settings, look.held, None
         if isinstance(settings, OpenApiConnection):
-            who = PREVIEWED if planned else name
-            return await self._discover_openapi(name, settings, limits, known, who)
-        held = known.definition if known else None
-        if isinstance(settings, ManifestConnection):
-            definition = await self._read_manifest(settings, limits, held)
+            return await self._discover_openapi(look, settings)
+        if isinstance(settings, McpConnection):
+            said, session = await self.read_upstream(look.name, settings)
+            definition = RawDefinition.of(location_of(settings), orjson.dumps(said))
+        elif isinstance(settings, ManifestConnection):
+            definition = await self._read_manifest(settings.manifest, look)
         else:
             assert isinstance(settings, ArmConnection)
-            raw = await self.azure.definition(
-                name, settings, max_bytes=limits.max_spec_bytes, planned=planned, since=since
-            )
-            definition = _held_or(held, RawDefinition.of(settings.resource_id or "", raw))
-        return await self.rebuild(name, settings, limits, definition, known)
+            bounds = look.limits.max_spec_bytes, look.planned, look.since
+            raw = await self.azure.definition(look.name, settings, *bounds)
+            definition = RawDefinition.of(location_of(settings), raw)
+        is_known = held is not None and held.is_same(definition)
+        found = await self.rebuild(look, held if held and is_known else definition)
+        return found if found.session == session else replace(found, session=session)
 
-    async def _discover_openapi(
-        self,
-        name: str,
-        settings: OpenApiConnection,
-        limits: Limits,
-        known: Found | None,
-        who: str,
-    ) -> Found:
-        """What a definition says to the connection; `who`: under which name its tokens are kept."""
-
-        async def read(asker: Asker | None, known: Found | None) -> Found:
-            held = known.definition if known else None
-            definition = await self.fetcher.fetch(
-                settings.spec,
-                held if held and held.location == location_of(settings) else None,
-                max_bytes=limits.max_spec_bytes,
-                seconds=settings.timeout_seconds or DEFINITION_SECONDS,
-                asker=asker,
-                tls=settings.tls_files if _at_home(settings) else NO_TLS_FILES,
-            )
-            found = await self.rebuild(name, settings, limits, definition, known)
-            return _noted(found, led_on=asker is not None and definition.asked_with is None)
-
-        asker = self._asker(who, settings, known)
-        found = await read(asker, known)
-        better = self._asker(who, settings, found)
+    async def _discover_openapi(self, look: Look, settings: OpenApiConnection) -> Found:
+        asker = self._asker(look, settings, look.known)
+        found = await self._read_openapi(look, settings, asker)
+        better = self._asker(look, settings, found)
         if asker is None or better is None or better.proof == asker.proof:
             return found
-        return await read(better, found)  # only now the definition has said where it wants a key
+        # Only now the definition has said where it wants a key.
+        return await self._read_openapi(replace(look, known=found), settings, better)
 
-    def _asker(self, who: str, settings: OpenApiConnection, known: Found | None) -> Asker | None:
+    async def _read_openapi(
+        self, look: Look, settings: OpenApiConnection, asker: Asker | None
+    ) -> Found:
+        held = look.held
+        definition = await self.fetcher.fetch(
+            settings.spec,
+            held if held and held.location == location_of(settings) else None,
+            max_bytes=look.limits.max_spec_bytes,
+            seconds=settings.timeout_seconds or DEFINITION_SECONDS,
+            asker=asker,
+            tls=settings.tls_files if _at_home(settings) else NO_TLS_FILES,
+        )
+        found = await self.rebuild(look, definition)
+        return _noted(found, led_on=asker is not None and definition.asked_with is None)
+
+    def _asker(self, look: Look, settings: OpenApiConnection, known: Found | None) -> Asker | None:
         """The connection itself, where the definition lies on the API's own host; else nobody."""
         if not _at_home(settings) or (settings.auth.type == "none" and not settings.headers):
             return None
+        who = PREVIEWED if look.planned else look.name
         return Asker(*self.prove(who, settings, known.build if known else None))
 
-    async def _discover_upstream(
-        self, name: str, settings: McpConnection, limits: Limits, known: Found | None
-    ) -> Found:
-        said, session = await self.read_upstream(name, settings)
-        said_now = RawDefinition.of(location_of(settings), orjson.dumps(said))
-        definition = _held_or(known.definition if known else None, said_now)
-        found = await self.rebuild(name, settings, limits, definition, known)
-        return found if found.session == session else replace(found, session=session)
+    async def _read_manifest(self, manifest: str, look: Look) -> RawDefinition:
+        if is_built_in(manifest):
+            return RawDefinition.of(manifest, load_builtin(manifest))
+        most = look.limits.max_spec_bytes
+        return await self.fetcher.fetch(manifest, look.held, max_bytes=most)
 
-    async def rebuild(
-        self,
-        name: str,
-        settings: Connection,
-        limits: Limits,
-        definition: RawDefinition,
-        known: Found | None,
-    ) -> Found:
+    async def rebuild(self, look: Look, definition: RawDefinition) -> Found:
         """The tools of a definition that is at hand: no network."""
-        source = _source(name, settings, limits, definition)
-        key = _key(definition, source, settings)
+        key, known = look.key(definition), look.known
         if known is not None and known.build_key == key:
             same = known.definition == definition
             return known if same else replace(known, definition=definition)
-        if isinstance(settings, McpConnection):
-            build = _build_listing(definition.raw, source, settings)
+        source = source_of(look.name, look.settings, look.limits, definition.location)
+        if source.kind == "mcp":
+            build = _build_listing(definition.raw, source)
         else:
             build = await self.workers.build(definition.packed, source, deadline=BUILD_SECONDS)
-        return Found(definition, build, key)
-
-    def key_of(
-        self, name: str, settings: Connection, limits: Limits, definition: RawDefinition
-    ) -> str:
-        """The key a build of this definition would have; its bytes are not needed."""
-        return _key(definition, _source(name, settings, limits, definition), settings)
+        return Found(build, definition, key)
 
     async def check_addresses(self, settings: Connection, build: Build) -> None:
         """Refuses a connection whose calls or tokens would go where we may not go."""
@@ -201,14 +199,6 @@ class Discoverer:
                 unreadable = isinstance(error, Fixable) and target in configured
                 if error.code == "access_denied" or unreadable:
                     raise Fixable("connection_invalid", error.message, error.hint) from error
-
-    async def _read_manifest(
-        self, settings: ManifestConnection, limits: Limits, held: RawDefinition | None
-    ) -> RawDefinition:
-        location = settings.manifest
-        if is_built_in(location):
-            return RawDefinition.of(location, load_builtin(location))
-        return await self.fetcher.fetch(location, held, max_bytes=limits.max_spec_bytes)
 
 
 def _at_home(settings: OpenApiConnection) -> bool:
@@ -255,66 +245,47 @@ def previewed(
             for each in (*build.skipped, *clashes)
         ],
         "problems": [
-            problem_dict(each) for each in (*build.problems, *clash_problems(clashes), *problems)
+            each.shown() for each in (*build.problems, *clash_problems(clashes), *problems)
         ],
         "tokens": sum(tool.tokens for tool in exposed),
     }
 
 
-def problem_dict(problem: Problem) -> dict[str, str]:
-    """A problem as every edge shows it."""
-    return {"severity": problem.severity, "where": problem.where, "message": problem.message}
+# What a connector is told as it is written, of those kinds of connection that have it.
+_AS_WRITTEN = (
+    *("kind", "include", "exclude", "blocklist", "trust", "base_url", "idempotency_header"),
+    *("region", "on_behalf_of", "tools", "exclude_tools"),
+)
 
 
-def _key(definition: RawDefinition, source: Source, settings: Connection) -> str:
-    key = build_key(definition.sha256, source)
-    if not isinstance(settings, McpConnection):
-        return key
-    shaping = settings.model_dump(
-        mode="json", include={"wrap": {"__all__": {"tool", "as_", "idempotency_field", "record"}}}
-    )
-    shaping |= {
-        "inject": [sorted(rule.inject) for rule in settings.wrap],
-        "tools": settings.tools,
-        "exclude_tools": settings.exclude_tools,
-    }
-    return digest(key.encode() + orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS))
-
-
-def _source(name: str, settings: Connection, limits: Limits, definition: RawDefinition) -> Source:
-    return source_of(
-        name,
-        settings,
-        location=definition.location,
+def source_of(name: str, settings: Connection, limits: Limits, location: str) -> Source:
+    """What a connector is told of a connection, none of it secret."""
+    auth, rules = settings.auth, settings.wrap if isinstance(settings, McpConnection) else ()
+    operations = settings.operations.items()
+    return Source(
+        connection=name,
+        display_name=settings.display_name or "",
+        prefix=prefix_of(name, settings),
+        location=location,
+        inject=tuple(sorted(settings.inject)),
+        operations={key: Override(**override.model_dump()) for key, override in operations},
+        auth_type=auth.type,
+        auth_name=getattr(auth, "name", None),
+        auth_in=getattr(auth, "place", None),
+        headers=tuple(sorted(settings.headers)),
         max_description_chars=limits.max_description_chars,
+        carries_secrets=bool(
+            auth.type != "none" or settings.headers or settings.inject or settings.tls.cert_file
+        ),
+        wraps=tuple(Wrap(**{**dict(rule), "inject": tuple(sorted(rule.inject))}) for rule in rules),
+        **{key: getattr(settings, key) for key in _AS_WRITTEN if hasattr(settings, key)},
     )
 
 
-def _held_or(held: RawDefinition | None, new: RawDefinition) -> RawDefinition:
-    return held if held is not None and same_bytes(held, new) else new
-
-
-def _build_listing(raw: bytes, source: Source, settings: McpConnection) -> Build:
+def _build_listing(raw: bytes, source: Source) -> Build:
     said = orjson.loads(raw)
-    if isinstance(said, list):  # stored before instructions were
-        said = {"tools": said}
-    wraps, hidden = wraps_of(settings), settings.exclude_tools
-    build = build_upstream(said["tools"], source, wraps, settings.tools, hidden)
+    build = build_upstream(said["tools"], source)
     return replace(build, instructions=visible(said.get("instructions", "")).strip())
-
-
-def wraps_of(settings: McpConnection) -> list[Wrap]:
-    """The `wrap` rules of a connection, without the values they inject."""
-    return [
-        Wrap(
-            tool=rule.tool,
-            as_=rule.as_,
-            idempotency_field=rule.idempotency_field,
-            inject=tuple(sorted(rule.inject)),
-            record=rule.record,
-        )
-        for rule in settings.wrap
-    ]
 
 
 def _origin(url: str) -> str:
@@ -383,23 +354,3 @@ class Looks(Generic[T]):
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # looked at: those who asked may all have left
-
-
-class Pauses:
-    """Growing pauses between the tries of what keeps failing."""
-
-    def __init__(self) -> None:
-        self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
-
-    def is_over(self, name: str, now: float) -> bool:
-        """Whether it is time for the next try of what is failing."""
-        pause, until = self._pauses.get(name, (FIRST_PAUSE_SECONDS / 2, 0.0))
-        if now < until:
-            return False
-        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-        self._pauses[name] = (pause, now + pause * random.uniform(0.8, 1.2))
-        return until > 0  # the failure itself was the first try
-
-    def end(self, name: str) -> None:
-        """The next failure is a first one again."""
-        self._pauses.pop(name, None)

@@ -19,13 +19,12 @@ from sqlalchemy import Connection as Transaction
 
 from gateway.azure.directory import LISTING
 from gateway.catalog.changes import Adoption, Difference, by_operation
-from gateway.catalog.definitions import Found, RawDefinition, light, same_bytes
-from gateway.catalog.snapshot import ConnectionState
+from gateway.catalog.snapshot import ConnectionState, Found, RawDefinition
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions
 from gateway.errors import Fixable, NotFound, Overloaded
-from gateway.model import Build, Level, Problem, Tool, decode_build, encode_build, new_id
+from gateway.model import Build, Level, Tool, decode_build, encode_build, new_id
 from gateway.store import catalog as store
 from gateway.store.catalog import Change, SealedConnection, StoredDefinition
 from gateway.store.cluster import current_revision, write_revision
@@ -52,24 +51,23 @@ class StoredCatalog:
     """The store, as the catalog needs it."""
 
     def __init__(self, db: Database, seal: Seal) -> None:
-        self._db = db
+        self.db = db
         self._seal = seal
-        self._read: dict[str, Found] = {}  # what was read or written last, without documents
 
-    async def load(self) -> Stored:
-        """All of it, as of now."""
-        db = self._db
-        revision = await current_revision(db)
-        rows = await store.load_connections(db)
-        found = await self._load_found()
-        permissions = await store.load_permissions(db)
+    async def load(self, known: Mapping[str, Found]) -> Stored:
+        """All of it, as of now; of definitions only those that are not `known` are read."""
+        revision = await current_revision(self.db)
+        rows = await store.load_connections(self.db)
+        found = await self._load_found(known)
+        permissions = await store.load_permissions(self.db)
+        listing = found.pop(LISTING, None)
         return Stored(
             revision,
             [self._opened(row) for row in rows],
             found,
-            await store.load_choices(db),
+            await store.load_choices(self.db),
             Permissions.model_validate(permissions) if permissions else None,
-            await self._listing(found.pop(LISTING, None)),
+            await self.whole(LISTING, listing.definition) if listing else None,
         )
 
     def _opened(self, row: SealedConnection) -> ConnectionState:
@@ -77,51 +75,44 @@ class StoredCatalog:
         settings = parse_connection(row.name, values)
         return ConnectionState(row.name, settings, "stored", row.revision)
 
-    async def _listing(self, found: Found | None) -> RawDefinition | None:
-        if found is None:
-            return None
-        definition = found.definition
-        return replace(definition, packed=await self.packed(LISTING, definition.location))
-
-    async def _load_found(self) -> dict[str, Found]:
-        """Every definition with its build; only those that are news are read and decoded."""
-        marks = await store.load_marks(self._db)
+    async def _load_found(self, known: Mapping[str, Found]) -> dict[str, Found]:
         found: dict[str, Found] = {}
-        for name, (location, at) in marks.items():
-            known = self._read.get(name)
-            if known is None or (known.definition.location, known.at) != (location, at):
-                row = await store.load_definition(self._db, name, location)
-                known = await asyncio.to_thread(_found, row) if row else None
-            if known is not None:
-                found[name] = known
-        self._read = found
-        return dict(found)
+        for name, (location, at) in (await store.load_marks(self.db)).items():
+            held = known.get(name)
+            if held is not None and (held.definition.location, held.at) == (location, at):
+                found[name] = held
+            elif row := await store.load_definition(self.db, name, location):
+                found[name] = await asyncio.to_thread(_found, row)
+        return found
 
-    async def packed(self, connection: str, location: str) -> bytes:
-        """A connection's definition, packed."""
-        packed = await store.load_packed(self._db, connection, location)
+    async def whole(self, connection: str, definition: RawDefinition) -> RawDefinition:
+        """A connection's definition with its bytes."""
+        packed = await store.load_packed(self.db, connection, definition.location)
         if packed is None:
             raise NotFound("connection_invalid", f"no definition of {connection!r} is stored")
-        return packed
+        return replace(definition, packed=packed)
 
-    async def put(
-        self, name: str, settings: Connection, new: Adoption, expected: int | None, by: str
+    async def save(
+        self, new: Adoption, by: str, put: Connection | None = None, expected: int | None = None
     ) -> int:
-        """Keeps a connection with its definition; the revision it has now."""
-        sealed = self._seal.encrypt_json(plain_settings(settings))
-        packed = new.found.definition.packed
-        row, rows = await asyncio.to_thread(lambda: (_row(name, new), _rows(new, by)))
+        """Keeps what a look found, with the settings that were `put`; the revision it has now.
+
+        What another process has found and kept already is not recorded twice.
+        """
+        name, found = new.state.name, new.found
+        sealed = self._seal.encrypt_json(plain_settings(put)) if put is not None else b""
+        row, rows = await asyncio.to_thread(lambda: (_row(name, found), _rows(new, by)))
 
         def unit(tx: Transaction, revision: int) -> int:
-            connection = SealedConnection(name, sealed, revision, new.at, by)
-            store.put_connection(tx, connection, expected)
-            store.save_definition(tx, row, packed)
-            store.record_changes(tx, name, rows)
+            if put is not None:
+                connection = SealedConnection(name, sealed, revision, found.at, by)
+                store.put_connection(tx, connection, expected)
+            if not store.is_saved(tx, row):
+                store.record_changes(tx, name, rows)
+            store.save_definition(tx, row, found.definition.packed)
             return revision
 
-        revision = await write_revision(self._db, unit)
-        self._read[name] = light(new.found)
-        return revision
+        return await write_revision(self.db, unit)
 
     async def delete(self, name: str, expected: int | None) -> int:
         """Forgets a connection; the revision at which it went."""
@@ -131,60 +122,20 @@ class StoredCatalog:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
             return revision
 
-        return await write_revision(self._db, unit)
+        return await write_revision(self.db, unit)
 
-    async def save(self, name: str, new: Adoption, by: str) -> int:
-        """Keeps what a refresh found; the revision at which replicas see it.
-
-        What another process has found and kept already is not recorded twice.
-        """
-        packed = new.found.definition.packed
-        row, rows = await asyncio.to_thread(lambda: (_row(name, new), _rows(new, by)))
-
-        def unit(tx: Transaction, revision: int) -> int:
-            if not store.is_saved(tx, row):
-                store.record_changes(tx, name, rows)
-            store.save_definition(tx, row, packed)
-            return revision
-
-        revision = await write_revision(self._db, unit)
-        self._read[name] = light(new.found)
-        return revision
-
-    async def keep_listing(self, listing: RawDefinition, now: float) -> None:
-        """Keeps what Azure's resource group holds, if that is news."""
-        known = self._read.get(LISTING)
-        if known is not None and same_bytes(known.definition, listing):
-            return
-        build = encode_build(Build("arm", "", ""))
-        row = StoredDefinition(
-            LISTING, listing.location, listing.sha256, build_key="", build=build, fetched_at=now
-        )
+    async def keep_listing(self, listing: RawDefinition) -> None:
+        """Keeps what Azure's resource group holds."""
+        row = _row(LISTING, Found(Build("arm", "", ""), listing, at=time.time()))
         packed = listing.packed
-        await write_revision(self._db, lambda tx, _: store.save_definition(tx, row, packed))
-
-    async def choose(self, principal: str, connection: str, access: Level) -> int:
-        """Keeps a principal's own choice; the revision at which it holds."""
-        return await store.choose_access(self._db, principal, connection, access)
-
-    async def put_permissions(self, permissions: Permissions | None, by: str) -> int:
-        """Keeps permissions, or forgets them; the revision at which that holds."""
-        shown = None if permissions is None else permissions.model_dump(mode="json")
-        return await store.put_permissions(self._db, shown, by=by, now=time.time())
-
-    async def change(self, id: str) -> Change:
-        """A change that was recorded."""
-        found = await store.get_change(self._db, id)
-        if found is None:
-            raise NotFound("invalid_arguments", "there is no such change")
-        return found
+        await write_revision(self.db, lambda tx, _: store.save_definition(tx, row, packed))
 
     async def undecided(self, connection: str, served: Sequence[Tool]) -> list[Difference]:
         """The changes that are kept from being served: what they would replace is served still."""
         rows = [
             row
             for status in ("held", "rejected")
-            for row in await store.list_changes(self._db, connection=connection, status=status)
+            for row in await store.list_changes(self.db, connection=connection, status=status)
         ]
         now = by_operation(served)
         kept = (change_of(row) for row in rows)
@@ -199,30 +150,18 @@ class StoredCatalog:
         new: Found | None,
     ) -> tuple[Change, int]:
         """Keeps a decision, with the build that follows from it, if nothing came in between."""
-        build = None if new is None else await asyncio.to_thread(encode_build, new.build)
+        build = await asyncio.to_thread(encode_build, new.build) if new else b""
 
         def unit(tx: Transaction, revision: int) -> tuple[Change, int]:
             decided = store.decide_change(tx, change.id, status, by=by, now=time.time())
             if decided is None:
                 raise Fixable("invalid_arguments", "the change does not wait for a decision")
-            if new is not None and build is not None:
-                place = (change.connection, old.definition.location)
-                if not store.save_build(tx, *place, build, was=old.at, at=new.at):
-                    raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
+            place = (change.connection, old.definition.location)
+            if new and not store.save_build(tx, *place, build, was=old.at, at=new.at):
+                raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
             return decided, revision
 
-        decided = await write_revision(self._db, unit)
-        if new is not None:
-            self._read[change.connection] = new
-        return decided
-
-    async def advice(self, sha256: str) -> tuple[Problem, ...] | None:
-        """What the validator said of a document; None if it was never asked."""
-        return await store.load_validation(self._db, sha256)
-
-    async def keep_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
-        """Keeps what the validator said."""
-        await store.save_validation(self._db, sha256, problems, time.time())
+        return await write_revision(self.db, unit)
 
 
 def with_change(found: Found, change: Change, now: float) -> Found:
@@ -252,25 +191,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _row(name: str, new: Adoption) -> StoredDefinition:
-    definition = new.found.definition
+def _row(name: str, found: Found) -> StoredDefinition:
+    definition = found.definition
+    # Validators of a copy that was fetched with credentials count for these alone, and which they
+    # were is not stored.
+    is_public = definition.asked_with is None
     return StoredDefinition(
         connection=name,
         location=definition.location,
         sha256=definition.sha256,
-        build_key=new.found.build_key,
-        build=encode_build(new.found.build),
-        fetched_at=new.at,
-        # Validators of a copy that was fetched with credentials count for these alone, and which
-        # they were is not stored.
-        etag=definition.etag if definition.asked_with is None else None,
-        last_modified=definition.last_modified if definition.asked_with is None else None,
+        build_key=found.build_key,
+        build=encode_build(found.build),
+        fetched_at=found.at,
+        etag=definition.etag if is_public else None,
+        last_modified=definition.last_modified if is_public else None,
     )
 
 
 def _found(row: StoredDefinition) -> Found:
     definition = RawDefinition(row.location, b"", row.sha256, row.etag, row.last_modified)
-    return Found(definition, decode_build(row.build), row.build_key, row.fetched_at)
+    return Found(decode_build(row.build), definition, row.build_key, row.fetched_at)
 
 
 def change_of(row: Change) -> Difference:
@@ -291,7 +231,7 @@ def _rows(new: Adoption, by: str) -> list[Change]:
     found = () if new.first else new.changes
     return [
         Change(
-            id=new_id(new.at),
+            id=new_id(new.found.at),
             connection=new.state.name,
             operation=change.operation,
             tool=change.tool,
@@ -299,7 +239,7 @@ def _rows(new: Adoption, by: str) -> list[Change]:
             change_class=change.change_class,
             reason=change.reason,
             status="held" if change.operation in waiting else "applied",
-            at=new.at,
+            at=new.found.at,
             by=by,
             before=_encode_tool(change.before) if change.before else None,
             after=_encode_tool(change.after) if change.after else None,

@@ -13,6 +13,7 @@ with the same growing pauses.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -22,12 +23,17 @@ import structlog
 
 from gateway.azure.directory import LISTING
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.definitions import file_of, is_active, kind_of
-from gateway.catalog.discover import Pauses
+from gateway.catalog.definitions import file_of
 from gateway.catalog.repository import StoredCatalog
 from gateway.errors import GatewayError
-from gateway.limits import CATALOG_LOOK_SECONDS, SETTLE_SECONDS
+from gateway.limits import (
+    CATALOG_LOOK_SECONDS,
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    SETTLE_SECONDS,
+)
 from gateway.model import Problem
+from gateway.store.catalog import load_validation, save_validation
 
 log = structlog.get_logger("gateway.catalog")
 
@@ -41,13 +47,12 @@ class Schedule:
     """Looks at connections when it is time."""
 
     def __init__(
-        self, catalog: Catalog, persistence: StoredCatalog, advise: Advise, folder: Path
+        self, catalog: Catalog, stored: StoredCatalog, advise: Advise, folder: Path
     ) -> None:
         self._catalog = catalog
-        self._persistence = persistence
+        self._stored = stored
         self._advise = advise
         self._folder = folder  # what paths of definitions count from
-        self._saved: set[str] = set()
         self._woken: set[str] = set()
         self._looking: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
@@ -84,9 +89,9 @@ class Schedule:
             files = self._files()
             now = await asyncio.to_thread(_marks, files) if files else {}
             settled = {name: mark for name, mark in now.items() if before.get(name) == mark}
-            if saved := {name for name, mark in settled.items() if taken.get(name) != mark}:
-                self._saved |= saved
-                self._wake.set()
+            for name in settled:
+                if taken.get(name) != settled[name]:
+                    self.wake(name)
             taken = {name: mark for name, mark in taken.items() if name in files} | settled
             before = now
 
@@ -94,7 +99,7 @@ class Schedule:
         return {
             name: self._folder / file
             for name, state in self._catalog.current.connections.items()
-            if is_active(state.settings) and (file := file_of(state.settings)) is not None
+            if state.settings.is_active and (file := file_of(state.settings)) is not None
         }
 
     async def advise(self) -> None:
@@ -110,13 +115,11 @@ class Schedule:
         due = {
             state.name
             for state in connections.values()
-            if is_active(state.settings)
+            if state.settings.is_active
             and self._is_due(state.name, state.status == "failing", state.settings.refresh_seconds)
         }
         woken = self._woken & connections.keys() | self._group_if_due()
         self._woken = woken & self._looking  # looked at once more, after this time
-        due |= self._saved & connections.keys()
-        self._saved &= self._looking
         due -= self._looking | woken
         return [{name} for name in sorted(woken - self._looking)] + ([due] if due else [])
 
@@ -130,7 +133,7 @@ class Schedule:
             log.warning("scheduled refresh failed", error=error.message)
         finally:
             self._looking -= names
-            if self._woken or self._saved:
+            if self._woken:
                 self._wake.set()
 
     async def _refresh_group(self) -> None:
@@ -152,24 +155,43 @@ class Schedule:
         return bool(every and now - self._catalog.refreshed_at.get(name, 0) >= every)
 
     async def _advise_on(self, name: str) -> None:
-        found = self._catalog.found(name)
         state = self._catalog.current.connections.get(name)
-        if found is None or state is None or kind_of(state.settings) not in ADVISED_KINDS:
+        if state is None or state.found is None or state.settings.kind not in ADVISED_KINDS:
             return
-        sha256 = found.definition.sha256
+        definition, db = state.found.definition, self._stored.db
+        sha256 = definition.sha256
         if sha256 in self._advised:
             return
         try:
-            known = await self._persistence.advice(sha256)
+            known = await load_validation(db, sha256)
             if known is None:
-                packed = await self._persistence.packed(name, found.definition.location)
-                known = await self._advise(packed)
-                await self._persistence.keep_advice(sha256, known)
+                known = await self._advise((await self._stored.whole(name, definition)).packed)
+                await save_validation(db, sha256, known, time.time())
         except GatewayError as error:
             log.warning("definition not validated", connection=name, error=error.message)
             known = ()
         self._advised.add(sha256)
         self._catalog.take_advice(sha256, known)
+
+
+class Pauses:
+    """Growing pauses between the tries of what keeps failing."""
+
+    def __init__(self) -> None:
+        self._pauses: dict[str, tuple[float, float]] = {}  # how long, and until when
+
+    def is_over(self, name: str, now: float) -> bool:
+        """Whether it is time for the next try of what is failing."""
+        pause, until = self._pauses.get(name, (FIRST_PAUSE_SECONDS / 2, 0.0))
+        if now < until:
+            return False
+        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        self._pauses[name] = (pause, now + pause * random.uniform(0.8, 1.2))
+        return until > 0  # the failure itself was the first try
+
+    def end(self, name: str) -> None:
+        """The next failure is a first one again."""
+        self._pauses.pop(name, None)
 
 
 def _marks(files: Mapping[str, Path]) -> dict[str, Mark]:

@@ -25,6 +25,9 @@ from gateway.model import (
     Skipped,
     Status,
     Tool,
+    digest,
+    pack,
+    unpack,
 )
 from gateway.naming import local_name, matching, override_for, renamed
 
@@ -36,6 +39,48 @@ ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "store
 
 
 @dataclass(frozen=True, slots=True)
+class RawDefinition:
+    """A definition, packed, and what is needed to ask whether it is still current."""
+
+    location: str = ""
+    packed: bytes = b""  # none where it is in the store
+    sha256: str = ""
+    etag: str | None = None
+    last_modified: str | None = None
+    asked_with: object = field(default=None, repr=False)  # the asker's proof; never stored
+
+    @property
+    def raw(self) -> bytes:
+        """Its own bytes."""
+        return unpack(self.packed)
+
+    @classmethod
+    def of(cls, location: str, raw: bytes) -> RawDefinition:
+        """The definition that these bytes are; large ones take a while."""
+        return cls(location, pack(raw), digest(raw))
+
+    def is_same(self, other: RawDefinition) -> bool:
+        """Whether both are the same text from the same place; bytes may not be at hand."""
+        return self.sha256 == other.sha256 and self.location == other.location
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The tools that were made of a definition; two are equal that have the same."""
+
+    build: Build
+    definition: RawDefinition = field(default=RawDefinition(), compare=False)
+    build_key: str = field(default="", compare=False)
+    at: float = field(default=0.0, compare=False)  # when stored: tells which of two is newer
+    # Of an MCP server that was asked just now.
+    session: Literal["principal", "shared"] | None = field(default=None, compare=False)
+
+    def light(self) -> Found:
+        """The same without the definition's bytes: they are in the store."""
+        return replace(self, definition=replace(self.definition, packed=b""))
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionState:
     """One connection: what was asked for, what was found, and how it is."""
 
@@ -44,13 +89,17 @@ class ConnectionState:
     origin: Origin
     revision: int = 0
     status: Status = "pending"
-    build: Build | None = None
+    found: Found | None = None  # without the definition's bytes
     tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
     problems: tuple[Problem, ...] = ()
     clashes: tuple[Skipped, ...] = ()  # what would be tools, but for names that others have
     entry_digests: tuple[bytes, ...] = ()
-    consent_link: str | None = None
     tokens: int = 0
+
+    @property
+    def build(self) -> Build | None:
+        """What its connector made of the definition."""
+        return self.found.build if self.found else None
 
     @property
     def display_name(self) -> str:

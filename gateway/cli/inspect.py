@@ -23,8 +23,8 @@ from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, ask_azure, proof_of, prove
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.changes import Adoption
-from gateway.catalog.definitions import Fetcher, is_lazy, kind_of, source_of
-from gateway.catalog.discover import Discoverer, previewed, problem_dict, wraps_of
+from gateway.catalog.definitions import Fetcher
+from gateway.catalog.discover import Discoverer, Look, previewed, source_of
 from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
 from gateway.cli.remote import show_table
@@ -36,7 +36,7 @@ from gateway.config.connection import (
     McpConnection,
 )
 from gateway.config.reading import parse_connection
-from gateway.config.settings import Settings
+from gateway.config.settings import Limits, Settings
 from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest, region_problem
 from gateway.connectors.mcp import drift
 from gateway.demo.bookshop import demo_connection
@@ -88,12 +88,12 @@ async def preview(what: str, kind: str | None, settings: Settings, folder: Path)
             AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure),
             partial(prove, credentials),
         )
-        found = await discoverer.discover(name, connection, settings.limits, None)
-        is_openapi = kind_of(connection) == "openapi"
+        found = await discoverer.discover(Look(name, connection, settings.limits))
+        is_openapi = connection.kind == "openapi"
         advice = await workers.advise(found.definition.packed) if is_openapi else ()
     known = {key: ConnectionState(key, c, "config") for key, c in settings.connections.items()}
     owner = owner_in(Snapshot(0, settings, known), name, connection)
-    return previewed(name, kind_of(connection), found, advice, owner=owner)
+    return previewed(name, connection.kind, found, advice, owner=owner)
 
 
 def _configured(what: str, settings: Settings) -> Connection | None:
@@ -164,9 +164,8 @@ async def _report(upstreams: Upstreams, name: str, settings: McpConnection) -> d
     report["tools"] = [
         {"name": tool.get("name"), "description": tool.get("description", "")} for tool in listing
     ]
-    source = source_of(name, settings, location="", max_description_chars=0)
-    problems = drift(listing, source, wraps_of(settings), settings.tools, settings.exclude_tools)
-    return report | {"drift": [problem_dict(problem) for problem in problems]}
+    problems = drift(listing, source_of(name, settings, Limits(), ""))
+    return report | {"drift": [problem.shown() for problem in problems]}
 
 
 def print_drift(reports: list[dict[str, Any]]) -> None:
@@ -247,7 +246,7 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
 class Unkept(StoredCatalog):
     """What is stored; what is found beside it is not kept."""
 
-    async def save(self, name: str, new: Adoption, by: str) -> int:
+    async def save(self, new: Adoption, by: str, *of_a_put: Any) -> int:
         return 0
 
 
@@ -323,7 +322,7 @@ def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
     A command is not run for this, nor is one woken that waits until somebody needs it.
     """
     settings, permissions = state.settings, snapshot.permissions
-    if state.build is not None or state.status == "disabled" or is_lazy(settings):
+    if state.build is not None or state.status == "disabled" or settings.is_lazy:
         return False
     is_command = isinstance(settings, McpConnection) and settings.transport == "stdio"
     if is_command or isinstance(settings, ArmConnection):

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.model import Access, Level, Risk, TlsFiles, Trust
+from gateway.model import Access, Kind, Level, Risk, TlsFiles, Trust
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 NAME_RULE = "a lower-case letter, then letters, digits, _ or -, at most 32 in all"
@@ -123,6 +123,7 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 class Connection(Table):
     """What every kind of connection has."""
 
+    kind: Kind
     display_name: str | None = Field(default=None, max_length=128)
     enabled: bool = True
     organization: str | None = None
@@ -158,6 +159,16 @@ class Connection(Table):
         """What `tls` names, for the way out."""
         tls = self.tls
         return TlsFiles(tls.ca_file, tls.cert_file, tls.key_file, tls.server_name)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is to be looked at and called at all."""
+        return self.enabled and self.access != "disabled"
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether it waits until somebody needs it."""
+        return isinstance(self, McpConnection) and self.lazy
 
     @property
     def held(self) -> Literal["accept", "hold_risky", "hold_all"]:

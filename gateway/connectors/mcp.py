@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,6 +34,7 @@ from gateway.model import (
     Source,
     Tool,
     UpstreamOperation,
+    Wrap,
     digest,
 )
 from gateway.naming import cut, matching, opening, override_for, token_cost, unmatched, visible
@@ -57,29 +57,12 @@ OUR_PROPERTIES = ("truncated", "bytes", "result_id", "preview", "error")
 CONSTRAINS_NOTHING = ("$schema", "$id", "$defs", "definitions", "type", "title", "description")
 
 
-@dataclass(frozen=True, slots=True)
-class Wrap:
-    """One upstream tool under a local name, with what is filled in for the caller."""
-
-    tool: str
-    as_: str | None = None  # None: the upstream's name with the prefix
-    idempotency_field: str | None = None
-    inject: tuple[str, ...] = ()  # names only; values are put in at call
-    record: tuple[str, ...] = ()
-
-
-def build_upstream(
-    listing: Sequence[Raw],
-    source: Source,
-    wraps: Sequence[Wrap] = (),
-    allow: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
-) -> Build:
+def build_upstream(listing: Sequence[Raw], source: Source) -> Build:
     """The tools of one upstream as this connection shows them, sorted by name."""
     tools: dict[str, Tool] = {}
     skipped: list[Skipped] = []
     usable = list(_usable(listing, skipped))
-    for raw, wrap in _wanted(usable, source, wraps, allow, exclude, skipped):
+    for raw, wrap in _wanted(usable, source, skipped):
         made = _tool(raw, source, wrap)
         if isinstance(made, Tool) and made.name in tools:
             made = _skip(raw, f"another tool is already called {made.name}")
@@ -87,7 +70,7 @@ def build_upstream(
             tools[made.name] = made
         else:
             skipped.append(made)
-    problems = drift(listing, source, wraps, allow, exclude)
+    problems = drift(listing, source)
     promised = {str(raw.get("name")) for raw in listing if raw.get("outputSchema") is not None}
     problems += [
         Problem("info", tool.name, "its output schema can't be listed and is left out")
@@ -104,25 +87,20 @@ def build_upstream(
     )
 
 
-def drift(
-    listing: Sequence[Raw],
-    source: Source,
-    wraps: Sequence[Wrap] = (),
-    allow: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
-) -> list[Problem]:
+def drift(listing: Sequence[Raw], source: Source) -> list[Problem]:
     """Where the configuration names what the upstream no longer has."""
     by_name = {str(raw.get("name")): raw for raw in listing}
-    problems = [problem for wrap in wraps for problem in _wrap_drift(wrap, by_name)]
+    problems = [problem for wrap in source.wraps for problem in _wrap_drift(wrap, by_name)]
     parameters = {name for raw in listing for name in _properties(raw.get("inputSchema"))}
     problems += [
         _about("warning", f"inject.{name}", "no tool of the upstream has such a parameter")
         for name in source.inject
         if name not in parameters
     ]
-    given = [wrap.as_ for wrap in wraps if wrap.as_]
-    noun, lists = "tool of the upstream", {"tools": allow, "exclude_tools": exclude}
-    return [*problems, *unmatched(source, by_name, noun, given=given, **lists)]
+    given = [wrap.as_ for wrap in source.wraps if wrap.as_]
+    lists = {"tools": source.tools, "exclude_tools": source.exclude_tools}
+    found = unmatched(source, by_name, "tool of the upstream", given=given, **lists)
+    return [*problems, *found]
 
 
 _about = partial(Problem, configured=True)
@@ -157,35 +135,30 @@ def _usable(listing: Sequence[Raw], skipped: list[Skipped]) -> Iterator[Raw]:
 
 
 def _wanted(
-    usable: Sequence[Raw],
-    source: Source,
-    wraps: Sequence[Wrap],
-    allow: Sequence[str],
-    exclude: Sequence[str],
-    skipped: list[Skipped],
+    usable: Sequence[Raw], source: Source, skipped: list[Skipped]
 ) -> Iterator[tuple[Raw, Wrap]]:
     """The tools that the configuration shows: wrapped ones first, so that they keep their names."""
     by_name = {raw["name"]: raw for raw in usable}
     wrapped: dict[str, list[str]] = {}
-    for wrap in wraps:
+    for wrap in source.wraps:
         if wrap.tool in by_name and not matching(wrap.tool, source.exclude):
             wrapped.setdefault(wrap.tool, []).append(wrap.as_ or wrap.tool)
             yield by_name[wrap.tool], wrap
     for name, raw in by_name.items():
         if name in wrapped:
             reason = "" if name in wrapped[name] else f"wrapped as {', '.join(wrapped[name])}"
-        elif not (reason := _hidden(name, source, allow, exclude)):
+        elif not (reason := _hidden(name, source)):
             yield raw, Wrap(name)
         if reason:
             skipped.append(_skip(raw, reason))
 
 
-def _hidden(name: str, source: Source, allow: Sequence[str], exclude: Sequence[str]) -> str:
+def _hidden(name: str, source: Source) -> str:
     rules = {
         "excluded by `exclude`": matching(name, source.exclude),
         "not in `include`": not matching(name, source.include),
-        "not in `tools`": not matching(name, allow),
-        "excluded by `exclude_tools`": matching(name, exclude),
+        "not in `tools`": not matching(name, source.tools),
+        "excluded by `exclude_tools`": matching(name, source.exclude_tools),
     }
     return next((reason for reason, hides in rules.items() if hides), "")
 

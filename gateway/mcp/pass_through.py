@@ -26,7 +26,6 @@ from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import McpConnection
 from gateway.errors import GatewayError
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_SESSIONS, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
@@ -96,7 +95,8 @@ class PassThrough:
         offered = offering(snapshot, principal, view)
         instructors = instructing(offered, view, snapshot)
         everyone = {state.name: state for state in (*offered.servers, *instructors)}.values()
-        await self._meet([s for s in everyone if s is offered.sole or not _is_lazy(s)], offered)
+        awake = [s for s in everyone if s is offered.sole or not s.settings.is_lazy]
+        await self._meet(awake, offered)
         capabilities = _merge([self._capabilities(server) for server in offered.servers])
         instructions = self._instructions(snapshot, offered, instructors)
         return Hello(capabilities, instructions or INSTRUCTIONS)
@@ -405,10 +405,6 @@ def join_instructions(own: str, said: Mapping[str, str]) -> str:
 
 def _heading(name: str, prefix: str) -> str:
     return f"## {name} (its tools here begin with `{prefix}`)" if prefix else f"## {name}"
-
-
-def _is_lazy(state: ConnectionState) -> bool:
-    return isinstance(state.settings, McpConnection) and state.settings.lazy
 
 
 def _has(capabilities: Mapping[str, Any], capability: str) -> bool:

@@ -21,7 +21,6 @@ from gateway.azure.directory import LISTING
 from gateway.calls.answer import read_part
 from gateway.calls.lookups import Question
 from gateway.catalog.changes import Report
-from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES
@@ -168,7 +167,7 @@ async def list_dynamic_tools(
 async def list_connections(inquiry: Inquiry) -> Shown:
     """The APIs that are connected here, how they are, and what you may do with each."""
     problems = inquiry.snapshot.problems if inquiry.principal.admin else ()
-    told = [problem_dict(problem) for problem in problems]
+    told = [problem.shown() for problem in problems]
     return {"connections": connection_rows(inquiry), "problems": told}
 
 

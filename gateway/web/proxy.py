@@ -20,7 +20,6 @@ from urllib.parse import parse_qsl, urlsplit
 import orjson
 
 from gateway.blocklist import decodings, may_mean, may_reroute
-from gateway.catalog.definitions import kind_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, NotFound, Refused
 from gateway.limits import PATH_CHARS
@@ -158,7 +157,7 @@ def _connection(snapshot: Snapshot, principal: Principal, name: str) -> Connecti
     state = snapshot.connections.get(name)
     if state is None or not may_know(principal, state):
         raise NotFound("connection_invalid", f"there is no connection {name!r}")
-    if kind_of(state.settings) == "mcp":
+    if state.settings.kind == "mcp":
         raise Refused(
             "unsupported_provider", f"{state.display_name} is an MCP server: it has no HTTP API"
         )

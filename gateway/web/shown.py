@@ -16,8 +16,7 @@ import orjson
 from gateway.calls.answer import HEADERS_META
 from gateway.calls.record import TOKEN_META, WARNINGS_META, output_of
 from gateway.calls.redact import SECRET_NAME
-from gateway.catalog.definitions import is_inline, kind_of
-from gateway.catalog.discover import problem_dict
+from gateway.catalog.definitions import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Permissions
@@ -112,7 +111,7 @@ def capabilities(
         "role": principal.role,
         "connections": {
             state.name: {
-                "provider": kind_of(state.settings),
+                "provider": state.settings.kind,
                 "status": state.status,
                 "admin_access": admin_level(state),
                 "user_access": user_level(snapshot, principal, state.name),
@@ -131,14 +130,14 @@ def connection_row(
     return {
         "name": state.name,
         "display_name": state.display_name,
-        "kind": kind_of(state.settings),
+        "kind": state.settings.kind,
         "origin": state.origin,
         "status": state.status,
         "effective_access": level(snapshot, principal, state) or "disabled",
         "tools": len(tools),
         "tokens": sum(tool.tokens for tool in tools),
         "last_refresh": refreshed_at,
-        "problems": [problem_dict(problem) for problem in state.problems[:PAGE_ENTRIES]],
+        "problems": [problem.shown() for problem in state.problems[:PAGE_ENTRIES]],
         "consent_link": None,  # Azure knows it: filled in by those who ask there
     }
 
@@ -169,7 +168,7 @@ def azure_resource(state: ConnectionState) -> str | None:
 def masked_settings(settings: Connection) -> dict[str, Any]:
     """The settings as they were put, with every secret masked."""
     shown = settings.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    shown["kind"] = kind_of(settings)
+    shown["kind"] = settings.kind
     for table in ("inject", "env", "parameter_values"):
         if table in shown:
             shown[table] = dict.fromkeys(shown[table], MASK)

@@ -27,7 +27,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway import __version__
-from gateway.catalog.discover import problem_dict
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, json_bytes
@@ -119,7 +118,7 @@ class Health:
         for connection, problem in problems:
             if (connection, problem) not in self._told:
                 about = {"connection": connection} if connection else {}
-                log.warning("configuration problem", **about, **problem_dict(problem))
+                log.warning("configuration problem", **about, **problem.shown())
         self._told = set(problems)
 
     async def report(self, principal: Principal | None) -> dict[str, Any]:
@@ -141,7 +140,7 @@ class Health:
             "draining": self.draining,
             "config": "ok" if self.config_problem is None else "problem",
             "config_problem": self.config_problem if admin else None,
-            "problems": [problem_dict(each) for each in problems] if admin else [],
+            "problems": [each.shown() for each in problems] if admin else [],
             **self._figures(),
         }
 

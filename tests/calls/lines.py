@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.calls.record import Attempt, Caller, Door
 from gateway.calls.redact import Redactor
-from gateway.catalog.snapshot import ConnectionState, Snapshot, assemble, with_tools
+from gateway.catalog.snapshot import ConnectionState, Found, Snapshot, assemble, with_tools
 from gateway.config.connection import OpenApiConnection
 from gateway.config.settings import Settings
 from gateway.model import (
@@ -53,7 +53,7 @@ def snapshot(*tools: Tool, revision: int = 1, **settings: Any) -> Snapshot:
         connection,
         "stored",
         status="connected",
-        build=Build("openapi-3.1", "Shop", "https://shop.example", listed),
+        found=Found(Build("openapi-3.1", "Shop", "https://shop.example", listed)),
     )
     whole = Settings.model_validate({"auth": {"mode": "none"}, **settings})
     return assemble(revision, whole, [with_tools(state, listed)])

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.catalog.discover import Looks, Pauses
+from gateway.catalog.discover import Looks
+from gateway.catalog.schedule import Pauses
 from gateway.limits import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from tests.peers import until
 

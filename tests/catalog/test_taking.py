@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -11,7 +11,9 @@ from typing import cast
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.repository import Stored, StoredCatalog
+from gateway.catalog.snapshot import Found
 from gateway.config.settings import Permissions, Settings
+from gateway.store.catalog import choose_access
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 
@@ -25,8 +27,8 @@ class Slow(StoredCatalog):
         super().__init__(db, seal)
         self.has_read, self.may_end = asyncio.Event(), asyncio.Event()
 
-    async def load(self) -> Stored:
-        stored = await super().load()
+    async def load(self, known: Mapping[str, Found]) -> Stored:
+        stored = await super().load(known)
         self.has_read.set()
         await self.may_end.wait()
         return stored
@@ -57,7 +59,7 @@ async def test_a_choice_made_meanwhile_is_not_taken_back(tmp_path: Path) -> None
 async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path: Path) -> None:
     async with reading(tmp_path) as (store, catalog, taking):
         await catalog.choose("ann", "shop", "read-only")
-        await store.choose("bob", "shop", "disabled")  # as another process would
+        await choose_access(store.db, "bob", "shop", "disabled")  # as another process would
         store.may_end.set()
         await taking
         changed = asyncio.Event()

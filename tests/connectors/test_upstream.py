@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import mcp_types
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 
-from gateway.connectors.mcp import NAME_RULE, Wrap, build_upstream
+from gateway.connectors.mcp import NAME_RULE, build_upstream
 from gateway.limits import MAX_TOOL_BYTES
-from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, digest
+from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, Wrap, digest
 from tests.upstream.upstream_listings import (
     BOOK,
     BOOK_SCHEMA,
@@ -225,7 +226,7 @@ def test_hidden_characters_leave_the_description() -> None:
 def test_long_description_is_cut_and_the_note_stays() -> None:
     tool = {**BOOK, "description": "word " * 1000}
     description = (
-        build_upstream([tool], source(max_description_chars=80), [WRAP]).tools[0].description
+        build_upstream([tool], source(max_description_chars=80, wraps=(WRAP,))).tools[0].description
     )
     assert len(description) <= 80
     assert description.startswith("[Hotel] word word")
@@ -400,7 +401,7 @@ tools_of_any_kind = st.fixed_dictionaries(
 def test_whatever_an_upstream_lists_every_tool_is_valid_or_skipped(
     listing: list[dict[str, Any]],
 ) -> None:
-    build = build_upstream(listing, SOURCE, [Wrap("a", "wrapped", "token")])
+    build = build_upstream(listing, replace(SOURCE, wraps=(Wrap("a", "wrapped", "token"),)))
     for tool in build.tools:
         mcp_types.Tool.model_validate(orjson.loads(tool.entry), by_name=False)
     reported = len(build.tools) + len(build.skipped)

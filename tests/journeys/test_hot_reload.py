@@ -153,7 +153,7 @@ async def test_refreshes_that_are_asked_for_together_share_one_fetch(gateway: Ru
             address = f"{gateway.url}/api/v1/connections/shop/refresh"
             later = asyncio.create_task(http.post(address))
             go_on.set()
-            assert [report.added for [report] in await asked] == [("shop_get_more",)] * 12
+            assert [report.tools["added"] for [report] in await asked] == [["shop_get_more"]] * 12
             assert (await later).json()["added"] == []
         assert len(peer.fetches) == 2
 

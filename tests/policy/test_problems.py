@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.snapshot import Snapshot
+from gateway.catalog.snapshot import Found, Snapshot
 from gateway.config.settings import Permissions
 from gateway.model import Build
 from gateway.policy.problems import configuration_problems
@@ -15,7 +15,7 @@ from tests.policy.values import connection, snapshot, tool
 
 SHOP = replace(
     connection("shop", tool("shop", "get_book"), tool("shop", "add_book")),
-    build=Build("openapi-3.0", "Shop", "https://x.example"),
+    found=Found(Build("openapi-3.0", "Shop", "https://x.example")),
 )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import orjson
 import pytest
 
-from gateway.connectors.mcp import Wrap, build_upstream, drift
-from gateway.model import Override, Problem, Skipped, UpstreamOperation
+from gateway.connectors.mcp import build_upstream, drift
+from gateway.model import Override, Problem, Skipped, UpstreamOperation, Wrap
 from tests.upstream.upstream_listings import (
     BOOK,
     FIND,
@@ -19,13 +20,14 @@ from tests.upstream.upstream_listings import (
     names,
     reasons,
     source,
+    told,
 )
 
 configured = partial(Problem, configured=True)
 
 
 def test_wrapped_tool_fills_in_what_leaves_its_schema_and_hides_the_original() -> None:
-    build = build_upstream([BOOK, FIND], SOURCE, [WRAP])
+    build = build_upstream([BOOK, FIND], replace(SOURCE, wraps=(WRAP,)))
     book, find = build.tools
     assert (book.name, book.local_name, book.operation) == ("book", "book", "Create_booking")
     assert book.description == "[Hotel] Books a room. 🔑 Auto-generates an idempotency token"
@@ -66,9 +68,8 @@ def test_parameters_that_the_connection_injects_leave_only_the_schemas_that_have
 
 def test_schema_without_required_parameters_left_names_none() -> None:
     schema = {"type": "object", "properties": {"token": {}}, "required": ["token"]}
-    build = build_upstream(
-        [{"name": "t", "inputSchema": schema}], SOURCE, [Wrap("t", "w", "token")]
-    )
+    wrapping = replace(SOURCE, wraps=(Wrap("t", "w", "token"),))
+    build = build_upstream([{"name": "t", "inputSchema": schema}], wrapping)
     assert orjson.loads(build.tools[0].input_schema) == {"type": "object", "properties": {}}
 
 
@@ -76,14 +77,18 @@ def test_schema_without_required_parameters_left_names_none() -> None:
     ("settings", "kept", "why"),
     [
         ({}, ["hotel_Create_booking", "hotel_find"], []),
-        ({"allow": ["find"]}, ["hotel_find"], ["not in `tools`"]),
-        ({"allow": ["f*", "Create_*"]}, ["hotel_Create_booking", "hotel_find"], []),
-        ({"allow": ["create_*"]}, [], ["not in `tools`"] * 2),
-        ({"exclude": ["Create*"]}, ["hotel_find"], ["excluded by `exclude_tools`"]),
+        ({"tools": ["find"]}, ["hotel_find"], ["not in `tools`"]),
+        ({"tools": ["f*", "Create_*"]}, ["hotel_Create_booking", "hotel_find"], []),
+        ({"tools": ["create_*"]}, [], ["not in `tools`"] * 2),
+        ({"exclude_tools": ["Create*"]}, ["hotel_find"], ["excluded by `exclude_tools`"]),
         ({"source": source(include=("f*",))}, ["hotel_find"], ["not in `include`"]),
         ({"source": source(exclude=("f*",))}, ["hotel_Create_booking"], ["excluded by `exclude`"]),
-        ({"allow": [], "wraps": [WRAP]}, ["book"], ["wrapped as book", "not in `tools`"]),
-        ({"exclude": ["Create*"], "wraps": [WRAP]}, ["book", "hotel_find"], ["wrapped as book"]),
+        ({"tools": [], "wraps": [WRAP]}, ["book"], ["wrapped as book", "not in `tools`"]),
+        (
+            {"exclude_tools": ["Create*"], "wraps": [WRAP]},
+            ["book", "hotel_find"],
+            ["wrapped as book"],
+        ),
         (
             {"source": source(exclude=("Create*",)), "wraps": [WRAP]},
             ["hotel_find"],
@@ -101,7 +106,7 @@ def test_configuration_says_which_tools_are_shown(
 
 def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
     wrap = Wrap("Create_booking", "hotel_find", "token")
-    build = build_upstream([FIND, BOOK], SOURCE, [wrap])
+    build = build_upstream([FIND, BOOK], replace(SOURCE, wraps=(wrap,)))
     assert [tool.operation for tool in build.tools] == ["Create_booking"]
     assert "another tool is already called hotel_find" in [s.reason for s in build.skipped]
 
@@ -110,7 +115,7 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
     ("settings", "problems"),
     [
         ({}, []),
-        ({"wraps": [WRAP], "allow": ["find"], "exclude": ["Create_*"]}, []),
+        ({"wraps": [WRAP], "tools": ["find"], "exclude_tools": ["Create_*"]}, []),
         (
             {"wraps": [Wrap("Book", "book")]},
             [configured("error", "wrap.Book", "the upstream has no tool 'Book'")],
@@ -131,7 +136,7 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
             ],
         ),
         (
-            {"allow": ["find", "gone"], "exclude": ["old_*"]},
+            {"tools": ["find", "gone"], "exclude_tools": ["old_*"]},
             [
                 configured("warning", "tools", "'gone' matches no tool of the upstream"),
                 configured("warning", "exclude_tools", "'old_*' matches no tool of the upstream"),
@@ -160,21 +165,19 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
 def test_drift_names_what_the_upstream_no_longer_has(
     settings: dict[str, Any], problems: list[Problem]
 ) -> None:
-    settings = {"source": SOURCE, **settings}
-    assert drift([BOOK, FIND], **settings) == problems
-    assert list(build_upstream([BOOK, FIND], **settings).problems) == problems
+    assert drift([BOOK, FIND], told(**settings)) == problems
+    assert list(build_upstream([BOOK, FIND], told(**settings)).problems) == problems
 
 
 def test_globs_set_the_access_of_tools_by_either_name() -> None:
     rules = {"*": Override(access="write"), "f*": Override(access="read")}
-    build = build_upstream([BOOK, FIND], source(operations={**rules}), [WRAP])
+    build = build_upstream([BOOK, FIND], source(operations={**rules}, wraps=(WRAP,)))
     assert {tool.name: tool.access for tool in build.tools} == {
         "book": "write",
         "hotel_find": "read",
     }
     for name in ("Create_*", "boo?"):
-        build = build_upstream(
-            [BOOK, FIND], source(operations={name: Override(access="dangerous")}), [WRAP]
-        )
+        forbidding = source(operations={name: Override(access="dangerous")}, wraps=(WRAP,))
+        build = build_upstream([BOOK, FIND], forbidding)
         assert [tool.name for tool in build.tools] == ["hotel_find"]
         assert build.problems == ()

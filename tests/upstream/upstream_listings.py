@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from gateway.connectors.mcp import Wrap, build_upstream
-from gateway.model import Source
+from gateway.connectors.mcp import build_upstream
+from gateway.model import Source, Wrap
 
 SOURCE = Source("hotel", "mcp", "Hotel", "hotel_", location="https://mcp.example/path?key=1")
 ROOM = {"type": "string", "description": "Which room"}
@@ -25,13 +26,15 @@ def source(**changes: Any) -> Source:
 
 
 def names(*tools: dict[str, Any], **settings: Any) -> list[str]:
-    told = settings.pop("source", SOURCE)
-    return [tool.name for tool in build_upstream(tools, told, **settings).tools]
+    return [tool.name for tool in build_upstream(tools, told(**settings)).tools]
 
 
 def reasons(*tools: dict[str, Any], **settings: Any) -> list[str]:
-    told = settings.pop("source", SOURCE)
-    return [skipped.reason for skipped in build_upstream(tools, told, **settings).skipped]
+    return [skipped.reason for skipped in build_upstream(tools, told(**settings)).skipped]
+
+
+def told(source: Source = SOURCE, **settings: Any) -> Source:
+    return replace(source, **settings)
 
 
 def with_schema(schema: Any) -> dict[str, Any]:
