@@ -93,9 +93,16 @@ class Overloaded(GatewayError):
 
 
 class UpstreamFailed(GatewayError):
-    """The API or server behind the connection did not do its part."""
+    """The API or server behind the connection did not do its part.
 
-    sent: bool = True  # False only where it is known that nothing of the request went out
+    `sent` is False only where it is known that nothing of the request went out.
+    """
+
+    def __init__(
+        self, code: str, message: str, hint: str = "", *, sent: bool = True, **details: Any
+    ) -> None:
+        super().__init__(code, message, hint, **details)
+        self.sent = sent
 
 
 class UpstreamRefused(UpstreamFailed):

@@ -36,6 +36,7 @@ from gateway.limits import (
     MAX_TOLD_ITEMS,
     PREVIEW_CHARS,
     STEP_BYTES,
+    WORKER_BYTES,
 )
 from gateway.outbound.client import Answer, Pairs
 from gateway.outbound.content import (
@@ -46,8 +47,6 @@ from gateway.outbound.content import (
     as_text,
     charset_of,
     essence,
-    in_utf8,
-    is_heavy_json,
     may_be_json,
     text_or_base64,
 )
@@ -105,7 +104,8 @@ def with_text_in_utf8(answer: Answer) -> Answer:
     kind = media_type.partition(";")[0].strip() or "text/plain"
     others = tuple(pair for pair in answer.headers if pair[0] != "content-type")
     headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
-    return replace(answer, body=in_utf8(answer.body, charset), headers=headers)
+    body = answer.body.decode(charset, "replace").encode("utf-8", "replace")
+    return replace(answer, body=body, headers=headers)
 
 
 def _whole_result(answer: Answer) -> Result:
@@ -331,7 +331,7 @@ async def read_part(
         raise problem("offset", "can't be negative")
     if limit is not None and limit < 1:
         raise problem("limit", "must be at least 1")
-    if not is_heavy_json(body, media_type):
+    if len(body) <= WORKER_BYTES or not may_be_json(body, media_type):
         part = await asyncio.to_thread(part_of, body, media_type, pointer, offset, limit)
     else:
         asked = json.dumps([pointer, offset, limit])

@@ -85,10 +85,6 @@ class Stream:
 class NoAnswer(UpstreamFailed):
     """The exchange failed. `sent` is False only if the other side can't have seen the request."""
 
-    def __init__(self, code: str, message: str, hint: str = "", *, sent: bool) -> None:
-        super().__init__(code, message, hint)
-        self.sent = sent
-
 
 class Egress:
     """The gateway's HTTP client. `lookup` is `socket.getaddrinfo`; files count from `folder`."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from gateway.limits import MAX_JSON_DEPTH, MAX_REMEMBERED, STEP_BYTES, WORKER_BYTES
+from gateway.limits import MAX_JSON_DEPTH, MAX_REMEMBERED, STEP_BYTES
 
 # What a function of ours makes of the data in a worker process; None where that takes too much.
 Work = Callable[..., Awaitable[bytes | bytearray | None]]
@@ -119,11 +119,6 @@ def may_be_json(body: bytes, media_type: str) -> bool:
     return kind.endswith("json") or (kind in _VAGUE and bool(_JSON_BEGINS.match(body)))
 
 
-def is_heavy_json(body: bytes, media_type: str) -> bool:
-    """Whether parsing the body is work for a worker process."""
-    return len(body) > WORKER_BYTES and may_be_json(body, media_type)
-
-
 def as_json(body: bytes, media_type: str) -> Any:
     """The body as a JSON value, or NOT_JSON."""
     if not may_be_json(body, media_type):
@@ -148,11 +143,6 @@ def _is_too_deep(value: Any) -> bool:
     except TypeError:
         return True
     return False
-
-
-def in_utf8(body: bytes, charset: str) -> bytes:
-    """The text in UTF-8."""
-    return body.decode(charset, "replace").encode("utf-8", "replace")
 
 
 def charset_of(body: bytes, media_type: str) -> str | None:

@@ -457,6 +457,4 @@ def _again(error: GatewayError) -> GatewayError:
     """The same failure for another caller, of whose request nothing was sent."""
     if isinstance(error, Refused):
         return Refused(error.code, error.message, error.hint, **error.details)
-    told = UpstreamFailed(error.code, error.message, error.hint, **error.details)
-    told.sent = False
-    return told
+    return UpstreamFailed(error.code, error.message, error.hint, sent=False, **error.details)

@@ -75,7 +75,6 @@ class RpcFailed(UpstreamRefused):
             "The message is the upstream server's own; change the arguments or ask its operator.",
             rpc_code=self.rpc_code,
         )
-        self.sent = True
 
 
 class SessionGone(Exception):
@@ -120,9 +119,7 @@ Exchange = Callable[[str, Mapping[str, Any], Peer, float], Awaitable[dict[str, A
 def unreachable(upstream: str, what: str, *, sent: bool) -> UpstreamFailed:
     """The upstream can't be spoken to; `sent` says whether the request may have arrived."""
     hint = "Try again later; the operator sees the cause in the connection's problems."
-    error = UpstreamFailed("upstream_unreachable", f"{upstream} {what}", hint)
-    error.sent = sent
-    return error
+    return UpstreamFailed("upstream_unreachable", f"{upstream} {what}", hint, sent=sent)
 
 
 def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
@@ -130,16 +127,14 @@ def timed_out(upstream: str, seconds: float, *, sent: bool) -> UpstreamFailed:
     hint = "Try again, or raise the connection's timeout_seconds; limits.max_call_seconds is for "
     hint += "calls that tell of their progress."
     words = f"{upstream} did not answer within {seconds:.3g} s"
-    error = UpstreamFailed("upstream_timeout", words, hint)
-    error.sent = sent
-    return error
+    return UpstreamFailed("upstream_timeout", words, hint, sent=sent)
 
 
 def broken(
     upstream: str, what: str, *, status: int | None = None, hint: str = ""
 ) -> UpstreamFailed:
     """The upstream answered, but not with what the protocol asks for."""
-    details = {} if status is None else {"status": status}
+    details: dict[str, Any] = {} if status is None else {"status": status}
     hint = hint or "The upstream server is at fault; its operator can mend it."
     return UpstreamFailed("upstream_error", f"{upstream} {what}", hint, **details)
 
