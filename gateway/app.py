@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import Admission
 from gateway.calls.approvals import Approvals
-from gateway.calls.call import Invoker
+from gateway.calls.call import CANCEL, Invoker
 from gateway.calls.credentials import (
     Credentials,
     PreparedConnections,
@@ -38,7 +38,6 @@ from gateway.calls.credentials import (
     proof_of,
     prove,
 )
-from gateway.calls.held import CANCEL, ApprovedRuns
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
@@ -141,7 +140,6 @@ class App:
         Callers who wait for a person are sent away, and nothing that was approved is begun.
         """
         running = self.gateway.invoker.running
-        running.draining = True
         self.gateway.approvals.drain()
         self.gateway.invoker.held.drain()
         ends = time.monotonic() + grace
@@ -340,10 +338,8 @@ class Assembly:
         await keeping.start()
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)
-        runs = ApprovedRuns(db, seal, signals, partial(resume, self.gateway))
-        self._stack.push_async_callback(runs.close)
         self._run(keeping.run())
-        self._run(runs.run())
+        self._run(approvals.make_approved(partial(resume, self.gateway)))
 
     def _current(self) -> Snapshot:
         return self.catalog.current

@@ -2,8 +2,9 @@
 
     GatewayError                 code, a message that is safe to show, a hint for what to do
     ├── Refused                  a rule said no: read_only, access_denied, blocked_path,
-    │                            not_connected, unsupported_provider, approval_denied,
-    │                            approval_expired
+    │   │                        not_connected, unsupported_provider, approval_denied,
+    │   │                        approval_expired
+    │   └── NotApproved          a person, or time, said no; ApprovalVoid: it was for another thing
     ├── Fixable                  the caller can mend it: invalid_arguments, connection_invalid,
     │   │                        idempotency_conflict, precondition (REST: a wrong If-Match)
     │   ├── DefinitionUnreadable a definition that can't be read or is out of bounds
@@ -71,6 +72,14 @@ class GatewayError(Exception):
 
 class Refused(GatewayError):
     """A rule said no."""
+
+
+class NotApproved(Refused):
+    """A person, or time, said no. The record of the call says so already."""
+
+
+class ApprovalVoid(NotApproved):
+    """What was approved is not there any more."""
 
 
 class Fixable(GatewayError):

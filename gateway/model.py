@@ -355,6 +355,20 @@ class Scope:
     names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)
 
 
+def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a client's user can be asked: with a form, by a page; `elicitation: {}` says form."""
+    elicitation = capabilities.get("elicitation")
+    if not isinstance(elicitation, Mapping):
+        return ()
+    return tuple(mode for mode in ("form", "url") if mode in elicitation) or ("form",)
+
+
+# --- what is answered -----------------------------------------------------------------------------
+
+Result = dict[str, Any]  # of a tool's call, as MCP writes it
+HEADERS_META = "gateway/headers"  # in its `_meta`: of an API's answer
+
+
 # --- as bytes -------------------------------------------------------------------------------------
 
 BUILD_CODEC_VERSION = "3"  # another one: what is stored is built anew

@@ -38,6 +38,7 @@ from gateway.limits import (
     STEP_BYTES,
     WORKER_BYTES,
 )
+from gateway.model import HEADERS_META, Result
 from gateway.outbound.client import Answer, Pairs
 from gateway.outbound.content import (
     CUT_JSON,
@@ -51,9 +52,6 @@ from gateway.outbound.content import (
     text_or_base64,
 )
 
-HEADERS_META = "gateway/headers"  # of an API's answer
-
-Result = dict[str, Any]  # of a tool's call, as MCP writes it
 Kept = tuple[str, bytes]  # the media type and the body of an answer
 
 

@@ -23,11 +23,10 @@ from typing import Any
 
 import structlog
 
-from gateway.calls.answer import Result
-from gateway.calls.approvals import Approvals
+from gateway.calls.approvals import Approvals, Target, Ticket
 from gateway.calls.arguments import fitting_arguments
 from gateway.calls.credentials import Prepared, PreparedConnections
-from gateway.calls.held import HeldCalls, Running, to_its_end
+from gateway.calls.questions import HeldCalls
 from gateway.calls.record import (
     BACKGROUND_META,
     REFUSED_UPSTREAM,
@@ -35,8 +34,6 @@ from gateway.calls.record import (
     Attempt,
     Caller,
     Door,
-    NotApproved,
-    Unanswered,
     arguments_digest,
     describe_failure,
     execution_of,
@@ -48,23 +45,31 @@ from gateway.calls.record import (
     with_token,
     with_warnings,
 )
+from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
-from gateway.errors import Broken, Fixable, GatewayError, Overloaded, UpstreamFailed
-from gateway.limits import MOMENT_SECONDS, PREVIEW_CHARS
-from gateway.model import Tool
+from gateway.errors import (
+    Broken,
+    Fixable,
+    GatewayError,
+    NotApproved,
+    Overloaded,
+    UpstreamFailed,
+)
+from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
+from gateway.model import Result, Tool
 from gateway.policy.access import permit
 from gateway.store.approvals import Approval, first_with_token, use_approval
 from gateway.store.cluster import Signals, heard_within
 from gateway.store.database import Database
 from gateway.store.ledger import (
     FINISHED,
-    Begun,
     Execution,
     ExecutionStatus,
     begin,
     finish,
+    finish_soon,
     get_execution,
     record_finished,
 )
@@ -72,6 +77,7 @@ from gateway.store.secrets import Seal
 
 log = structlog.get_logger("gateway.call")
 
+CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
 Send = Callable[[Attempt, Prepared], Awaitable[Result]]
 
 
@@ -97,7 +103,7 @@ class Invoker:
         self._replica = replica
         self._listeners: list[Callable[[Execution], None]] = []
         self.running = Running()
-        self.held = HeldCalls(db, seal, signals, self.running, replica)
+        self.held = HeldCalls(db, seal, signals, self.running.start, replica)
 
     def on_finished(self, listener: Callable[[Execution], None]) -> None:
         """Calls back with the record of each call that ended here."""
@@ -109,67 +115,50 @@ class Invoker:
         tool: Tool,
         arguments: Mapping[str, Any],
         caller: Caller,
+        door: Door,
         bundle_ids: tuple[str, ...] = (),
-        door: Door | None = None,
+        judged: Tool | None = None,
     ) -> Coroutine[Any, Any, Result]:
-        """The result of the call. Failures are results too."""
-        attempt = self.attempt(snapshot, tool, arguments, caller, bundle_ids, door)
-        attempt.background = attempt.read_later = caller.meta.get(BACKGROUND_META) is True
+        """The result of the call. Failures are results too.
+
+        `judged` is what permissions are asked about, where it is not the tool itself.
+        """
+        about = (arguments, caller, door, self._redactor(snapshot, tool), self._replica, bundle_ids)
+        attempt = Attempt(snapshot, tool, judged or tool, *about)
+        attempt.background = caller.meta.get(BACKGROUND_META) is True
         if caller.request_state is None and not attempt.may_be_held:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
-    def attempt(
-        self,
-        snapshot: Snapshot,
-        tool: Tool,
-        arguments: Mapping[str, Any],
-        caller: Caller,
-        bundle_ids: tuple[str, ...] = (),
-        door: Door | None = None,
-    ) -> Attempt:
-        """A call that is about to be made."""
-        redactor = self._prepared.of(snapshot, tool.connection).redactor
-        return Attempt(snapshot, tool, arguments, caller, bundle_ids, redactor, self._replica, door)
-
-    async def resume(self, attempt: Attempt, approval: Approval) -> None:
+    async def resume(self, approval: Approval, ticket: Ticket, door: Door) -> None:
         """Carries out a call that was approved after its caller had left."""
-        if self.running.draining:
-            return  # it stays approved: another process makes the call, or the next one here
-        attempt.read_later = True
+        snapshot, tool, judged = await self._approvals.judge(ticket.principal, door, approval)
+        caller = Caller(ticket.principal, session=approval.session, client=approval.client)
+        about = (ticket.arguments, caller, door, self._redactor(snapshot, tool), self._replica)
+        attempt = Attempt(snapshot, tool, judged, *about)
+        attempt.id, attempt.at = approval.execution_id, approval.created_at
+        attempt.token, attempt.background = ticket.token, True
         self._decide(attempt)
         self._check(attempt)
-        await self.running.finish(attempt, self._make_write(attempt, approval))
+        await self.running.finish(attempt.id, self._make_write(attempt, approval))
+
+    def _redactor(self, snapshot: Snapshot, tool: Tool) -> Redactor:
+        return self._prepared.of(snapshot, tool.connection).redactor
 
     async def _outcome_or_question(self, attempt: Attempt) -> Result:
         """As `_outcome`, for clients that are asked by answering them, and for their answers."""
         try:
-            said = await self.held.next_word(attempt)
+            return await self.held.hear(attempt, self._outcome)
         except GatewayError as error:
             return self._refuse(attempt, error)
-        if said is not None:
-            return said
-        if attempt.may_be_held:
-            return await self.held.first_word(attempt, self._outcome(attempt))
-        return await self._outcome(attempt)
 
     async def _outcome(self, attempt: Attempt) -> Result:
         try:
             return await self._make(attempt)
-        except Unanswered as unanswered:
-            return unanswered.result
-        except NotApproved as error:
+        except NotApproved as error:  # its row says so already
             return failed_result(attempt, error)
-        except GatewayError as error:
-            return self._refuse(attempt, error)
-        except asyncio.CancelledError:
-            if attempt.tool.access == "read" and not attempt.on_disk:
-                self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
-            raise
         except Exception as error:  # the boundary: a caller gets a code, the log gets the place
-            name, failure = attempt.tool.name, describe_failure(error)
-            log.error("call failed", tool=name, execution=attempt.id, **failure)
-            return self._refuse(attempt, Broken("internal", "the gateway failed on this call"))
+            return self._refuse(attempt, _error_told(attempt, error))
 
     async def _make(self, attempt: Attempt) -> Result:
         must_ask = self._decide(attempt)
@@ -179,43 +168,41 @@ class Invoker:
             return approval
         if attempt.background:
             return await self._make_in_background(attempt, approval)
-        if attempt.tool.access == "read" and attempt.token is None and approval is None:
+        if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
+            return await self.running.finish(attempt.id, self._make_write(attempt, approval))
+        try:
             result = self._shape(attempt, await self._send(attempt))
-            self._record(attempt, _status(result), result)
-            return result
-        return await self.running.finish(attempt, self._make_write(attempt, approval))
+        except asyncio.CancelledError:
+            self._record_left(attempt)
+            raise
+        self._record(attempt, _status(result), result)
+        return result
 
     async def _make_in_background(self, attempt: Attempt, approval: Approval | None) -> Result:
         """Begins a call and answers at once; the outcome is read from its record."""
-        self.running.check_room(attempt)
+        self.running.check_room(attempt.principal)
         first = await self._claim(attempt, approval)
         if first is not None:
             return first
-        self.running.start(attempt, self._complete(attempt))
+        self.running.start(self._complete(attempt), attempt.id, attempt.principal)
         return pending_result(attempt, "executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
-        first = await to_its_end(self._claim(attempt, approval))  # else its row had no end
+        try:
+            first = await self._claim(attempt, approval)
+        except asyncio.CancelledError:
+            self._record_left(attempt)
+            raise
         return first if first is not None else await self._complete(attempt)
 
     async def _complete(self, attempt: Attempt) -> Result:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
             result = self._shape(attempt, await self._send(attempt))
-        except asyncio.CancelledError as error:
-            # Someone wanted it stopped. The task is the call's own: what it has to tell is how
-            # the call ended.
-            if task := asyncio.current_task():
-                task.uncancel()
-            return await self._fail(attempt, Broken("cancelled", "the call was cancelled"), error)
-        except GatewayError as error:
-            return await self._fail(attempt, error, error)
-        except Exception as error:  # whatever it was, the row must not stay as executing
-            log.error("call failed", execution=attempt.id, **describe_failure(error))
-            told = Broken("internal", "the gateway failed on this call")
-            return await self._fail(attempt, told, error)
+        except (asyncio.CancelledError, Exception) as error:
+            return await self._fail(attempt, error)
         result = with_token(result, attempt.token)
-        await self._record_end(attempt, execution_of(attempt, _status(result), result))
+        await self._record_end(execution_of(attempt, _status(result), result))
         return result
 
     # --- the steps --------------------------------------------------------------------------------
@@ -236,14 +223,53 @@ class Invoker:
             take_token(attempt)
 
     async def _ask(self, attempt: Attempt) -> Approval | Result | None:
-        """The approval to use up, or the answer where the caller's token had one already."""
-        if attempt.token_given:
-            earlier = await self._earlier_answer(attempt)
-            if earlier is not None:
-                return earlier
+        """The approval to use up, or the answer where the call goes on, or went, without it."""
+        if attempt.token is not None and attempt.token_given:
+            first = await first_with_token(self._db, attempt.principal, attempt.token)
+            same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
+            if first is not None and (first.tool, first.args_digest) != same_call:
+                raise _conflict(attempt)
+            # One whose caller was cut off before a decision goes on in this attempt.
+            if first is not None and not await self._is_left_behind(first):
+                return await self._answer_again(attempt, first)
         return await self._approvals.obtain(attempt, self._target(attempt))
 
-    def _target(self, attempt: Attempt) -> tuple[str, str]:
+    async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
+        """Puts the call on disk; gives the first answer where its token had one already."""
+        execution = execution_of(attempt, "executing")
+        if approval is None:
+            begun = await begin(self._db, execution)
+        else:
+            begun = await use_approval(self._db, approval, execution, time.time())
+        if begun.outcome == "new":
+            return None
+        if approval is not None:
+            await self._approvals.void(approval)  # its call was made already, under its token
+        if begun.outcome == "conflict" or begun.execution is None:
+            raise _conflict(attempt)
+        return await self._answer_again(attempt, begun.execution)
+
+    def _send(self, attempt: Attempt) -> Awaitable[Result]:
+        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
+        return self._send_prepared(attempt, prepared)
+
+    def _shape(self, attempt: Attempt, result: Result) -> Result:
+        """The result with what it says of its call."""
+        meta = {**result.get("_meta", {}), **meta_of(attempt, _status(result))}
+        return with_warnings(attempt, {**result, "_meta": meta})
+
+    def _record(
+        self,
+        attempt: Attempt,
+        status: ExecutionStatus,
+        result: Result | None,
+        error: GatewayError | None = None,
+    ) -> None:
+        self.record(execution_of(attempt, status, result, error))
+
+    # --- what the steps need ----------------------------------------------------------------------
+
+    def _target(self, attempt: Attempt) -> Target:
         """Method and address of the request that would be made; raises where none could be."""
         operation, settings = attempt.tool.http, attempt.state.settings
         if operation is None:
@@ -255,135 +281,58 @@ class Invoker:
         request = build_request(operation, arguments, prepared.blocklist)
         return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
 
-    async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
-        """Puts the call on disk; gives the first answer where its token had one already."""
-        execution = execution_of(attempt, "executing")
-        attempt.on_disk = True
-        if approval is None:
-            begun = await begin(self._db, execution)
-        else:
-            begun = await use_approval(self._db, approval, execution, time.time())
-        if begun.outcome == "new":
-            return None
-        if approval is not None and begun.outcome != "ended":
-            await self._approvals.void(approval)  # its call was made already, under its token
-        return await self._first_answer(attempt, begun)
+    async def _is_left_behind(self, first: Execution) -> bool:
+        is_undecided = first.status == "pending_confirmation"
+        return is_undecided and not await self._approvals.has_waiter(first)
 
-    def _send(self, attempt: Attempt) -> Awaitable[Result]:
-        prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
-        return self._send_prepared(attempt, prepared)
-
-    def _shape(self, attempt: Attempt, result: Result) -> Result:
-        """The result with what it says of its call."""
-        meta = {**result.get("_meta", {}), **meta_of(attempt, _status(result))}
-        return with_warnings(attempt, {**result, "_meta": meta})
-
-    # --- tokens that were used before -------------------------------------------------------------
-
-    async def _earlier_answer(self, attempt: Attempt) -> Result | None:
-        """The answer of an earlier call with the caller's token, before anyone is asked again.
-
-        None: there is none, or only one whose caller was cut off before a decision; it goes on in
-        this attempt.
-        """
-        assert attempt.token is not None
-        first = await first_with_token(self._db, attempt.principal, attempt.token)
-        if first is None:
-            return None
-        same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
-        if (first.tool, first.args_digest) != same_call:
-            raise _conflict(attempt)
-        if first.status == "pending_confirmation" and not await self._approvals.has_waiter(
-            first.id, first.era, first.replica
-        ):
-            return None
-        if first.status in _GOING_ON and attempt.unattended:
-            attempt.id = first.id
+    async def _answer_again(self, attempt: Attempt, first: Execution) -> Result:
+        """What the caller of the first call with this token got, or would have got."""
+        attempt.id = first.id
+        if attempt.unattended and first.status == "pending_confirmation":
             return pending_result(attempt, first.status, "The call is already on its way.")
-        return _answer_again(attempt, await self._end_of(attempt, first))
-
-    async def _first_answer(self, attempt: Attempt, begun: Begun) -> Result:
-        """The answer of the call that had this token first, once it has one."""
-        if begun.outcome == "conflict":
-            raise _conflict(attempt)
-        if begun.outcome == "ended" or begun.execution is None:
-            raise NotApproved(
-                "approval_expired",
-                "The approval for this call was used, has expired or was withdrawn.",
-                "Call again to ask for a new one.",
-            )
-        return _answer_again(attempt, await self._end_of(attempt, begun.execution))
-
-    async def _end_of(self, attempt: Attempt, first: Execution) -> Execution:
-        """The first call when it is over; its process may be another one."""
-        deadline = time.monotonic() + attempt.longest_seconds
-        with self._signals.awaiting(FINISHED, first.id) as heard:
-            while True:
-                first = await get_execution(self._db, first.id) or first
-                if first.status not in _GOING_ON:
-                    return first
-                if time.monotonic() > deadline:
-                    raise Overloaded(
-                        "busy",
-                        "The first call with this token is still on its way.",
-                        f"find_execution {attempt.token} tells what became of it.",
-                    )
+        with self._signals.awaiting(FINISHED, first.id) as heard:  # its process may be another one
+            while (first := await get_execution(self._db, first.id) or first).status in _GOING_ON:
                 await heard_within(heard, MOMENT_SECONDS)
-
-    # --- the record -------------------------------------------------------------------------------
-
-    def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
-        result = failed_result(attempt, error)
-        self._record(attempt, status_of(error), result, error)
-        return result
-
-    def _record(
-        self,
-        attempt: Attempt,
-        status: ExecutionStatus,
-        result: Result | None,
-        error: GatewayError | None = None,
-    ) -> None:
-        self.record(execution_of(attempt, status, result, error))
+        answer = (first.result or {}).get("answer")
+        if answer is not None:
+            return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
+        return failed_result(attempt, _first_error(attempt, first))
 
     def record(self, execution: Execution) -> None:
         """Puts the record of a call that is over on disk soon, and tells of it."""
         record_finished(self._db, execution)
         self._tell(execution)
 
-    async def _fail(self, attempt: Attempt, error: GatewayError, cause: BaseException) -> Result:
+    def _record_left(self, attempt: Attempt) -> None:
+        """Records a call whose caller left before it was sent, or that only reads."""
+        self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
+
+    def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
+        result = failed_result(attempt, error)
+        self._record(attempt, status_of(error), result, error)
+        return result
+
+    async def _fail(self, attempt: Attempt, cause: BaseException) -> Result:
         """Records a call that did not get an answer: as failed, or as unknown if it was sent."""
-        sent = _was_sent(attempt, cause)
+        task = asyncio.current_task()
+        if task is not None and isinstance(cause, asyncio.CancelledError):
+            task.uncancel()  # it is the call's own: what it has to tell is how the call ended
+        error, sent = _error_told(attempt, cause), _was_sent(attempt, cause)
         in_doubt = attempt.token is not None or error.code == "cancelled"
         is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
         if sent and in_doubt and not is_final:
             error = outcome_unknown(attempt, error.code)
         result = failed_result(attempt, error)
-        execution = execution_of(attempt, status_of(error), result, error)
-        await self._record_end(attempt, execution, sent=sent)
+        await self._record_end(execution_of(attempt, status_of(error), result, error), sent=sent)
         return result
 
-    async def _record_end(
-        self, attempt: Attempt, execution: Execution, *, sent: bool = True
-    ) -> None:
+    async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:
         try:
             await finish(self._db, execution, sent=sent)
         except GatewayError:
             # It has happened, and the caller is told so; the record follows when the store is back.
-            self.running.start_unbounded(self._record_later(execution, sent))
+            finish_soon(self._db, execution, sent=sent)
         self._tell(execution)
-
-    async def _record_later(self, execution: Execution, sent: bool) -> None:
-        """Tries until the store is back: such calls stay few, since none begins without it."""
-        try:
-            while True:
-                await asyncio.sleep(MOMENT_SECONDS)
-                with suppress(GatewayError):
-                    await finish(self._db, execution, sent=sent)
-                    return
-        except asyncio.CancelledError:
-            log.error("execution not recorded", execution=execution.id)
-            raise
 
     def _tell(self, execution: Execution) -> None:
         if execution.idempotency_token is not None:
@@ -394,6 +343,17 @@ class Invoker:
 
 def _status(result: Result) -> ExecutionStatus:
     return "failed" if result.get("isError") else "completed"
+
+
+def _error_told(attempt: Attempt, cause: BaseException) -> GatewayError:
+    """The error that the caller is told."""
+    if isinstance(cause, GatewayError):
+        return cause
+    if isinstance(cause, asyncio.CancelledError):
+        return Broken("cancelled", "the call was cancelled")
+    name, failure = attempt.tool.name, describe_failure(cause)
+    log.error("call failed", tool=name, execution=attempt.id, **failure)
+    return Broken("internal", "the gateway failed on this call")
 
 
 def _was_sent(attempt: Attempt, error: BaseException) -> bool:
@@ -445,25 +405,79 @@ def _conflict(attempt: Attempt) -> Fixable:
     )
 
 
-def _answer_again(attempt: Attempt, first: Execution) -> Result:
-    """What the caller of the first call got, or would have got."""
-    attempt.id = first.id
-    answer = (first.result or {}).get("answer")
-    if answer is not None:
-        return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
-    return failed_result(attempt, _error_of(attempt, first))
-
-
-def _error_of(attempt: Attempt, first: Execution) -> GatewayError:
-    match first.status:
-        case "unknown":
-            return outcome_unknown(attempt)
-        case "denied":
-            return NotApproved("approval_denied", "The call was not approved.")
-        case "expired":
-            return NotApproved("approval_expired", "Nobody approved the call in time.")
-    return Broken(
+def _first_error(attempt: Attempt, first: Execution) -> GatewayError:
+    """Why the first call with this token has no answer."""
+    if first.status == "unknown":
+        return outcome_unknown(attempt)
+    kind = Broken if first.status == "failed" else NotApproved
+    return kind(
         first.error_code or "internal",
-        "The first call with this token failed before it was sent.",
+        f"The first call with this token was not sent: it ended as {first.status}.",
         "It may be tried again with the same token.",
     )
+
+
+# --- calls that no request carries ----------------------------------------------------------------
+
+
+class Running:
+    """The calls of this process that no request carries, and what is left to do of others.
+
+    A write runs in a task of its own: once begun it is finished and recorded, whether or not its
+    caller is still there; a caller who says so stops it.
+    """
+
+    def __init__(self) -> None:
+        # With the execution, and for a call in the background its principal.
+        self._tasks: dict[asyncio.Task[Any], tuple[str, str]] = {}
+
+    async def finish(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
+        """What the work gives; a caller who leaves does not stop it, one who says so does."""
+        task = self.start(work, id)
+        try:
+            result: Result = await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if error.args == (CANCEL,):
+                task.cancel()
+            raise
+        return result
+
+    def check_room(self, principal: str) -> None:
+        """Refuses one background call too many."""
+        if [whose for _, whose in self._tasks.values()].count(principal) >= CALLS_PER_PRINCIPAL:
+            raise Overloaded(
+                "busy",
+                f"{CALLS_PER_PRINCIPAL} of your calls are running in the background.",
+                "Wait until one has ended, or cancel one.",
+            )
+
+    def start(
+        self, work: Coroutine[Any, Any, Any], id: str = "", principal: str = ""
+    ) -> asyncio.Task[Any]:
+        """Runs the work: the call of this id, in the background for this principal."""
+        task = asyncio.create_task(work, name=f"call {id}")
+        self._tasks[task] = (id, principal)
+        task.add_done_callback(self._end)
+        return task
+
+    def cancel(self, id: str) -> list[asyncio.Task[Any]]:
+        """Cancels a call; its task, if it runs here, which ends when the call is recorded."""
+        return [task for task, (of, _) in self._tasks.items() if of == id and task.cancel()]
+
+    async def drain(self, seconds: float) -> None:
+        """Waits until nothing runs any more, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._tasks:  # one may begin another
+                    await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Ends what still runs; each call is recorded as what it then is."""
+        tasks = [task for task in self._tasks if task.cancel()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; nobody may have to

@@ -32,8 +32,7 @@ from gateway.azure.lookup_rules import (
     values_rule,
     walk,
 )
-from gateway.calls.answer import Result
-from gateway.calls.record import Caller, arguments_digest
+from gateway.calls.record import Caller, Door, arguments_digest
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
 from gateway.limits import (
@@ -43,7 +42,7 @@ from gateway.limits import (
     LOOKUP_VALUES,
     MAX_ANSWER_BYTES,
 )
-from gateway.model import Tool
+from gateway.model import Result, Tool
 from gateway.outbound.content import NOT_JSON, as_json
 from gateway.policy.access import decide, level, shows
 from gateway.store.database import Database
@@ -170,8 +169,9 @@ class LookUps:
         return await asyncio.to_thread(orjson.loads, known) if known else None
 
     async def _asked(self, asked: Question, call: Call) -> bytes:
+        door = Door(lambda snapshot, principal: (call.tool, call.tool))  # it never waits
         result = await self._call(
-            asked.snapshot, call.tool, call.arguments, asked.caller, asked.bundle_ids
+            asked.snapshot, call.tool, call.arguments, asked.caller, door, asked.bundle_ids
         )
         structured = result.get("structuredContent")
         if result.get("isError"):

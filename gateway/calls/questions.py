@@ -1,16 +1,25 @@
-"""What people and clients are asked while a call waits or runs, and how their answers are read.
+"""What people and clients are asked while a call waits, and how their answers are read.
 
-A person who approves is shown everything the decision is about: the tool, where the request goes,
-each argument, and what should make one look twice. Values are somebody's text, so each stands on
-one line, cut to a length, without characters that hide or reorder others. Only a clear answer is a
-yes: what is missing, odd or declined denies.
+A person who approves is shown everything the decision is about. Values are somebody's text, so each
+stands on one line, cut to a length, without characters that hide or reorder others. Only a clear
+answer is a yes: what is missing, odd or declined denies.
 
 An upstream asks for words of the client's user (elicitation), for what the client's model says
-(sampling), or for the folders the client works in (roots). Questions come by key, and so do the
-answers. A client is only asked what it said that it can answer. An elicitation that can't be put
-is declined, and no answer in time is a `cancel`; the others have no such words, so there the
-server's request fails. Nothing goes on but what the protocol says that questions and answers hold,
-questions cleared of secrets.
+(sampling), or for the folders the client works in (roots); questions and answers come by key. A
+client is only asked what it said that it can answer. An elicitation that can't be put is declined,
+and no answer in time is a `cancel`; for the others the server's request fails. Nothing goes on but
+what the protocol says that questions and answers hold, questions cleared of secrets.
+
+A client of 2025 is asked on the stream of its request; one of 2026-07-28 gets the question as its
+answer and replies by calling again. Meanwhile the call is held by the process where it runs, so
+that its approval, token, row and request upstream stay the same:
+
+    runs ──► asks ──► answered: runs on, and may ask again
+      │        └────► nobody answers in time, or this process ends: the upstream is told `cancel`
+      └────► ends: the outcome is kept a while, for a client that did not hear it
+
+What the client hands back is sealed: it names the process, the call and the round of questions, and
+is bound to who calls what. Another process passes the answer on to the one that holds the call.
 """
 
 from __future__ import annotations
@@ -18,25 +27,65 @@ from __future__ import annotations
 import asyncio
 import secrets
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
-import orjson
-
-from gateway.calls.answer import Result
-from gateway.calls.record import Ask, AskClient, Attempt, Caller
+from gateway.calls.record import (
+    ELICIT,
+    Ask,
+    AskClient,
+    Attempt,
+    Caller,
+    arguments_digest,
+    failed_result,
+    input_required,
+    outcome_unknown,
+)
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
-from gateway.errors import UpstreamFailed
-from gateway.limits import MAX_QUOTE_CHARS, MAX_TOLD_ITEMS, STEP_BYTES
-from gateway.model import json_bytes
-from gateway.policy.view import elicitation_modes
+from gateway.errors import Fixable, GatewayError, Overloaded, UpstreamFailed
+from gateway.limits import (
+    CALLS_PER_PRINCIPAL,
+    MAX_QUOTE_CHARS,
+    MAX_TOLD_ITEMS,
+    MAX_WAITING_CALLS,
+    STEP_BYTES,
+)
+from gateway.model import Result, elicitation_modes, json_bytes
 from gateway.store.approvals import Approval
+from gateway.store.cluster import Letters, Signals, Start
+from gateway.store.database import Database
+from gateway.store.ledger import get_execution
+from gateway.store.secrets import Seal
 
+ByKey = Mapping[str, Any]
+Make = Callable[[Attempt], Coroutine[Any, Any, Result]]
 Decision = Literal["approve", "deny", "always_allow"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
-QUESTION = "approval"  # the key of our question in an InputRequiredResult
-ByKey = Mapping[str, Any]
+
+
+# --- what a person is shown -----------------------------------------------------------------------
+
+
+def may_always(snapshot: Snapshot, risk: str) -> bool:
+    """Whether "always allow" is offered for tools of this risk."""
+    return risk != "high" or snapshot.permissions.always_allow_high_risk
+
+
+def name_of_client(client: str) -> str:
+    """The name of `name/version`: a client that was updated is the same one."""
+    return client.rpartition("/")[0] or client.strip("/")
+
+
+def question_of(attempt: Attempt, approval: Approval) -> dict[str, Any]:
+    """The question as words and a form."""
+    return {
+        "message": message(approval, attempt.state.display_name),
+        "requestedSchema": form(always_words(attempt.snapshot, approval)),
+    }
 
 
 def message(approval: Approval, display_name: str) -> str:
@@ -47,39 +96,26 @@ def message(approval: Approval, display_name: str) -> str:
         f"Connection: {_visible(display_name)} ({approval.connection})",
         f"Request: {approval.method} {_visible(approval.url)}",
         f"Risk: {approval.risk}",
-        *_argument_lines(approval.arguments),
+        "Arguments:" if approval.arguments else "Arguments: none",
     ]
+    lines += [f"  {_visible(name)}: {_value(item)}" for name, item in approval.arguments.items()]
     lines += [f"⚠ {warning}" for warning in approval.warnings]
     return "\n".join(lines)
 
 
-def approval_question(attempt: Attempt, approval: Approval) -> dict[str, Any]:
-    """What a person is shown: the words and the form."""
-    return {
-        "message": message(approval, attempt.state.display_name),
-        "requestedSchema": form(always_words(attempt.snapshot, approval)),
-    }
-
-
 def form(always: str) -> dict[str, Any]:
     """The form that goes with it; without an answer it says no. `always`: what that would mean."""
-    choices = ["deny", "approve", *(["always_allow"] if always else [])]
     about = "approve: this call, once. deny: the agent is told no."
     if always:
         about += f" always_allow: this tool, {_visible(always)}."
-    return {
-        "type": "object",
-        "properties": {
-            "decision": {
-                "type": "string",
-                "title": "Decision",
-                "description": about,
-                "enum": choices,
-                "default": "deny",
-            }
-        },
-        "required": ["decision"],
+    decision = {
+        "type": "string",
+        "title": "Decision",
+        "description": about,
+        "enum": ["deny", "approve", *(["always_allow"] if always else [])],
+        "default": "deny",
     }
+    return {"type": "object", "properties": {"decision": decision}, "required": ["decision"]}
 
 
 def decision_of(answer: object, always: bool) -> Decision:
@@ -93,25 +129,6 @@ def decision_of(answer: object, always: bool) -> Decision:
     return "always_allow" if decision == "always_allow" and always else "deny"
 
 
-def input_required(attempt: Attempt, approval: Approval, state: str) -> Result:
-    """The question as a result (2026-07-28): the client answers by calling again."""
-    params = {"mode": "form", **approval_question(attempt, approval)}
-    return {
-        "resultType": "input_required",
-        "inputRequests": {QUESTION: {"method": ELICIT, "params": params}},
-        "requestState": state,
-        "_meta": {
-            "gateway/execution_id": approval.execution_id,
-            "gateway/status": "pending_confirmation",
-        },
-    }
-
-
-def may_always(snapshot: Snapshot, risk: str) -> bool:
-    """Whether "always allow" is offered for tools of this risk."""
-    return risk != "high" or snapshot.permissions.always_allow_high_risk
-
-
 def always_words(snapshot: Snapshot, approval: Approval) -> str:
     """What "always allow" means for this call; "" where it is not offered."""
     if not may_always(snapshot, approval.risk):
@@ -120,11 +137,6 @@ def always_words(snapshot: Snapshot, approval: Approval) -> str:
         return "for the rest of this session"
     client = name_of_client(approval.client) or "this client"
     return f"for {snapshot.permissions.always_allow_minutes:g} minutes, for {client} alone"
-
-
-def name_of_client(client: str) -> str:
-    """The name of `name/version`: a client that was updated is the same one."""
-    return client.rpartition("/")[0] or client.strip("/")
 
 
 def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[str]:
@@ -148,25 +160,12 @@ def warnings(attempt: Attempt, *, first_write: bool, changed: bool) -> Iterator[
 
 def largest_list(value: Any, at: str = "the arguments") -> tuple[str, int]:
     """Where the longest list is, and how long it is."""
-    best = (at, len(value) if isinstance(value, list) else 0)
-    inner: Sequence[tuple[str, Any]] = ()
+    best, inner = (at, 0), list[tuple[str, Any]]()
     if isinstance(value, Mapping):
         inner = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list):
-        inner = [(at, item) for item in value[:1000]]
-    for name, item in inner:
-        if isinstance(item, (Mapping, list)):
-            best = max(best, largest_list(item, name), key=lambda found: found[1])
-    return best
-
-
-def _argument_lines(arguments: Mapping[str, Any]) -> list[str]:
-    if not arguments:
-        return ["Arguments: none"]
-    return [
-        "Arguments:",
-        *(f"  {_visible(key)}: {_value(item)}" for key, item in arguments.items()),
-    ]
+        best, inner = (at, len(value)), [(at, item) for item in value[:1000]]
+    return max([best, *(largest_list(item, name) for name, item in inner)], key=lambda one: one[1])
 
 
 def _value(value: Any) -> str:
@@ -182,7 +181,7 @@ def _visible(text: str) -> str:
 
 # --- what an upstream asks ------------------------------------------------------------------------
 
-ELICIT, SAMPLE, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
+SAMPLE, ROOTS = "sampling/createMessage", "roots/list"
 ASKED_BY: Mapping[str, str] = {ELICIT: "elicitation", SAMPLE: "sampling", ROOTS: "roots"}
 # What a question of each kind holds. `includeContext` would show one server what others said.
 PARAMS: Mapping[str, Sequence[str]] = {
@@ -194,9 +193,8 @@ ANSWERS: Mapping[str, tuple[str, ...]] = {  # and an answer, the first of which 
     SAMPLE: ("content", "role", "model", "stopReason"),
     ROOTS: ("roots",),
 }
-OF_TOOLS = ("tools", "toolChoice")
 CANCELLED: dict[str, Any] = {"action": "cancel"}
-DECLINE: Mapping[str, Any] = {"action": "decline"}
+DECLINED: dict[str, Any] = {"action": "decline"}
 
 
 def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = None) -> Ask | None:
@@ -212,9 +210,12 @@ def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = 
         cleared = {key: _plain(question) for key, question in redactor.json(questions).items()}
         check_offered(cleared, caller.askable)
         wanted = {k: q for k, q in cleared.items() if _can_be_put(q, caller.askable)}
-        found = await _within(seconds, reach, wanted) if wanted else {}
+        found: ByKey = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                found = await reach(wanted) if wanted else {}
         answers = {key: _answer(wanted[key]["method"], found.get(key)) for key in wanted}
-        return {**dict.fromkeys(cleared.keys() - wanted.keys(), DECLINE), **answers}
+        return {**dict.fromkeys(cleared.keys() - wanted.keys(), DECLINED), **answers}
 
     return ask
 
@@ -235,19 +236,17 @@ def check_offered(questions: ByKey, askable: Mapping[str, Any]) -> None:
     """Raises where a server asks for what the client does not offer, and can't be declined."""
     for question in questions.values():
         method = str(question.get("method")) if isinstance(question, Mapping) else ""
-        if method != ELICIT and not _is_offered(method, question, askable):
+        offered = askable.get(ASKED_BY.get(method, ""))
+        wants_tools = method == SAMPLE and {"tools", "toolChoice"} & {
+            *(question.get("params") or ())
+        }
+        lacks = offered is None or wants_tools and "tools" not in offered
+        if method != ELICIT and lacks:
             raise UpstreamFailed(
                 "upstream_error",
                 "The server asks for something that this client does not offer",
                 "Use a client that offers it (elicitation, sampling, roots).",
             )
-
-
-def _is_offered(method: str, question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool:
-    offered, params = askable.get(ASKED_BY.get(method, "")), question.get("params")
-    if method != SAMPLE or offered is None or "tools" in offered:
-        return offered is not None
-    return not isinstance(params, Mapping) or not any(name in params for name in OF_TOOLS)
 
 
 def unanswered(method: str, error: Any = None) -> dict[str, Any]:
@@ -265,28 +264,13 @@ def unanswered(method: str, error: Any = None) -> dict[str, Any]:
     )
 
 
-async def _within(seconds: float, reach: Ask, wanted: ByKey) -> ByKey:
-    try:
-        async with asyncio.timeout(seconds):
-            return await reach(wanted)
-    except TimeoutError:
-        return {}
-
-
 def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool:
     if question["method"] != ELICIT:
         return True
-    params, modes = question["params"], elicitation_modes(askable)
+    params = question["params"]
     name, kind = ("url", str) if params["mode"] == "url" else ("requestedSchema", dict)
-    is_whole = isinstance(params.get(name), kind)
-    return is_whole and params["mode"] in modes and _is_small(params)
-
-
-def _is_small(params: Mapping[str, Any]) -> bool:
-    try:
-        return len(orjson.dumps(params)) <= STEP_BYTES
-    except TypeError:  # nested too deeply
-        return False
+    is_whole = isinstance(params.get(name), kind) and len(json_bytes(params)) <= STEP_BYTES
+    return is_whole and params["mode"] in elicitation_modes(askable)
 
 
 def _plain(question: Any) -> dict[str, Any]:
@@ -311,21 +295,166 @@ def _of_2025(params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in params.items() if key != "mode"}
 
 
-def _answer(method: str, answer: Any) -> Any:
+def _answer(method: str, answer: Any) -> dict[str, Any]:
     """An answer as it goes to the server; what is none is a cancel, where that exists."""
     given = answer if isinstance(answer, Mapping) else {}
     if method == ELICIT:
-        return _elicited(given)
+        action, content = given.get("action"), given.get("content")
+        if action == "accept" and isinstance(content, Mapping):
+            return {"action": action, "content": content}
+        return {"action": action} if action in ("accept", "decline") else CANCELLED
     names = ANSWERS[method]
     if names[0] not in given:
         return unanswered(method)
     return {name: given[name] for name in names if name in given}
 
 
-def _elicited(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    if answer.get("action") not in ("accept", "decline"):
-        return CANCELLED
-    content = answer.get("content")
-    if answer["action"] == "decline" or not isinstance(content, Mapping):
-        return {"action": answer["action"]}
-    return {"action": "accept", "content": content}
+# --- calls that are held while their client answers -----------------------------------------------
+
+PURPOSE = "held-call/1"
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    attempt: Attempt
+    bound_to: list[str]  # as the client gave it: more may be filled in meanwhile
+    task: asyncio.Task[Result]
+    listeners: int = 0  # requests that wait for what it says next
+    round: int = 0
+    asked: ByKey = field(default_factory=dict)
+    question: asyncio.Future[Result] = field(default_factory=_future)
+    answers: asyncio.Future[ByKey] = field(default_factory=_future)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one round at a time
+
+    def take(self, round: int, answers: ByKey | None) -> None:
+        """Takes answers to what is asked now; any others leave things as they are."""
+        is_asking = self.question.done() and not self.answers.done() and round == self.round
+        if is_asking and answers is not None and self.asked.keys() <= answers.keys():
+            self.question = _future()
+            self.answers.set_result(answers)
+
+
+class HeldCalls:
+    """The calls of this process whose clients are asked by answering them."""
+
+    def __init__(
+        self, db: Database, seal: Seal, signals: Signals, start: Start, replica: str
+    ) -> None:
+        self._db = db
+        self._seal = seal
+        self._start = start
+        self._replica = replica
+        self._held: dict[str, _Held] = {}  # by execution
+        self._letters = Letters(db, signals, replica, self._answer, start)
+        self._draining = False
+
+    async def hear(self, attempt: Attempt, make: Make) -> Result:
+        """What a call says next, a new one or one that is held: its outcome, or a question."""
+        caller = attempt.caller
+        state = self._seal.open_values(PURPOSE, caller.request_state)
+        if state is None and not attempt.may_be_held:
+            return await make(attempt)
+        if state is None:
+            held = _Held(attempt, _bound_to(attempt), self._start(make(attempt)))
+            attempt.put = partial(self._put, held)
+            return await self._listen(held)
+        replica, id, round, *bound_to = state
+        if bound_to != _bound_to(attempt):
+            raise Fixable(
+                "invalid_arguments",
+                "The answer belongs to another call.",
+                "Call again without it to be asked anew.",
+            )
+        attempt.id = id
+        try:
+            if replica == self._replica:
+                said = await self._answer(id, round, caller.input_responses, caller)
+            else:
+                said = await self._letters.ask(replica, id, round, caller.input_responses)
+            return said or failed_result(attempt, await self._why_gone(attempt))
+        except GatewayError as error:  # of this answer, not of the call
+            return failed_result(attempt, error)
+
+    def drain(self) -> None:
+        """Nobody is asked any more: this process ends, and what it holds with it."""
+        self._draining = True
+        for held in self._held.values():
+            held.take(held.round, dict.fromkeys(held.asked))
+
+    async def _answer(
+        self, id: str, round: int, answers: ByKey | None, caller: Caller | None = None
+    ) -> Result | None:
+        """What a call says to these answers; None: this process does not hold it."""
+        held = self._held.get(id)
+        if held is None:
+            return None
+        if caller is not None:  # progress, logs and refusals go where someone listens
+            held.attempt.caller = caller
+        held.take(round, answers)
+        return await self._listen(held)
+
+    async def _listen(self, held: _Held) -> Result:
+        held.listeners += 1
+        question = held.question
+        try:
+            await asyncio.wait({held.task, question}, return_when=asyncio.FIRST_COMPLETED)
+            return held.task.result() if held.task.done() else question.result()
+        except asyncio.CancelledError:
+            if held.listeners == 1:
+                held.task.cancel()  # hanging up is how a client of 2026 cancels
+            raise
+        finally:
+            held.listeners -= 1
+
+    async def _put(self, held: _Held, questions: ByKey) -> ByKey:
+        """Has the client asked and gives its answers: none, where nobody listens any more."""
+        async with held.turn:
+            nobody = held.task.done() or not held.listeners or self._draining
+            if nobody or not self._makes_room(held):
+                return {}
+            held.round += 1
+            held.asked, held.answers = questions, _future()
+            named = [self._replica, held.attempt.id, held.round, *held.bound_to]
+            state = self._seal.seal_values(PURPOSE, *named)
+            result = input_required(held.attempt, "executing", questions, state)
+            held.question.set_result(result)
+            try:
+                return await held.answers
+            finally:
+                if held.question.done():  # nobody answered in time
+                    held.question = _future()
+
+    def _makes_room(self, held: _Held) -> bool:
+        id, principal = held.attempt.id, held.attempt.principal
+        if id in self._held:
+            return True
+        others = [each.attempt.principal for each in self._held.values() if not each.task.done()]
+        if others.count(principal) >= CALLS_PER_PRINCIPAL or len(self._held) >= MAX_WAITING_CALLS:
+            return False
+        self._held[id] = held
+        later, loop = held.attempt.snapshot.permissions.timeout_seconds, asyncio.get_running_loop()
+        held.task.add_done_callback(lambda _: loop.call_later(later, self._held.pop, id, None))
+        return True
+
+    async def _why_gone(self, attempt: Attempt) -> GatewayError:
+        """Why an answer reaches nobody; the call's own row stays what it is."""
+        row = await get_execution(self._db, attempt.id)
+        if row is not None and row.status not in ("executing", "unknown"):
+            return Fixable(
+                "invalid_arguments",
+                f"The answer came too late: the call has ended as {row.status}.",
+                f"get_execution {attempt.id} tells how.",
+            )
+        if attempt.tool.access != "read":
+            return outcome_unknown(attempt)
+        return Overloaded(
+            "busy", "The gateway was restarted before the answer came.", "Call again."
+        )
+
+
+def _bound_to(attempt: Attempt) -> list[str]:
+    return [attempt.principal, attempt.tool.name, arguments_digest(attempt.arguments)]

@@ -21,19 +21,27 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from gateway.calls.answer import HEADERS_META, Result
 from gateway.calls.arguments import step_into
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.errors import CODES, GatewayError, Refused, UpstreamFailed, UpstreamRefused
-from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS, SILENT_SECONDS
-from gateway.model import Principal, Scope, Tool, json_bytes, new_id
+from gateway.errors import (
+    CODES,
+    ApprovalVoid,
+    GatewayError,
+    Refused,
+    UpstreamFailed,
+    UpstreamRefused,
+)
+from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
+from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, json_bytes, new_id
+from gateway.naming import cut
 from gateway.store.ledger import Execution, ExecutionStatus
 
 # What results and calls say of themselves in `_meta`.
 TOKEN_META = "gateway/idempotency_token"
 BACKGROUND_META = "gateway/background"
 WARNINGS_META = "gateway/warnings"
+ELICIT = "elicitation/create"  # the method that asks a client's user something
 UNATTENDED = "unattended"  # in place of an era: nobody waits, it runs by itself once approved
 # The other side's own refusal: known, and final.
 REFUSED_UPSTREAM = ("upstream_error", "sign_in_required")
@@ -60,7 +68,7 @@ class Caller:
     ask: AskClient | None = None  # None: this client can't be asked on this request
     input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
     request_state: str | None = None
-    gone: Callable[[], bool] | None = None  # whether the client has hung up
+    gone: Callable[[], bool] = lambda: False  # whether the client has hung up
     notice: Notice | None = None  # takes log messages of this call; None: the client reads none
     log_level: str | None = None  # from which level on
     askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
@@ -70,10 +78,10 @@ class Caller:
 class Door(Struct, frozen=True):
     """How a call came in, for finding its tool again after it has waited for a person."""
 
-    # Finds the tool; raises UnknownTool or Refused where the caller has it no longer.
-    find: Callable[[Snapshot, Principal], Tool]
+    # Finds the tool, and the one that permissions are asked about; raises UnknownTool or one of our
+    # errors where the caller has it no longer.
+    find: Callable[[Snapshot, Principal], tuple[Tool, Tool]]
     ticket: Mapping[str, Any] = {}  # what another process needs to find it
-    judged: Tool | None = None  # what permissions are asked about, where it is not the tool itself
     unattended: bool = False  # nobody waits for the answer
 
 
@@ -82,12 +90,13 @@ class Attempt(Struct):
 
     snapshot: Snapshot
     tool: Tool
+    judged: Tool  # what permissions are asked about: another one than the tool for raw requests
     arguments: Mapping[str, Any]
     caller: Caller
-    bundle_ids: tuple[str, ...]
+    door: Door
     redactor: Redactor
     replica: str
-    door: Door | None = None
+    bundle_ids: tuple[str, ...] = ()
     at: float = msgspec.field(default_factory=time.time)
     began: float = msgspec.field(default_factory=time.perf_counter)
     id: str = ""
@@ -96,9 +105,7 @@ class Attempt(Struct):
     upstream_ms: float | None = None  # how much of the time was the upstream's
     token: str | None = None
     token_given: bool = False  # by the caller, so it may have been used before
-    background: bool = False  # its caller does not wait
-    read_later: bool = False  # its outcome is read from its record
-    on_disk: bool = False  # it has a row already
+    background: bool = False  # its caller does not wait: the outcome is read from its record
     recorded: Mapping[str, Any] | None = None
     warnings: Sequence[Mapping[str, str]] = ()  # of arguments that were sent all the same
     put: Ask | None = None  # how its client is asked, where that is not on its own stream
@@ -115,32 +122,18 @@ class Attempt(Struct):
         return self.caller.principal.name
 
     @property
-    def judged(self) -> Tool:
-        """What permissions are asked about."""
-        return (self.door and self.door.judged) or self.tool
-
-    @property
     def max_output_bytes(self) -> int:
         return self.snapshot.settings.limits.max_output_bytes
 
     @property
     def unattended(self) -> bool:
-        return self.background or (self.door is not None and self.door.unattended)
+        return self.background or self.door.unattended
 
     @property
     def may_be_held(self) -> bool:
         """Whether a server's question can be the answer to this call."""
         asks = self.tool.upstream is not None and not self.unattended
         return asks and self.caller.era == "2026" and bool(self.caller.askable)
-
-    @property
-    def longest_seconds(self) -> float:
-        """How long it may take: a decision, its deadline and, at worst, its process's burial."""
-        limits = self.snapshot.settings.limits
-        seconds = self.state.settings.timeout_seconds or limits.call_timeout_seconds
-        if self.tool.upstream is not None:
-            seconds = max(seconds, limits.max_call_seconds)
-        return seconds + self.snapshot.permissions.timeout_seconds + 2 * SILENT_SECONDS
 
     @property
     def duration_ms(self) -> float:
@@ -197,14 +190,11 @@ def refusal_of(
     now = time.time()
     return Execution(
         id=new_id(now),
-        tool=tool if len(tool) <= MAX_QUOTE_CHARS else f"{tool[: MAX_QUOTE_CHARS - 1]}…",
+        tool=cut(tool, MAX_QUOTE_CHARS),
         connection=connection,
         principal=caller.principal.name,
         status="denied",
-        access="",
-        risk="none",
         arguments=arguments or {},
-        args_digest="",
         created_at=now,
         revision=snapshot.revision,
         result={"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0},
@@ -245,7 +235,7 @@ def _outcome(
     failure: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     # Whoever reads it later has no other place to read it from.
-    bound = 2 * attempt.max_output_bytes if attempt.read_later else MAX_RECORDED_BYTES
+    bound = 2 * attempt.max_output_bytes if attempt.background else MAX_RECORDED_BYTES
     outcome: dict[str, Any] = {
         "success": status == "completed",
         "output": None if failure else _bounded(output_of(result), bound),
@@ -339,54 +329,46 @@ def _named(value: Any, name: str) -> Any:
     return None
 
 
-class Unanswered(Exception):
-    """The call goes on, but not in this request: `result` says how."""
-
-    def __init__(self, result: dict[str, Any]) -> None:
-        super().__init__()
-        self.result = result
-
-
-class NotApproved(Refused):
-    """A person, or time, said no. The execution's row says so already."""
-
-    void = False  # what was approved is not there any more
-
-
 def failed_result(attempt: Attempt, error: GatewayError) -> Result:
     """What the caller of a failed call gets."""
-    shown = attempt.redactor.json(error.as_dict())
-    text = attempt.redactor.text(error.sentence)
-    result = {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": {"error": shown},
-        "isError": True,
-        "_meta": meta_of(attempt, status_of(error)),
-    }
-    return with_token(result, attempt.token)
+    shown = {"error": attempt.redactor.json(error.as_dict())}
+    text, status = attempt.redactor.text(error.sentence), status_of(error)
+    return _own_result(attempt, status, text, shown)
 
 
 def pending_result(attempt: Attempt, status: ExecutionStatus, text: str) -> Result:
     """What the caller gets of a call whose outcome is to be read later."""
+    shown = {"execution_id": attempt.id, "status": status}
+    return _own_result(attempt, status, f"{text} get_execution {attempt.id} tells how.", shown)
+
+
+def _own_result(attempt: Attempt, status: ExecutionStatus, text: str, structured: Result) -> Result:
     result = {
-        "content": [{"type": "text", "text": f"{text} get_execution {attempt.id} tells how."}],
-        "structuredContent": {"execution_id": attempt.id, "status": status},
-        "isError": False,
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": structured,
+        "isError": "error" in structured,
         "_meta": meta_of(attempt, status),
     }
     return with_token(result, attempt.token)
+
+
+def input_required(
+    attempt: Attempt, status: ExecutionStatus, questions: Mapping[str, Any], state: str
+) -> Result:
+    """Questions as a result (2026-07-28): the client answers by calling again with the state."""
+    return {
+        "resultType": "input_required",
+        "inputRequests": dict(questions),
+        "requestState": state,
+        "_meta": meta_of(attempt, status),
+    }
 
 
 def with_token(result: Result, token: str | None) -> Result:
     """The result with its token, for programs and as the last line of its text."""
     if token is None:
         return result
-    line = {"type": "text", "text": f"Idempotency token: {token}"}
-    return {
-        **result,
-        "content": [*result.get("content", ()), line],
-        "_meta": {**result.get("_meta", {}), TOKEN_META: token},
-    }
+    return _with_line(result, f"Idempotency token: {token}", {TOKEN_META: token})
 
 
 def meta_of(attempt: Attempt, status: ExecutionStatus) -> dict[str, Any]:
@@ -404,17 +386,21 @@ def with_warnings(attempt: Attempt, result: Result) -> Result:
         return result
     warnings = attempt.redactor.json(list(attempt.warnings))
     words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
+    return _with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
+
+
+def _with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
     return {
         **result,
-        "content": [*result["content"], {"type": "text", "text": f"Warnings: {words}"}],
-        "_meta": {**result["_meta"], WARNINGS_META: warnings},
+        "content": [*result.get("content", ()), {"type": "text", "text": text}],
+        "_meta": {**result.get("_meta", {}), **meta},
     }
 
 
 def status_of(error: GatewayError) -> ExecutionStatus:
     """The state a call is in after this error."""
-    if error.code == "approval_expired":
-        return "denied" if isinstance(error, NotApproved) and error.void else "expired"
+    if error.code == "approval_expired" and not isinstance(error, ApprovalVoid):
+        return "expired"
     if error.code == "outcome_unknown":
         return "unknown"
     return "denied" if isinstance(error, Refused) else "failed"

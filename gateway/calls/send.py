@@ -19,7 +19,7 @@ import orjson
 
 from gateway.azure.connector import enveloped, opened
 from gateway.calls.admission import Admission
-from gateway.calls.answer import Result, preview_result, shape
+from gateway.calls.answer import preview_result, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
 from gateway.calls.questions import asker, check_offered
 from gateway.calls.record import Ask, Attempt, Caller, Notice, Progress, recorded_values
@@ -28,7 +28,7 @@ from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.limits import MAX_ANSWER_BYTES, PREVIEW_CHARS, RESULT_SECONDS, STEP_BYTES
-from gateway.model import HttpOperation, Tool, UpstreamOperation
+from gateway.model import HttpOperation, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Room, Work
 from gateway.policy.access import decide
@@ -259,7 +259,7 @@ def _progress(attempt: Attempt) -> Progress | None:
 
     A call whose outcome is read later has progress too: it puts the call's end off.
     """
-    if attempt.caller.progress is None and not attempt.read_later:
+    if attempt.caller.progress is None and not attempt.background:
         return None
 
     async def tell(done: float, total: float | None, text: str | None) -> None:

@@ -37,7 +37,7 @@ from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Send
 
 from gateway import __version__
-from gateway.calls.held import CANCEL
+from gateway.calls.call import CANCEL
 from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress
 from gateway.calls.record import Notice as TakeNotice

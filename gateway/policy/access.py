@@ -11,6 +11,7 @@ level. The reason goes to the model, the audit row and the console alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -18,7 +19,7 @@ import msgspec
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.settings import Permissions, PrincipalSettings, Settings
-from gateway.errors import Refused
+from gateway.errors import GatewayError, Refused, UnknownTool
 from gateway.model import Level, Principal, Tool
 
 LEVELS: tuple[Level, ...] = ("disabled", "read-only", "read-write")
@@ -130,6 +131,29 @@ def permit(
         said = read_only if decision.code == "read_only" else f"{tool.name} is blocked"
         raise Refused(decision.code, said, decision.reason)
     return decision
+
+
+def permit_again(
+    snapshot: Snapshot,
+    known: Principal,
+    find: Callable[[Snapshot, Principal], tuple[Tool, Tool]],
+    fingerprint: str,
+) -> tuple[Tool, Tool]:
+    """The tool that a call which waited may be made of now, and the one permissions are about.
+
+    Raises Refused: it was allowed for one tool as it was, to someone with the right to it.
+    """
+    principal = principal_now(snapshot.settings, known)
+    if principal is None:
+        raise Refused("access_denied", "the caller has no access any more")
+    try:
+        tool, judged = find(snapshot, principal)
+    except (UnknownTool, GatewayError):
+        raise Refused("access_denied", "the tool is no longer there for the caller") from None
+    permit(snapshot, principal, tool, judged)
+    if tool.fingerprint != fingerprint:
+        raise Refused("access_denied", "the tool has changed since")
+    return tool, judged
 
 
 def principal_now(settings: Settings, known: Principal) -> Principal | None:

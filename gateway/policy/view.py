@@ -24,7 +24,7 @@ from typing import Any, Literal
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.settings import Bundle
-from gateway.model import Principal, Scope, Tool
+from gateway.model import Principal, Scope, Tool, elicitation_modes
 from gateway.policy.access import level, visible_tools
 
 CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
@@ -284,14 +284,6 @@ def askable(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[st
         if isinstance(roots, Mapping):
             found["roots"] = {}
     return found
-
-
-def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a client's user can be asked: with a form, by a page; `elicitation: {}` says form."""
-    elicitation = capabilities.get("elicitation")
-    if not isinstance(elicitation, Mapping):
-        return ()
-    return tuple(mode for mode in ("form", "url") if mode in elicitation) or ("form",)
 
 
 def may_read(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> bool:

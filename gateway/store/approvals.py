@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
-from gateway.errors import Refused
+from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, many, one, signal, upsert, values
@@ -109,14 +109,10 @@ async def decide_approval(
 
     def unit(tx: Connection) -> Approval | None:
         which = (_approvals.c.id == id) & _still("pending", now)
-        decided = _move(tx, which, status, decided_by=by, decided_at=now, **expires)
-        if not decided:
-            return None
-        if status == "denied":
-            _end_executions(tx, decided, "denied", "approval_denied", now)
-        elif grant is not None:
+        decided = _move(tx, which, status, now, decided_by=by, decided_at=now, **expires)
+        if decided and status == "approved" and grant is not None:
             upsert(tx, _grants, values(grant))
-        return decided[0]
+        return decided[0] if decided else None
 
     return await db.write(unit, f"approval {id}")
 
@@ -124,8 +120,8 @@ async def decide_approval(
 async def use_approval(db: Database, approval: Approval, execution: Execution, now: float) -> Begun:
     """Uses an approval up and begins its execution, both or neither.
 
-    Refused unless it is approved, not expired, and given for this principal, this tool as it is
-    now and these arguments.
+    Raises unless it is approved, not expired, and given for this principal, this tool as it is now
+    and these arguments.
     """
 
     same = ("id", "principal", "tool", "fingerprint", "args_digest")
@@ -134,8 +130,12 @@ async def use_approval(db: Database, approval: Approval, execution: Execution, n
 
     def unit(tx: Connection) -> Begun:
         begun = begin_in(tx, execution)
-        if begun.outcome == "new" and not _move(tx, usable, "used"):
-            raise Refused(
+        if (
+            begun.outcome == "ended"
+            or begun.outcome == "new"
+            and not _move(tx, usable, "used", now)
+        ):
+            raise NotApproved(
                 "approval_expired",
                 "The approval for this call was used, has expired or was withdrawn.",
                 "Call again to ask for a new one.",
@@ -153,68 +153,58 @@ async def get_approval(db: Database, id: str) -> Approval | None:
 
 async def get_approvals(db: Database, ids: Sequence[str]) -> dict[str, Approval]:
     """The approvals of these ids, by id."""
-    statement = select(_approvals).where(_approvals.c.id.in_(ids))
-    return {row.id: row for row in await db.read(lambda tx: many(tx, statement, Approval))}
+    return {each.id: each for each in await _find(db, _approvals.c.id.in_(ids))}
 
 
 async def list_open(db: Database, now: float) -> list[Approval]:
     """Approvals that wait for a decision, oldest first."""
-    waiting = select(_approvals).where(_still("pending", now))
-    statement = waiting.order_by(_approvals.c.id).limit(STORE_ROWS)
-    return await db.read(lambda tx: many(tx, statement, Approval))
+    return await _find(db, _still("pending", now))
 
 
-async def count_waiting(db: Database, now: float) -> int:
-    """How many calls wait for a decision."""
-    return (await count_pending(db, "", now))[1]
+async def same_open(db: Database, now: float, **call: str) -> list[Approval]:
+    """Open approvals with these values, which name one call: approved ones first, then oldest."""
+    same = and_(*(_approvals.c[name] == value for name, value in call.items()))
+    return await _find(db, same & _open & (_approvals.c.expires_at > now))
 
 
-async def count_pending(db: Database, principal: str, now: float) -> tuple[int, int]:
-    """How many calls wait for a decision: the principal's, and everyone's."""
-    mine = func.count().filter(_approvals.c.principal == principal)
-    statement = select(mine, func.count()).where(_still("pending", now))
-    of_principal, of_all = await db.read(lambda tx: tx.execute(statement).one())
-    return of_principal, of_all
+async def approved_of_era(db: Database, era: str, now: float, limit: int) -> list[Approval]:
+    """Approved calls of one kind of caller that were not carried out yet."""
+    theirs = select(_executions.c.id).where(_executions.c.era == era).where(_waits)
+    which = _still("approved", now) & _approvals.c.execution_id.in_(theirs)
+    return await _find(db, which, limit)
+
+
+async def approval_of(db: Database, execution_id: str) -> Approval | None:
+    """The open approval that an execution waits for."""
+    found = await _find(db, (_approvals.c.execution_id == execution_id) & _open)
+    return found[0] if found else None
+
+
+async def count_waiting(db: Database, now: float, **whose: str) -> int:
+    """How many calls wait for a decision: everyone's, or those with these values."""
+    waiting = select(func.count()).select_from(_approvals).where(_still("pending", now))
+    statement = waiting.filter_by(**whose)
+    return await db.read(lambda tx: tx.execute(statement).scalar_one())
 
 
 async def expire_approvals(db: Database, now: float) -> list[Approval]:
     """Ends what was not decided, or not used, in time, with its executions."""
-
-    def unit(tx: Connection) -> list[Approval]:
-        expired = _move(tx, _open & (_approvals.c.expires_at <= now), "expired")
-        _end_executions(tx, expired, "expired", "approval_expired", now)
-        return expired
-
-    return await db.write(unit, "approval")
+    over = _open & (_approvals.c.expires_at <= now)
+    return await db.write(lambda tx: _move(tx, over, "expired", now), "approval")
 
 
-async def void_approvals(db: Database, ids: Sequence[str], now: float) -> list[Approval]:
-    """Withdraws open approvals: their tool has changed, or their principal lost the right."""
-
-    def unit(tx: Connection) -> list[Approval]:
-        voided = _move(tx, _open & _approvals.c.id.in_(ids), "void")
-        _end_executions(tx, voided, "denied", "approval_expired", now)
-        return voided
-
-    return await db.write(unit, "approval")
+async def void_approval(db: Database, id: str, now: float) -> list[Approval]:
+    """Withdraws an open approval: its tool has changed, or its principal lost the right."""
+    which = _open & (_approvals.c.id == id)
+    return await db.write(lambda tx: _move(tx, which, "void", now), "approval")
 
 
 async def find_grant(
-    db: Database,
-    *,
-    principal: str,
-    tool: str,
-    fingerprint: str,
-    session: str,
-    client: str,
-    now: float,
+    db: Database, now: float, *, session: str, client: str, **about: str
 ) -> StandingGrant | None:
-    """The grant for this principal and the tool as it is: of this session, else of this client."""
-    held = select(_grants).filter_by(
-        principal=principal, tool=tool, fingerprint=fingerprint, session=session
-    )
-    if not session:
-        held = held.filter_by(client=client)
+    """The grant with these values that holds now: of this session, else of this client."""
+    whose = {"session": session} if session else {"session": "", "client": client}
+    held = select(_grants).filter_by(**about, **whose)
     statement = held.where(_grants.c.expires_at > now).limit(1)
     return await db.read(lambda tx: one(tx, statement, StandingGrant))
 
@@ -239,6 +229,21 @@ async def revoke_grant(db: Database, id: str) -> bool:
 
 
 _open = _approvals.c.status.in_(["pending", "approved"])
+_waits = _executions.c.status == "pending_confirmation"
+# How an execution ends whose approval ends so: its status and its code.
+_ENDINGS: Mapping[ApprovalStatus, tuple[str, str]] = {
+    "denied": ("denied", "approval_denied"),
+    "expired": ("expired", "approval_expired"),
+    "void": ("denied", "approval_expired"),
+}
+
+
+async def _find(
+    db: Database, which: ColumnElement[bool], limit: int = STORE_ROWS
+) -> list[Approval]:
+    found = select(_approvals).where(which)
+    ordered = found.order_by(_approvals.c.status, _approvals.c.id)  # approved before pending
+    return await db.read(lambda tx: many(tx, ordered.limit(limit), Approval))
 
 
 def _still(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
@@ -246,59 +251,23 @@ def _still(status: ApprovalStatus, now: float) -> ColumnElement[bool]:
 
 
 def _move(
-    tx: Connection, which: ColumnElement[bool], status: ApprovalStatus, **changed: Any
+    tx: Connection,
+    which: ColumnElement[bool],
+    status: ApprovalStatus,
+    now: float,
+    **changed: Any,
 ) -> list[Approval]:
+    """Gives approvals another status, and ends the executions that end with them."""
     statement = update(_approvals).where(which).values(status=status, **changed)
     moved = many(tx, statement.returning(_approvals), Approval)
     for approval in moved:
         signal(tx, APPROVAL_CHANGED, approval.id)
+    if moved and status in _ENDINGS:
+        how, code = _ENDINGS[status]
+        ended = _executions.c.id.in_([each.execution_id for each in moved]) & _waits
+        values = {"status": how, "error_code": code, "finished_at": now}
+        tx.execute(update(_executions).where(ended).values(values))
     return moved
-
-
-def _end_executions(
-    tx: Connection, approvals: Sequence[Approval], status: str, code: str, now: float
-) -> None:
-    ended = _executions.c.id.in_([each.execution_id for each in approvals]) & _waits
-    values = {"status": status, "error_code": code, "finished_at": now}
-    tx.execute(update(_executions).where(ended).values(values))
-
-
-_waits = _executions.c.status == "pending_confirmation"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenApproval:
-    """An approval that waits for a decision or for its use, and who waits for it."""
-
-    approval: Approval
-    era: str
-    replica: str
-
-
-async def open_approvals(
-    db: Database, *, principal: str, tool: str, fingerprint: str, args_digest: str, now: float
-) -> list[OpenApproval]:
-    """Those for exactly this call: approved ones first, then the oldest."""
-    same = and_(
-        _approvals.c.principal == principal,
-        _approvals.c.tool == tool,
-        _approvals.c.fingerprint == fingerprint,
-        _approvals.c.args_digest == args_digest,
-        _approvals.c.expires_at > now,
-    )
-    return await _open_approvals(db, same & _open, STORE_ROWS)
-
-
-async def approved_of_era(db: Database, era: str, now: float, limit: int) -> list[Approval]:
-    """Approved calls of one kind of caller that were not carried out yet."""
-    found = await _open_approvals(db, _still("approved", now) & (_executions.c.era == era), limit)
-    return [each.approval for each in found]
-
-
-async def approval_of(db: Database, execution_id: str) -> Approval | None:
-    """The approval that an execution waits for."""
-    found = await _open_approvals(db, (_approvals.c.execution_id == execution_id) & _open, 1)
-    return found[0].approval if found else None
 
 
 async def take_over(db: Database, execution_id: str, old: str, new: str) -> bool:
@@ -341,24 +310,6 @@ async def first_with_token(db: Database, principal: str, token: str) -> Executio
     mine = select(_executions).filter_by(principal=principal, idempotency_token=token)
     waiting = mine.where(_waits).order_by(_executions.c.created_at).limit(1)
     return await db.read(lambda tx: one(tx, claimed, Execution) or one(tx, waiting, Execution))
-
-
-async def _open_approvals(
-    db: Database, which: ColumnElement[bool], limit: int
-) -> list[OpenApproval]:
-    statement = (
-        select(_approvals, _executions.c.era, _executions.c.replica)
-        .join(_executions, _executions.c.id == _approvals.c.execution_id)
-        .where(which & _waits)
-        .order_by(_approvals.c.status, _approvals.c.id)  # approved comes before pending
-        .limit(limit)
-    )
-    rows = await db.read(lambda tx: tx.execute(statement).all())
-    names = _approvals.c.keys()
-    return [
-        OpenApproval(Approval(**dict(zip(names, row, strict=False))), row.era, row.replica)
-        for row in rows
-    ]
 
 
 def _hand_over(tx: Connection, execution_id: str, old: str, new: str) -> bool:

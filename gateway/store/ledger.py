@@ -77,10 +77,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     connection: str
     principal: str
     status: ExecutionStatus
-    access: str
-    risk: str
+    access: str = ""
+    risk: str = "none"
     arguments: Mapping[str, Any]  # redacted
-    args_digest: str  # of the arguments as they were sent
+    args_digest: str = ""  # of the arguments as they were sent
     created_at: float
     revision: int
     result: Mapping[str, Any] | None = None  # {success, output, error, duration_ms}
@@ -137,8 +137,9 @@ def ended_if_unheard(db: Database, execution: Execution) -> Iterator[None]:
     """
     try:
         yield
-    except (Broken, asyncio.CancelledError):
-        db.write_soon(lambda tx: _end_unsent(tx, execution.id))
+    except (Broken, asyncio.CancelledError) as error:
+        code = error.code if isinstance(error, Broken) else "cancelled"
+        db.write_soon(lambda tx: _end_unsent(tx, execution.id, code))
         raise
 
 
@@ -148,16 +149,12 @@ async def finish(db: Database, execution: Execution, *, sent: bool = True) -> bo
     `sent=False`, known never to have reached the upstream: the token may be used again.
     """
 
-    def unit(tx: Connection) -> bool:
-        if not _update_ended(tx, execution):
-            return False
-        if execution.idempotency_token is not None:
-            if not sent:
-                _release(tx, execution)
-            signal(tx, FINISHED, execution.id)
-        return True
+    return await db.write(lambda tx: _finish(tx, execution, sent))
 
-    return await db.write(unit)
+
+def finish_soon(db: Database, execution: Execution, *, sent: bool) -> None:
+    """`finish`, as soon as the store can be reached."""
+    db.write_soon(lambda tx: _finish(tx, execution, sent))
 
 
 def insert_in(tx: Connection, execution: Execution) -> None:
@@ -248,9 +245,19 @@ def _update_ended(tx: Connection, execution: Execution) -> bool:
     return tx.execute(statement).rowcount == 1
 
 
-def _end_unsent(tx: Connection, id: str) -> None:
+def _finish(tx: Connection, execution: Execution, sent: bool) -> bool:
+    if not _update_ended(tx, execution):
+        return False
+    if execution.idempotency_token is not None:
+        if not sent:
+            _release(tx, execution)
+        signal(tx, FINISHED, execution.id)
+    return True
+
+
+def _end_unsent(tx: Connection, id: str, code: str) -> None:
     begun = update(_table).filter_by(id=id, status="executing")
-    ended = {"status": "failed", "error_code": "store_unavailable"}
+    ended = {"status": "failed", "error_code": code}
     if tx.execute(begun.values(ended)).rowcount:
         tx.execute(delete(_claims).filter_by(execution_id=id))
 

@@ -53,6 +53,18 @@ class Seal:
         value: object = json_value(self.decrypt(token))
         return value
 
+    def seal_values(self, purpose: str, *values: object) -> str:
+        """Values for a client to hand back; what is sealed for one purpose opens for no other."""
+        return self.encrypt_json([purpose, *values]).decode("ascii")
+
+    def open_values(self, purpose: str, text: str | None) -> list[Any] | None:
+        """The values that were sealed for this purpose; None: the text is nothing of the kind."""
+        try:
+            value = self.decrypt_json((text or "").encode("utf-8", "replace"))
+        except (InvalidToken, ValueError):
+            return None
+        return value[1:] if isinstance(value, list) and value[:1] == [purpose] else None
+
 
 def load_seal(key_file: Path, environment_key: str | None = None) -> Seal:
     """The seal from GATEWAY_SECRET_KEY if it is set, else from the key file, made if missing."""

@@ -21,10 +21,9 @@ from cachetools import LRUCache
 
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import Throttle
-from gateway.calls.approvals import Approvals
+from gateway.calls.approvals import Approvals, Ticket
 from gateway.calls.arguments import check_arguments
-from gateway.calls.call import Invoker
-from gateway.calls.held import CANCEL, Ticket
+from gateway.calls.call import CANCEL, Invoker
 from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
@@ -41,12 +40,13 @@ from gateway.errors import (
 )
 from gateway.limits import (
     MAX_REMEMBERED,
+    MOMENT_SECONDS,
     PING_SECONDS,
     STREAMS_A_PRINCIPAL,
 )
 from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.outbound.content import Work
-from gateway.policy.access import may_know, oversees, principal_now
+from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.store import approvals
 from gateway.store.approvals import Approval, StandingGrant
@@ -123,11 +123,13 @@ class Inquiry:
     async def cancel(self, id: str) -> Execution:
         """Ends a call that runs or waits, where it can still be ended; how it is then."""
         gateway, execution = self.gateway, await self.execution(id)
-        running = gateway.invoker.running
         if execution.status == "pending_confirmation":
             await gateway.approvals.withdraw(id, self.principal.name)
-        elif execution.status == "executing" and not await running.cancel_and_wait(id):
-            await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
+        elif execution.status == "executing":
+            if tasks := gateway.invoker.running.cancel(id):
+                await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
+            else:
+                await gateway.db.write(lambda tx: signal(tx, CANCEL, id))
         return await self.execution(id)
 
     async def approval(self, id: str) -> Approval:
@@ -167,6 +169,7 @@ class Inquiry:
         arguments: Mapping[str, Any],
         door: Door | None = None,
         caller: Caller | None = None,
+        judged: Tool | None = None,
     ) -> Awaitable[dict[str, Any]]:
         """The wire dict of a tool's result; by default through the door of the caller's view."""
         return self.gateway.invoker.call(
@@ -174,8 +177,9 @@ class Inquiry:
             tool,
             arguments,
             caller or self.caller,
-            self.view.bundle_ids,
             door or tool_door(self.gateway, tool.name, self.caller.scope),
+            self.view.bundle_ids,
+            judged,
         )
 
 
@@ -439,53 +443,31 @@ def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
 def tool_door(gateway: Gateway, name: str, scope: Scope, *, unattended: bool = False) -> Door:
     """For a tool of the caller's view."""
 
-    def find(snapshot: Snapshot, principal: Principal) -> Tool:
+    def find(snapshot: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
         tool = gateway.view_of(snapshot, principal, scope).tools.get(name)
         if tool is None:
             raise UnknownTool(name)
-        return tool
+        return tool, tool
 
     return Door(find, {"tool": name, "scope": [scope.kind, *scope.names]}, unattended=unattended)
 
 
-def proxy_door(gateway: Gateway, request: ProxyRequest, judged: Tool) -> Door:
+def proxy_door(gateway: Gateway, request: ProxyRequest) -> Door:
     """For a raw request to a connection."""
 
-    def find(snapshot: Snapshot, principal: Principal) -> Tool:
+    def find(snapshot: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
         seen = gateway.view_of(snapshot, principal, Scope())
-        return proxied(snapshot, principal, seen, request)[0]
+        return proxied(snapshot, principal, seen, request)
 
-    return Door(find, {"proxy": request.as_dict()}, judged, unattended=True)
+    return Door(find, {"proxy": request.as_dict()}, unattended=True)
 
 
 async def resume(gateway: Gateway, approval: Approval, ticket: Ticket) -> None:
     """Makes a call that was approved after its caller had left."""
-    snapshot = gateway.snapshot
-    principal = principal_now(snapshot.settings, ticket.principal)
-    try:
-        if principal is None:
-            raise UnknownTool(approval.tool)
-        door = _door_of(gateway, snapshot, principal, ticket.door)
-        tool = door.find(snapshot, principal)
-    except (GatewayError, UnknownTool):
-        await gateway.approvals.void(approval)
-        return
-    caller = Caller(principal, client=ticket.client)
-    invoker = gateway.invoker
-    attempt = invoker.attempt(snapshot, tool, ticket.arguments, caller, ticket.bundle_ids, door)
-    attempt.id, attempt.at = approval.execution_id, approval.created_at
-    attempt.token, attempt.token_given = ticket.token, ticket.token_given
-    await gateway.approvals.recheck(attempt, approval)
-    await invoker.resume(attempt, approval)
-
-
-def _door_of(
-    gateway: Gateway, snapshot: Snapshot, principal: Principal, ticket: Mapping[str, Any]
-) -> Door:
-    if "proxy" in ticket:
-        request = ProxyRequest(**ticket["proxy"])
-        seen = gateway.view_of(snapshot, principal, Scope())
-        _, judged = proxied(snapshot, principal, seen, request)
-        return proxy_door(gateway, request, judged)
-    kind, *names = ticket["scope"]
-    return tool_door(gateway, ticket["tool"], Scope(kind, tuple(names)), unattended=True)
+    kept = ticket.door
+    if "proxy" in kept:
+        door = proxy_door(gateway, ProxyRequest(**kept["proxy"]))
+    else:
+        kind, *names = kept["scope"]
+        door = tool_door(gateway, kept["tool"], Scope(kind, tuple(names)), unattended=True)
+    await gateway.invoker.resume(approval, ticket, door)

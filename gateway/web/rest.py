@@ -25,13 +25,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.calls.questions import DECISIONS
-from gateway.calls.record import BACKGROUND_META, TOKEN_META, Caller, NotApproved, refusal_of
+from gateway.calls.record import BACKGROUND_META, TOKEN_META, Caller, refusal_of
 from gateway.config.reading import parse_permissions
 from gateway.errors import (
     STATUS_OF_CODE,
     Broken,
     Fixable,
     GatewayError,
+    NotApproved,
     NotFound,
     Refused,
     Unauthenticated,
@@ -326,9 +327,8 @@ async def proxy(inquiry: Inquiry, request: Request, posted: Any = None) -> Respo
         refused = refusal_of(on, by, PROXY, error, connection=at, arguments=about)
         inquiry.gateway.invoker.record(refused)
         raise
-    door = proxy_door(inquiry.gateway, raw, judged)
-    caller = _caller(inquiry, request, posted)
-    return _result_response(await inquiry.call(tool, raw.arguments, door, caller))
+    door, caller = proxy_door(inquiry.gateway, raw), _caller(inquiry, request, posted)
+    return _result_response(await inquiry.call(tool, raw.arguments, door, caller, judged))
 
 
 def _caller(inquiry: Inquiry, request: Request, wanted: Mapping[str, Any]) -> Caller:

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from gateway.calls.answer import HEADERS_META
 from gateway.calls.record import TOKEN_META, WARNINGS_META, output_of
 from gateway.calls.redact import SECRET_NAME
 from gateway.catalog.definitions import is_inline
@@ -21,7 +20,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
-from gateway.model import Principal, Tool, whole_schema, without_constants
+from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
 from gateway.naming import cut, visible
 from gateway.policy.access import (
     admin_level,

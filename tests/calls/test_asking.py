@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gateway.calls.approvals import judge_again
 from gateway.calls.questions import (
     decision_of,
     form,
@@ -13,11 +12,10 @@ from gateway.calls.questions import (
     message,
     warnings,
 )
-from gateway.calls.record import Door
-from gateway.errors import Fixable, Refused
+from gateway.errors import Fixable, Refused, UnknownTool
 from gateway.model import Principal
-from gateway.policy.access import principal_now
-from tests.calls.lines import ANN, attempt, snapshot, tool
+from gateway.policy.access import permit_again, principal_now
+from tests.calls.lines import ANN, attempt, find, snapshot, tool
 from tests.store.rows import approval
 
 
@@ -92,42 +90,37 @@ def test_warnings_are_about_this_call() -> None:
     assert [*warnings(look, first_write=True, changed=False)] == []
 
 
-def door(**found: Any) -> Door:
-    """Finds the tool in the snapshot, as a view does."""
-    return Door(lambda seen, principal: found.get("tool") or seen.tools["shop_order"])
-
-
 ALLOWED = snapshot()
-GIVEN = approval(fingerprint=tool().fingerprint)
 
 
 def test_approval_holds_while_nothing_changed() -> None:
     later = snapshot(revision=9)
-    assert judge_again(later, attempt(door=door()), GIVEN) == later.tools["shop_order"]
+    same = later.tools["shop_order"]
+    assert permit_again(later, ANN, find, tool().fingerprint) == (same, same)
 
 
-def raising(error: Exception) -> Door:
-    def find(seen: Any, principal: Principal) -> Any:
+def raising(error: Exception) -> Any:
+    def find_nothing(seen: Any, principal: Principal) -> Any:
         raise error
 
-    return Door(find)
+    return find_nothing
 
 
 @pytest.mark.parametrize(
     ("now", "found", "why"),
     [
-        (snapshot(tool(description="another", fingerprint="other")), door(), "has changed"),
-        (snapshot(permissions={"level": "read_only"}), door(), "read-only"),
-        (snapshot(permissions={"tools": {"shop_order": "blocked"}}), door(), "is blocked"),
-        (snapshot(principals={"ann": {"access": "read-only"}}), door(), "no access"),
-        (snapshot(auth={"mode": "tokens"}), door(), "no access"),
+        (snapshot(tool(description="another", fingerprint="other")), find, "has changed"),
+        (snapshot(permissions={"level": "read_only"}), find, "read-only"),
+        (snapshot(permissions={"tools": {"shop_order": "blocked"}}), find, "is blocked"),
+        (snapshot(principals={"ann": {"access": "read-only"}}), find, "no access"),
+        (snapshot(auth={"mode": "tokens"}), find, "no access"),
         (ALLOWED, raising(Fixable("connection_invalid", "gone")), "no longer there"),
-        (snapshot(tool("shop_look", "read")), None, "no longer there"),
+        (ALLOWED, raising(UnknownTool("shop_order")), "no longer there"),
     ],
 )
-def test_approval_is_void_once_anything_changed(now: Any, found: Door | None, why: str) -> None:
+def test_approval_is_void_once_anything_changed(now: Any, found: Any, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        judge_again(now, attempt(door=found), GIVEN)
+        permit_again(now, ANN, found, tool().fingerprint)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from gateway.store.database import Database
 from gateway.store.housekeeping import Replica, beat, leave
 from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
 from gateway.store.secrets import Seal
-from tests.calls.lines import ANN, attempt, snapshot, tool
+from tests.calls.lines import ANN, DOOR, attempt, snapshot, tool
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ class TokenLedger(RuleBasedStateMachine):
     def made(self, token: str, book: str) -> Coroutine[Any, Any, dict[str, Any]]:
         caller = Caller(ANN, meta={"gateway/idempotency_token": token})
         freely = snapshot(permissions={"level": "full_access"})
-        return self.invoker.call(freely, freely.tools["shop_order"], {"book": book}, caller)
+        return self.invoker.call(freely, freely.tools["shop_order"], {"book": book}, caller, DOOR)
 
     @invariant()
     def each_token_was_sent_at_most_once(self) -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.answer import HEADERS_META, Kept, Result, part_of, shape
+from gateway.calls.answer import Kept, part_of, shape
 from gateway.calls.redact import Redactor
+from gateway.model import HEADERS_META, Result
 from gateway.outbound.client import Answer
 from gateway.outbound.content import may_be_json
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from mcp.client.client import Client
 
-from gateway.calls.held import to_its_end
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
 from tests.peers import until
@@ -31,29 +30,6 @@ async def test_a_write_that_its_caller_cancels_is_cancelled_at_the_server(
             await peer.cancelled.wait()
             ended = await _first(lambda: own_call(client, "list_executions", status="unknown"))
     assert (ended["tool"], ended["error_code"]) == ("peer_slow", "outcome_unknown")
-
-
-async def test_what_is_being_put_on_disk_is_put_there_before_a_cancellation_counts() -> None:
-    begun, may_end, told = asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def row() -> str:
-        begun.set()
-        await may_end.wait()
-        return "on disk"
-
-    async def write() -> None:
-        told.append(await to_its_end(row()))
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            told.append("cancelled")
-
-    task = asyncio.create_task(write())
-    await begun.wait()
-    task.cancel()
-    may_end.set()
-    await asyncio.wait_for(task, 5)
-    assert told == ["on disk", "cancelled"]
 
 
 async def _first(look: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:

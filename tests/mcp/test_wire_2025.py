@@ -12,7 +12,7 @@ import pytest
 
 from gateway.limits import MAX_BODY_BYTES
 from gateway.mcp.pass_through import INSTRUCTIONS
-from gateway.policy.view import elicitation_modes
+from gateway.model import elicitation_modes
 from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import call, opened, post, request, session
 from tests.mcp.toolbox import SNAPSHOT, Toolbox

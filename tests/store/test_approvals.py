@@ -20,7 +20,7 @@ from gateway.store.approvals import (
     list_open,
     revoke_grant,
     use_approval,
-    void_approvals,
+    void_approval,
 )
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
@@ -182,14 +182,16 @@ async def test_voided_approval_cannot_be_used(db: Database) -> None:
     await create_approval(db, approval(), WAITING)
     await approve(db)
 
-    assert await void_approvals(db, ["a1", "a9"], 1012.0) == [replace(APPROVED, status="void")]
+    assert await void_approval(db, "a9", 1012.0) == []
+    assert await void_approval(db, "a1", 1012.0) == [replace(APPROVED, status="void")]
 
     ended = structs.replace(
         WAITING, status="denied", error_code="approval_expired", finished_at=1012.0
     )
-    assert await use_approval(db, APPROVED, execution(), 1020.0) == Begun("ended", ended)
-    with pytest.raises(Refused):
-        await use_approval(db, APPROVED, execution(id="e2"), 1020.0)
+    for used_for in (execution(), execution(id="e2")):
+        with pytest.raises(Refused):
+            await use_approval(db, APPROVED, used_for, 1020.0)
+    assert await get_execution(db, "e1") == ended
 
 
 async def test_always_allow_holds_for_principal_tool_and_session(db: Database) -> None:
