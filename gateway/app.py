@@ -142,11 +142,9 @@ class App:
         running = self.gateway.invoker.running
         self.gateway.approvals.drain()
         self.gateway.invoker.held.drain()
-        ends = time.monotonic() + grace
-        await self.mcp.finish_calls(grace)  # one whose caller leaves goes on among the others
-        await running.drain(ends - time.monotonic())
+        await running.drain(grace)  # uvicorn waits for those that a request waits for
         self.gateway.feed.close()
-        await self.mcp.close_streams()
+        self.mcp.close_streams()
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers what is not MCP."""

@@ -103,16 +103,13 @@ class McpEndpoint:
         rules: HostRules,
         max_streams: int = MAX_STREAMS_PER_PRINCIPAL,
     ) -> None:
-        self._gateway = gateway
         self._identity = identity
         self._rules = rules
-        self._pass_through = pass_through
         wishes, marks = pass_through.wishes, pass_through.marks
-        self._streams = Streams(gateway, identity, wishes, marks, max_streams)
-        pass_through.report_to(self._streams.look_again, self._streams.tell_notice)
-        core = Core(gateway, pass_through, self._streams)
-        self._calls = core.calls
-        self._era_2025, self._era_2026 = Era2025(core, seal, db), Era2026(core)
+        streams = Streams(gateway, identity, wishes, marks, max_streams)
+        pass_through.report_to(streams.look_again, streams.tell_notice)
+        self._core = Core(gateway, pass_through, streams)
+        self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what it calls itself.
         self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
 
@@ -120,7 +117,7 @@ class McpEndpoint:
         """Hears what clients said to other processes."""
         signals.on(SESSION_ENDED, self._era_2025.hear_ended)
         signals.on(SAID, self._era_2025.hear_said)
-        signals.on(WISHED, self._pass_through.wishes.hear)
+        signals.on(WISHED, self._core.pass_through.wishes.hear)
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -132,7 +129,7 @@ class McpEndpoint:
             if scope["method"] != "POST":
                 await self._serve_other(scope["method"], exchange)
                 return
-            seconds = self._gateway.snapshot.settings.limits.request_seconds
+            seconds = self._core.gateway.snapshot.settings.limits.request_seconds
             body = await read_body(exchange.fields, receive, seconds=seconds)
             value = parse(body)
             era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
@@ -196,18 +193,13 @@ class McpEndpoint:
         """What goes on here now, for operators."""
         return {
             "sessions": len(self._era_2025.sessions),
-            "streams": len(self._streams),
-            "calls_in_flight": self._calls.running,
+            "streams": len(self._core.streams),
+            "calls_in_flight": self._core.calls.running,
         }
 
-    async def finish_calls(self, grace: float) -> bool:
-        """Lets the calls that requests wait for finish, and takes no new streams."""
-        self._streams.accept_no_more()
-        return await self._calls.finish(grace)
-
-    async def close_streams(self) -> None:
-        """Ends all streams."""
-        await self._streams.close()
+    def close_streams(self) -> None:
+        """Ends all streams, and takes no new ones."""
+        self._core.streams.close()
 
 
 def scope_of(path: str) -> Scope | None:
@@ -322,10 +314,9 @@ class Era2026:
         """A request that has passed the SDK's ladder. Raises RpcError for the rung that failed."""
         fields = exchange.fields
         if len(fields) != len(exchange.lines):
-            pairs = ((k.decode("latin-1"), v.decode("latin-1")) for k, v in exchange.lines)
-            duplicated = inbound.find_duplicated_routing_header(pairs)
-            if duplicated is not None:
-                raise RpcError(HEADER_MISMATCH, f"{duplicated} header appears more than once")
+            names = [name for name, _ in exchange.lines if name.startswith(b"mcp-")]
+            if len(names) != len(set(names)):
+                raise RpcError(HEADER_MISMATCH, "An Mcp- header appears more than once")
         headers = {name: fields[raw].decode("latin-1") for name, raw in _ROUTING if raw in fields}
         route = inbound.classify_inbound_request(message.body, headers=headers)
         if isinstance(route, inbound.InboundLadderRejection):
@@ -352,9 +343,8 @@ class Era2026:
         schema = self._core.gateway.input_schema(exchange.principal, exchange.scope, name)
         if schema is None or b'"x-mcp-header"' not in schema:
             return
-        rejection = inbound.validate_mcp_param_headers(
-            orjson.loads(schema), arguments, _HeaderLines(exchange.lines)
-        )
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.fields.items()}
+        rejection = inbound.validate_mcp_param_headers(orjson.loads(schema), arguments, headers)
         if rejection is not None:
             raise _error(rejection)
 
@@ -406,14 +396,3 @@ def _error(rejection: inbound.InboundLadderRejection) -> RpcError:
 
 def _frame(method: str, params: Mapping[str, Any]) -> bytes:
     return event_frame(notification(method, params))
-
-
-class _HeaderLines(dict[str, str]):
-    """Header lines as the SDK reads them: `items` shows every copy of a header."""
-
-    def __init__(self, lines: list[tuple[bytes, bytes]]) -> None:
-        self._pairs = [(k.decode("latin-1"), v.strip().decode("latin-1")) for k, v in lines]
-        super().__init__(self._pairs)
-
-    def items(self) -> Any:
-        return self._pairs

@@ -360,8 +360,6 @@ class Calls:
 
     def __init__(self) -> None:
         self._flights: dict[Key, list[Flight]] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._questions: dict[Key, asyncio.Future[Mapping[str, Any]]] = {}
 
     @property
@@ -370,14 +368,11 @@ class Calls:
 
     def begin(self, key: Key, flight: Flight) -> None:
         self._flights.setdefault(key, []).append(flight)
-        self._idle.clear()
 
     def end(self, key: Key, flight: Flight) -> None:
         self._flights[key].remove(flight)
         if not self._flights[key]:
             del self._flights[key]
-        if not self._flights:
-            self._idle.set()
 
     def cancel(self, session: str, request_id: RequestId) -> bool:
         """Cancels what runs here under this id; False: nothing does."""
@@ -414,15 +409,6 @@ class Calls:
         if future is None:
             return False
         _settle(future, body)
-        return True
-
-    async def finish(self, seconds: float) -> bool:
-        """Waits until nothing runs any more; False when time ran out first."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
         return True
 
 

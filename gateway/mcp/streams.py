@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,6 @@ from starlette.types import Receive, Send
 
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import (
-    CLOSING_SECONDS,
     MAX_QUEUED,
     MAX_SESSIONS,
     MOMENT_SECONDS,
@@ -114,7 +112,6 @@ class Streams:
         self._closing = False
         self._woken = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._empty = asyncio.Event()
         gateway.on_change(self._woken.set)
         identity.on_change(self._woken.set)
 
@@ -135,7 +132,6 @@ class Streams:
             raise RefusedRequest(429, "Too many open streams", ((b"retry-after", b"30"),))
         self._count[name] += 1
         self._open[stream] = None
-        self._empty.clear()
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep())
         self._wishes.attend(stream.holder)
@@ -145,8 +141,6 @@ class Streams:
             del self._open[stream]
             self._count[name] -= 1
             self._count += Counter()  # without those that are at nothing
-            if not self._open:
-                self._empty.set()
 
         await EventStream(stream.step, stream.woken, leave)({}, receive, send)
 
@@ -232,18 +226,10 @@ class Streams:
         view = self._gateway.view_of(snapshot, principal, stream.scope)
         return any(s.name == notice.server for s in offering(snapshot, principal, view).servers)
 
-    def accept_no_more(self) -> None:
-        """Refuses new streams; those that are open go on."""
+    def close(self) -> None:
+        """Ends all streams, and takes no new ones."""
         self._closing = True
-
-    async def close(self) -> None:
-        """Ends all streams, and waits a moment for them."""
-        self.accept_no_more()
         for stream in self._open:
             stream.end()
-        if self._open:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSING_SECONDS):
-                    await self._empty.wait()
         if self._keeper is not None:
             self._keeper.cancel()

@@ -91,7 +91,7 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
             endpoint = await stack.enter_async_context(over)
             port = await stack.enter_async_context(serving(endpoint))
             http = await stack.enter_async_context(aiohttp.ClientSession())
-            stack.push_async_callback(endpoint.close_streams)
+            stack.callback(endpoint.close_streams)
             return Edge(toolbox, identity, endpoint, port, http)
 
         yield make

@@ -202,8 +202,7 @@ async def endpoint_over(
             await signals.start(db)
             stack.push_async_callback(signals.close)
         yield endpoint
-        await endpoint.finish_calls(0.0)
-        await endpoint.close_streams()
+        endpoint.close_streams()
 
 
 async def _empty_store(folder: Path) -> Path:
