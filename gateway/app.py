@@ -40,10 +40,9 @@ from gateway.calls.credentials import (
 )
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.connections import refuse_edit
+from gateway.catalog.connections import StoredCatalog, refuse_edit
 from gateway.catalog.definitions import Fetcher
 from gateway.catalog.discover import Discoverer
-from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import Connection, McpConnection
@@ -283,7 +282,7 @@ class Assembly:
         self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
         self.upstreams.on_tools_changed = self.schedule.wake
         self.upstreams.on_trouble = self._mark_failing
-        await self.catalog.load()
+        await self.catalog.apply(self.settings)
 
     def _follow_upstreams(self) -> None:
         """Keeps sessions with the MCP servers of the current snapshot."""

@@ -374,6 +374,8 @@ HEADERS_META = "gateway/headers"  # in its `_meta`: of an API's answer
 BUILD_CODEC_VERSION = "3"  # another one: what is stored is built anew
 _decoder = msgspec.msgpack.Decoder(Build)
 
+encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # two of them are compared
+decode_tool = msgspec.msgpack.Decoder(Tool).decode
 encode_build = msgspec.msgpack.Encoder().encode  # for the way between processes and for the store
 decode_build = _decoder.decode
 

@@ -24,6 +24,7 @@ from gateway.catalog.changes import (
     adopt,
     asks_other_credential,
     failed,
+    replaced,
     report_of,
     served,
     with_credentials_of,
@@ -31,8 +32,9 @@ from gateway.catalog.changes import (
     with_last_good,
 )
 from gateway.catalog.connections import (
+    StoredCatalog,
+    difference_of,
     present_in_azure,
-    read_put,
     refuse_configured,
     refuse_put,
     refuse_unsafe,
@@ -41,14 +43,13 @@ from gateway.catalog.connections import (
 )
 from gateway.catalog.definitions import is_local, location_of
 from gateway.catalog.discover import Discoverer, Look, Looks, previewed
-from gateway.catalog.repository import StoredCatalog, change_of, with_change
 from gateway.catalog.snapshot import (
     ConnectionState,
     Found,
-    Origin,
     RawDefinition,
     Snapshot,
     assemble,
+    at_rest,
     owner_in,
     same_content,
     with_tools,
@@ -58,7 +59,7 @@ from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import CATALOG_LOOK_SECONDS, PARALLEL_REFRESHES, SETTLE_SECONDS
-from gateway.model import Level, Problem, Status
+from gateway.model import Level, Problem
 from gateway.store import catalog as store
 from gateway.store.catalog import Change
 
@@ -88,7 +89,7 @@ class Catalog:
         self._synced = 0  # the store's revision up to which everything was taken over
         self._behind = asyncio.Event()
         self._taking = asyncio.Lock()
-        self._advice: dict[str, tuple[Problem, ...]] = {}
+        self.advice: dict[str, tuple[Problem, ...]] = {}  # by a definition's sha256
         self.group_problem: Problem | None = None  # why Azure's group could not be listed
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
@@ -97,10 +98,6 @@ class Catalog:
         """Calls back after each swap; gives the way to stop that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
-
-    async def load(self) -> None:
-        """The first snapshot, from what is configured and stored: no network."""
-        await self._take(self.current.settings)
 
     def unread(self) -> dict[str, bool]:
         """The connections nothing is known of yet; whether each is read without a network."""
@@ -111,7 +108,7 @@ class Catalog:
         }
 
     async def apply(self, settings: Settings) -> list[str]:
-        """New settings, live; gives the connections that must now be discovered."""
+        """Settings and what is stored, live; gives the connections that must now be discovered."""
         before = {name: state.settings for name, state in self._states.items()}
         async with self._taking:
             await self._take(settings)
@@ -151,14 +148,17 @@ class Catalog:
         expected: int | None = None,
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
-        asked, old = read_put(name, values, within), self._states.get(name)
+        if within is not None and values.get("organization") is None:
+            values = {**values, "organization": within}  # its admin's
+        asked, old = parse_connection(name, values), self._states.get(name)
         refuse_put(self.current.settings, name, asked, old, within)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
             found = await self._discover_new(name, settings)
-            base = with_last_good(_at_rest(name, settings, "stored"), self._states.get(name))
+            base = with_last_good(at_rest(name, settings, "stored"), self._states.get(name))
             new = await asyncio.to_thread(adopt, base, found, time.time())
-            revision = await self._stored.save(new, by, settings, expected)
+            made = settings.model_dump(include={"resource_id", "created_here"}, exclude_unset=True)
+            revision = await self._stored.save(new, by, {**values, **made}, expected)
             self._install(replace(new.state, revision=revision), revision)
         log.info("connection put", connection=name, by=by, tools=len(new.state.tools))
         exposed = {tool.name for tool in self.current.connections[name].tools}
@@ -215,8 +215,10 @@ class Catalog:
 
     async def _accepted(self, state: ConnectionState, found: Found, change: Change) -> Found:
         """The connection's tools with this one as the definition has it now."""
-        new = with_change(found, change, time.time())
-        if not asks_other_credential(change_of(change)):
+        accepted = difference_of(change)
+        tools = replaced(found.build.tools, {accepted.operation: accepted.after})
+        new = replace(found, build=replace(found.build, tools=tools), at=time.time())
+        if not asks_other_credential(accepted):
             return new
         # How calls prove themselves is said once for the whole definition: read it from there.
         fresh = await self._rebuild(self._look(state.name, state.settings), found)
@@ -271,8 +273,8 @@ class Catalog:
 
     def take_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
         """Shows what a validator said of a definition beside the connection's own problems."""
+        self.advice[sha256] = problems
         if problems:
-            self._advice[sha256] = problems
             self._swap()
 
     def group(self) -> list[str]:
@@ -292,7 +294,8 @@ class Catalog:
         """Lists the resource group and looks at everything that is in it."""
         since = time.monotonic()
         await self.list_group()
-        await self.refresh(self.group(), by=by, since=since)
+        if self.group_problem is None:  # else its connections are tried again one by one
+            await self.refresh(self.group(), by=by, since=since)
 
     async def _list_group(self, since: float) -> Report:
         azure, self.refreshed_at[LISTING] = self.current.settings.azure, time.time()
@@ -374,12 +377,9 @@ class Catalog:
         seen, chosen, allowed = dict(self._states), self._choices, self._permissions
         stored = await self._stored.load({n: s.found for n, s in seen.items() if s.found})
         self._synced = max(self._synced, stored.revision)
-        wanted = to_be_served(stored.connections, stored.azure, settings, self._demo)
         states = {
-            name: await self._kept_or_cached(
-                _at_rest(name, *of_it), stored.found.get(name), settings
-            )
-            for name, of_it in wanted.items()
+            name: await self._kept_or_cached(base, stored.found.get(name), settings)
+            for name, base in to_be_served(stored, settings, self._demo).items()
         }
         # What was put, refreshed or deleted while we waited is newer than what we read.
         newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
@@ -430,7 +430,7 @@ class Catalog:
         found = await self._rebuild(look, cached)
         # Other settings don't accept what is held: the same definition still waits for an admin.
         undecided = await self._stored.undecided(base.name, cached.build.tools)
-        tools = tuple(served(found.build.tools, undecided))
+        tools = served(found.build.tools, undecided)
         return replace(found, build=replace(found.build, tools=tools), at=cached.at)
 
     async def _rebuild(self, look: Look, cached: Found) -> Found:
@@ -444,7 +444,7 @@ class Catalog:
         self._swap(revision)
 
     def _advised(self, state: ConnectionState) -> ConnectionState:
-        advice = self._advice.get(state.found.definition.sha256) if state.found else ()
+        advice = self.advice.get(state.found.definition.sha256) if state.found else ()
         return replace(state, problems=(*state.problems, *advice)) if advice else state
 
     def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
@@ -461,9 +461,3 @@ class Catalog:
             self.current = snapshot
             for listener in list(self._listeners):
                 listener()
-
-
-def _at_rest(name: str, settings: Connection, origin: Origin, revision: int = 0) -> ConnectionState:
-    """A connection before anything is known of it."""
-    status: Status = "pending" if settings.is_active else "disabled"
-    return ConnectionState(name, settings, origin, revision, status)

@@ -68,7 +68,7 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
     first = state.build is None
     changes = compare(state.build.tools if state.build else (), found.build.tools)
     waiting = [] if first else held(changes, state.settings.held)
-    build = replace(found.build, tools=tuple(served(found.build.tools, waiting)))
+    build = replace(found.build, tools=served(found.build.tools, waiting))
     if state.build is not None and any(asks_other_credential(change) for change in waiting):
         build = with_credentials_of(build, state.build)
     found = replace(found, build=build, at=now)
@@ -136,14 +136,14 @@ def held(changes: Sequence[Difference], hold: Hold) -> list[Difference]:
     return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
 
 
-def served(after: Iterable[Tool], waiting: Sequence[Difference]) -> list[Tool]:
+def served(after: Iterable[Tool], waiting: Iterable[Difference]) -> tuple[Tool, ...]:
     """The tools to serve while these changes wait: what was there before them."""
-    tools = by_operation(after)
-    for change in waiting:
-        tools.pop(change.operation, None)
-        if change.before is not None:
-            tools[change.operation] = change.before
-    return list(tools.values())
+    return replaced(after, {change.operation: change.before for change in waiting})
+
+
+def replaced(tools: Iterable[Tool], others: Mapping[str, Tool | None]) -> tuple[Tool, ...]:
+    """The tools with others in the place of some, or none, by what makes a tool the same one."""
+    return tuple(tool for tool in {**by_operation(tools), **others}.values() if tool)
 
 
 def asks_other_credential(change: Difference) -> bool:

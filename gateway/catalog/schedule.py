@@ -23,8 +23,8 @@ import structlog
 
 from gateway.azure.directory import LISTING
 from gateway.catalog.catalog import Catalog
+from gateway.catalog.connections import StoredCatalog
 from gateway.catalog.definitions import file_of
-from gateway.catalog.repository import StoredCatalog
 from gateway.errors import GatewayError
 from gateway.limits import (
     CATALOG_LOOK_SECONDS,
@@ -57,7 +57,6 @@ class Schedule:
         self._looking: set[str] = set()  # one look a name at a time
         self._wake = asyncio.Event()
         self._pauses = Pauses()
-        self._advised: set[str] = set()
 
     def wake(self, name: str) -> None:
         """Has a connection looked at soon."""
@@ -126,7 +125,7 @@ class Schedule:
     async def _refresh(self, names: set[str]) -> None:
         try:
             if LISTING in names:
-                await self._refresh_group()
+                await self._catalog.refresh_group(by="schedule")
             else:
                 await self._catalog.refresh(names, by="schedule")
         except GatewayError as error:  # the store, or a connection that is gone: look again later
@@ -135,12 +134,6 @@ class Schedule:
             self._looking -= names
             if self._woken:
                 self._wake.set()
-
-    async def _refresh_group(self) -> None:
-        catalog, since = self._catalog, time.monotonic()
-        await catalog.list_group()
-        if catalog.group_problem is None:  # else its connections are tried again one by one
-            await catalog.refresh(catalog.group(), by="schedule", since=since)
 
     def _group_if_due(self) -> set[str]:
         azure, failing = self._catalog.current.settings.azure, bool(self._catalog.group_problem)
@@ -160,7 +153,7 @@ class Schedule:
             return
         definition, db = state.found.definition, self._stored.db
         sha256 = definition.sha256
-        if sha256 in self._advised:
+        if sha256 in self._catalog.advice:
             return
         try:
             known = await load_validation(db, sha256)
@@ -170,7 +163,6 @@ class Schedule:
         except GatewayError as error:
             log.warning("definition not validated", connection=name, error=error.message)
             known = ()
-        self._advised.add(sha256)
         self._catalog.take_advice(sha256, known)
 
 

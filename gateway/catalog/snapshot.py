@@ -137,6 +137,12 @@ class Snapshot:
         return self.stored_permissions or self.settings.permissions
 
 
+def at_rest(name: str, settings: Connection, origin: Origin, revision: int = 0) -> ConnectionState:
+    """A connection before anything is known of it."""
+    status: Status = "pending" if settings.is_active else "disabled"
+    return ConnectionState(name, settings, origin, revision, status)
+
+
 def prefix_of(name: str, settings: Connection) -> str:
     """The prefix of a connection's tool names: its own name unless another was chosen."""
     return settings.prefix if settings.prefix is not None else f"{name.replace('-', '_')}_"
@@ -218,7 +224,7 @@ def assemble(
 
 def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:
     """Tells who else would have the names of a connection that is put."""
-    state = ConnectionState(name, settings, "stored")
+    state = at_rest(name, settings, "stored")
     states = [*snapshot.connections.values(), state]
     spaces = NameSpaces(states, snapshot.settings.capabilities)
     others = {key: tool for key, tool in snapshot.tools.items() if tool.connection != name}

@@ -23,9 +23,9 @@ from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, ask_azure, proof_of, prove
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.changes import Adoption
+from gateway.catalog.connections import StoredCatalog
 from gateway.catalog.definitions import Fetcher
 from gateway.catalog.discover import Discoverer, Look, previewed, source_of
-from gateway.catalog.repository import StoredCatalog
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
 from gateway.cli.remote import show_table
 from gateway.config.connection import (
@@ -312,7 +312,7 @@ async def _loaded(
             stored,
             demo={"demo": demo_connection(f"http://{settings.server.host}")},
         )
-        await catalog.load()
+        await catalog.apply(settings)
         yield catalog
 
 

@@ -38,7 +38,7 @@ from gateway.console.pages import (
 )
 from gateway.errors import Fixable, GatewayError
 from gateway.limits import PAGE_ENTRIES
-from gateway.model import Tool
+from gateway.model import Tool, decode_tool
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import list_changes
 from gateway.web import own_tools
@@ -215,8 +215,6 @@ def _auth(form: Form) -> dict[str, Any] | None:
 
 # --- a change, as people read it ------------------------------------------------------------------
 
-_decode = msgspec.msgpack.Decoder(Tool).decode
-
 
 @dataclass(frozen=True, slots=True)
 class Diff:
@@ -239,7 +237,7 @@ def compare(before: bytes | None, after: bytes | None) -> Diff:
 
 def _unpack(data: bytes | None) -> Tool | None:
     try:
-        return None if data is None else _decode(data)
+        return None if data is None else decode_tool(data)
     except msgspec.MsgspecError:  # written by another version
         return None
 

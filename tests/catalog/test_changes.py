@@ -161,7 +161,7 @@ def test_tools_of_one_operation_are_told_apart_and_none_is_lost() -> None:
     twice = [tool("same"), tool("same", http=http(method="PUT"))]
     assert list(by_operation(wraps)) == ["book (a)", "book (b)", "book (c)"]
     assert list(by_operation(twice)) == ["same (POST /orders)", "same (PUT /orders)"]
-    assert served(wraps, []) == wraps
+    assert served(wraps, []) == tuple(wraps)
 
 
 SAFE, BREAKING, RISKY = (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from gateway.catalog.catalog import Catalog
+from gateway.catalog.connections import Stored, StoredCatalog
 from gateway.catalog.discover import Discoverer
-from gateway.catalog.repository import Stored, StoredCatalog
 from gateway.catalog.snapshot import Found
 from gateway.config.settings import Permissions, Settings
 from gateway.store.catalog import choose_access
