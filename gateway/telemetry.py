@@ -16,6 +16,7 @@ import os
 import secrets
 import sys
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from itertools import count
@@ -25,12 +26,11 @@ import structlog
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway import __version__
@@ -138,14 +138,6 @@ class Metrics:
         self._whole = seconds("call_seconds", words)
         words = "How long upstream APIs and servers took to answer."
         self._upstream = seconds("upstream_seconds", words)
-        words = "Calls of tools that the caller does not have, hidden or not there at all."
-        self._unknown = counter("unknown_tool_calls", words)
-        words = "Connections by status."
-        self._statuses = Gauge("gateway_connections", words, ["status"], registry=self.registry)
-        info = Gauge("gateway_info", "The running version.", ["version"], registry=self.registry)
-        info.labels(__version__).set(1)
-        self._unknown_counted = 0
-        self._gauges: dict[str, Gauge] = {}
 
     def finished(self, execution: Execution) -> None:
         """Counts one call; one that found no tool is counted where it was refused."""
@@ -181,36 +173,46 @@ class Metrics:
         self, statuses: Iterable[str], unknown: int, figures: Mapping[str, float], *, named: bool
     ) -> bytes:
         """All figures, with those that are so at this moment; not `named`: summed up."""
-        self._unknown.inc(unknown - self._unknown_counted)
-        self._unknown_counted = unknown
-        self._statuses.clear()
-        for status, number in Tally(statuses).items():
-            self._statuses.labels(status).set(number)
-        for name, value in {**figures, "tasks": len(asyncio.all_tasks())}.items():
-            if name not in self._gauges:
-                words = name.replace("_", " ").capitalize()
-                self._gauges[name] = Gauge(f"gateway_{name}", words, registry=self.registry)
-            self._gauges[name].set(value)
-        return generate_latest(self.registry if named else _Summed(self.registry))
+        families = [*self.registry.collect(), *_figures_now(statuses, unknown, figures)]
+        return generate_latest(_Families(families if named else map(_sum_up, families)))
 
 
-class _Summed(Collector):
+class _Families(Collector):
+    """Figures to be written."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _figures_now(
+    statuses: Iterable[str], unknown: int, figures: Mapping[str, float]
+) -> Iterator[Metric]:
+    info = GaugeMetricFamily("gateway_info", "The running version.", labels=["version"])
+    info.add_metric([__version__], 1)
+    by_status = GaugeMetricFamily(
+        "gateway_connections", "Connections by status.", labels=["status"]
+    )
+    for status, number in Tally(statuses).items():
+        by_status.add_metric([status], number)
+    words = "Calls of tools that the caller does not have, hidden or not there at all."
+    yield from (info, by_status, CounterMetricFamily("gateway_unknown_tool_calls", words, unknown))
+    for name, value in {**figures, "tasks": len(asyncio.all_tasks())}.items():
+        yield GaugeMetricFamily(f"gateway_{name}", name.replace("_", " ").capitalize(), value)
+
+
+def _sum_up(family: Metric) -> Metric:
     """The same figures without the names of connections."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-            for sample in family.samples:
-                labels = tuple(pair for pair in sample.labels.items() if pair[0] != "connection")
-                key = (sample.name, labels)
-                sums[key] = sums.get(key, 0.0) + sample.value
-            summed = Metric(family.name, family.documentation, family.type, family.unit)
-            for (name, kept), value in sums.items():
-                summed.add_sample(name, dict(kept), value)
-            yield summed
+    sums: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+    for sample in family.samples:
+        labels = tuple(pair for pair in sample.labels.items() if pair[0] != "connection")
+        sums[sample.name, labels] += sample.value
+    summed = Metric(family.name, family.documentation, family.type, family.unit)
+    for (name, kept), value in sums.items():
+        summed.add_sample(name, dict(kept), value)
+    return summed
 
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -264,7 +264,7 @@ def _end_unsent(tx: Connection, id: str, code: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which executions; None leaves a column open."""
+    """Which executions; None or nothing leaves a column open."""
 
     status: str | None = None
     tool: str | None = None
@@ -313,7 +313,7 @@ async def find_by_token(db: Database, token: str, principal: str | None = None) 
 def _passes(filter: Filter) -> ColumnElement[bool]:
     names = ("status", "tool", "connection", "principal", "idempotency_token")
     given = {name: getattr(filter, name) for name in names}
-    rules = [_table.c[name] == value for name, value in given.items() if value is not None]
+    rules = [_table.c[name] == value for name, value in given.items() if value]
     if filter.connections is not None:
         rules.append(_table.c.connection.in_(filter.connections))
     if filter.since is not None:

@@ -292,10 +292,8 @@ async def list_executions(
     """Your past calls, newest first: tool, status, times, arguments with secrets masked."""
     if status and status not in STATUSES:
         raise Fixable("invalid_arguments", f"status must be one of {', '.join(STATUSES)}")
-    asked: Shown = {"status": status, "tool": tool, "connection": connection, "token": token}
-    asked |= {"principal": _whose(inquiry, principal), "since": since}
-    given = {name: value for name, value in asked.items() if value}
-    db, wanted = inquiry.gateway.db, Filter(**given, connections=inquiry.overseen())
+    db, whose = inquiry.gateway.db, _whose(inquiry, principal)
+    wanted = Filter(status, tool, connection, whose, token, since, inquiry.overseen())
     await db.settle()
     page = await ledger.list_executions(db, wanted, limit=limit, cursor=cursor or None)
     return {
