@@ -129,15 +129,13 @@ class Housekeeping:
         """Goes on for ever."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            for work in (self._beat, self._end_unheard, self._expire, self._sweep):
+            await _waiting_out(beat(self._db, self._replica))
+            for work in (self._end_unheard, self._expire, self._sweep):
                 await _waiting_out(work())
 
     async def close(self) -> None:
         """Says that this process ends in good order."""
         await _waiting_out(leave(self._db, self._replica.id))
-
-    async def _beat(self) -> None:
-        await beat(self._db, self._replica)
 
     async def _end_unheard(self) -> None:
         for execution in await mark_unknown(self._db, now=time.time()):

@@ -368,62 +368,54 @@ class Watches:
     async def keep(self, session: Session) -> None:
         """Has a session that has just begun know what is watched, as wishes come and go."""
         missed, self._told = self._told, frozenset()
-        if session.peer.era == "modern":
-            await self._listen(session, missed)
-        else:
-            await self._tell(session, missed)
-
-    async def _tell(self, session: Session, missed: frozenset[str]) -> None:
-        """Up to 2025-11-25: one request a wish."""
-        for uri in tuple(self.principals):
-            await _try_request(session, "resources/subscribe", {"uri": uri})
-        await self._note_told(frozenset(self.principals), missed)
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            for uri in self._told - self.principals.keys():
-                await _try_request(session, "resources/unsubscribe", {"uri": uri})
-            self._told &= self.principals.keys()
-
-    async def _listen(self, session: Session, missed: frozenset[str]) -> None:
-        """From 2026-07-28: a stream for all; another set's is opened before the old one ends."""
-        stream: asyncio.Task[None] | None = None
+        streams: list[asyncio.Task[None]] = []
         try:
             while True:
                 self._changed.clear()
-                wanted, opened, before = frozenset(self.principals), asyncio.Event(), stream
-                stream = None
-                if wanted:
-                    tell = partial(self._opened, wanted, opened)
-                    names = {"resourceSubscriptions": [*wanted]}
-                    stream = asyncio.create_task(self._link.listen(session, tell, names))
-                    await opened.wait()
-                await _end(*filter(None, [before]))
-                await self._note_told(wanted, missed)
+                wanted = frozenset(self.principals)
+                if session.peer.era == "modern":
+                    await self._renew_stream(session, wanted, streams)
+                else:
+                    await self._tell_wishes(session, wanted)
+                async with self._moved:
+                    self._told = wanted
+                    self._moved.notify_all()
+                self._tell_missed(wanted & missed)
                 missed = frozenset()
                 await self._changed.wait()
         finally:
-            await _end(*filter(None, [stream]))
+            await _end(*streams)
+
+    async def _tell_wishes(self, session: Session, wanted: frozenset[str]) -> None:
+        """Up to 2025-11-25: one request a wish."""
+        requests = [("resources/subscribe", uri) for uri in wanted - self._told]
+        requests += [("resources/unsubscribe", uri) for uri in self._told - wanted]
+        for method, uri in requests:
+            with suppress(GatewayError, SessionGone):  # whoever asked first has read why
+                await session.request(method, {"uri": uri}, seconds=HELD_SECONDS)
+
+    async def _renew_stream(
+        self, session: Session, wanted: frozenset[str], streams: list[asyncio.Task[None]]
+    ) -> None:
+        """From 2026-07-28: a stream for all; another set's is opened before the old one ends."""
+        old = tuple(streams)
+        if wanted:
+            opened = asyncio.Event()
+            tell = partial(self._opened, wanted, opened)
+            names = {"resourceSubscriptions": [*wanted]}
+            streams.append(asyncio.create_task(self._link.listen(session, tell, names)))
+            await opened.wait()
+        await _end(*old)
+        del streams[: len(old)]
 
     def _opened(self, wanted: frozenset[str], opened: asyncio.Event) -> None:
         if opened.is_set():  # the stream was cut off, and is there again
             self._tell_missed(wanted)
         opened.set()
 
-    async def _note_told(self, wanted: frozenset[str], missed: frozenset[str]) -> None:
-        async with self._moved:
-            self._told = wanted
-            self._moved.notify_all()
-        self._tell_missed(wanted & missed)
-
     def _tell_missed(self, uris: Iterable[str]) -> None:
         for uri in uris:
             self._notice(protocol.UPDATED, {"uri": uri})
-
-
-async def _try_request(session: Session, method: str, params: Mapping[str, Any]) -> None:
-    with suppress(GatewayError, SessionGone):  # whoever asked first has read why, or the next will
-        await session.request(method, params, seconds=HELD_SECONDS)
 
 
 def pause(failures: int, first: float, longest: float) -> float:
