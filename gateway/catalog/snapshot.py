@@ -93,7 +93,7 @@ class ConnectionState:
     tools: tuple[Tool, ...] = ()  # of the build, in stable order, without those that clash
     problems: tuple[Problem, ...] = ()
     clashes: tuple[Skipped, ...] = ()  # what would be tools, but for names that others have
-    entry_digests: tuple[bytes, ...] = ()
+    digests: Mapping[str, bytes] = field(default_factory=dict)  # of entries, by tool
     tokens: int = 0
 
     @property
@@ -155,7 +155,7 @@ def with_tools(state: ConnectionState, tools: Iterable[Tool]) -> ConnectionState
     return replace(
         state,
         tools=ordered,
-        entry_digests=tuple(blake2b(tool.entry, digest_size=16).digest() for tool in ordered),
+        digests={tool.name: blake2b(tool.entry, digest_size=16).digest() for tool in ordered},
         tokens=sum(tool.tokens for tool in ordered),
     )
 

@@ -95,19 +95,46 @@ def view(
 ) -> View:
     """What this principal sees at this address."""
     bundle_ids = bundles_of(snapshot, principal, scope)
-    if bundle_ids is None:
-        chosen = [
-            (state, visible_tools(snapshot, principal, state))
-            for state in snapshot.connections.values()
-            if level(snapshot, principal, state) not in (None, "disabled")
-        ]
-        direct, meta = chosen, list[tuple[ConnectionState, tuple[Tool, ...]]]()
-    else:
-        direct, meta = _bundled(snapshot, principal, bundle_ids)
-    own = [tool for tool in own_tools if _listed(tool, snapshot, principal, scope, bool(meta))]
-    if scope.kind != "own" and not bundle_ids:
-        own = []
-    return _view(snapshot, scope, bundle_ids or (), direct, meta, own)
+    bundles = [snapshot.settings.bundles[name] for name in bundle_ids or ()]
+    states = [
+        state
+        for state in snapshot.connections.values()
+        if any(state.name in bundle.connections for bundle in bundles)
+        or (bundle_ids is None and level(snapshot, principal, state) not in (None, "disabled"))
+    ]
+    allowed = {state.name: _allowed(snapshot, principal, state, bundles) for state in states}
+    behind = {
+        name for bundle in bundles if _is_meta(bundle, allowed) for name in bundle.connections
+    }
+    names = sorted(
+        tool.name for name, tools in allowed.items() if name not in behind for tool in tools
+    )
+    direct = {name: snapshot.tools[name] for name in names}
+    meta = {tool.name: tool for name in behind for tool in allowed.get(name, ())}
+    is_empty = scope.kind != "own" and not bundle_ids
+    own = [
+        tool
+        for tool in ([] if is_empty else sorted(own_tools, key=_name))
+        if _is_listed(tool, snapshot, principal, scope, bool(behind & allowed.keys()))
+    ]
+    digests = {name: value for state in states for name, value in state.digests.items()}
+    hasher = blake2b(b"".join(tool.digest for tool in own), digest_size=16)
+    hasher.update(b"".join([digests[name] for name in names]))
+    return View(
+        scope,
+        bundle_ids or (),
+        direct,
+        meta,
+        frozenset(map(_name, own)),
+        (*map(_name, own), *names),
+        (*map(_entry, own), *map(_entry, direct.values())),
+        hasher.hexdigest(),
+        snapshot.settings.limits.page_tools,
+        tuple(allowed),
+    )
+
+
+_name, _entry = attrgetter("name"), attrgetter("entry")
 
 
 def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[str, ...] | None:
@@ -128,39 +155,17 @@ def bundles_of(snapshot: Snapshot, principal: Principal, scope: Scope) -> tuple[
     return tuple(sorted(set(scope.names)))
 
 
-Chosen = list[tuple[ConnectionState, tuple[Tool, ...]]]
-
-
-def _bundled(
-    snapshot: Snapshot, principal: Principal, bundle_ids: Sequence[str]
-) -> tuple[Chosen, Chosen]:
-    bundles = {name: snapshot.settings.bundles[name] for name in bundle_ids}
-    allowed = {
-        name: _narrowed(snapshot, principal, state, bundles.values())
-        for name, state in snapshot.connections.items()
-        if any(name in bundle.connections for bundle in bundles.values())
-    }
-    meta_bundles = [bundle for bundle in bundles.values() if _is_meta(bundle, allowed)]
-    direct, meta = Chosen(), Chosen()
-    for name, tools in allowed.items():
-        hidden = any(name in bundle.connections for bundle in meta_bundles)
-        (meta if hidden else direct).append((snapshot.connections[name], tools))
-    return direct, meta
-
-
-def _narrowed(
+def _allowed(
     snapshot: Snapshot, principal: Principal, state: ConnectionState, bundles: Iterable[Bundle]
 ) -> tuple[Tool, ...]:
+    """The connection's tools that the principal may see and every bundle that names it gives."""
+    tools = visible_tools(snapshot, principal, state)
     here = [bundle for bundle in bundles if state.name in bundle.connections]
     if state.settings.trust == "untrusted" and not all(
         b.mode == "meta" and b.explicit for b in here
     ):
         return ()  # the file is checked for this, but not for what was put while it was another
-    return tuple(
-        tool
-        for tool in visible_tools(snapshot, principal, state)
-        if all(_permits(bundle, tool) for bundle in here)
-    )
+    return tuple(tool for tool in tools if all(_permits(b, tool) for b in here)) if here else tools
 
 
 def _permits(bundle: Bundle, tool: Tool) -> bool:
@@ -178,61 +183,14 @@ def _is_meta(bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> bool:
     return tokens > bundle.token_budget
 
 
-def _listed(
+def _is_listed(
     tool: OwnTool, snapshot: Snapshot, principal: Principal, scope: Scope, has_meta: bool
 ) -> bool:
-    match tool.audience:
-        case "everywhere":
-            return True
-        case "meta":
-            return has_meta
-        case "admin":
-            return scope.kind == "own" and principal.admin
-        case "azure":
-            return scope.kind == "own" and snapshot.settings.azure is not None
-        case "all":
-            return scope.kind == "own"
-
-
-def _view(
-    snapshot: Snapshot,
-    scope: Scope,
-    bundle_ids: tuple[str, ...],
-    direct: Chosen,
-    meta: Chosen,
-    own: Iterable[OwnTool],
-) -> View:
-    own = sorted(own, key=_name)
-    tools = [tool for _, tools in direct for tool in tools]
-    digests = [value for state, tools in direct for value in _digests(state, tools)]
-    names = [tool.name for tool in tools]
-    order = sorted(range(len(names)), key=names.__getitem__)
-    listed = {names[at]: tools[at] for at in order}
-    hasher = blake2b(b"".join(tool.digest for tool in own), digest_size=16)
-    hasher.update(b"".join([digests[at] for at in order]))
-    return View(
-        scope,
-        bundle_ids,
-        listed,
-        {tool.name: tool for _, tools in meta for tool in tools},
-        frozenset(map(_name, own)),
-        (*map(_name, own), *listed),
-        (*map(_entry, own), *map(_entry, listed.values())),
-        hasher.hexdigest(),
-        snapshot.settings.limits.page_tools,
-        tuple(state.name for state, _ in (*direct, *meta)),
-    )
-
-
-_name, _entry = attrgetter("name"), attrgetter("entry")
-
-
-def _digests(state: ConnectionState, tools: tuple[Tool, ...]) -> Iterable[bytes]:
-    if tools is state.tools:
-        return state.entry_digests
-    wanted = {id(tool) for tool in tools}
-    pairs = zip(state.tools, state.entry_digests, strict=True)
-    return [value for tool, value in pairs if id(tool) in wanted]
+    if tool.audience in ("everywhere", "meta"):
+        return has_meta or tool.audience == "everywhere"
+    has_azure = snapshot.settings.azure is not None
+    allowed = {"all": True, "admin": principal.admin, "azure": has_azure}
+    return scope.kind == "own" and allowed[tool.audience]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,22 +202,17 @@ class Offering:
     """
 
     servers: tuple[ConnectionState, ...] = ()
-    transparent: bool = False
-
-    @property
-    def sole(self) -> ConnectionState | None:
-        """The server that the view is transparent for."""
-        return self.servers[0] if self.transparent else None
+    sole: ConnectionState | None = None  # the server that the view is transparent for
 
 
 def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
     """What servers the principal reads from in this view."""
     states = [snapshot.connections[name] for name in sorted(seen.connections)]
-    readable = [state for state in states if may_read(snapshot, principal, state)]
+    readable = [s for s in states if level(snapshot, principal, s) not in (None, "disabled")]
     bundles = [snapshot.settings.bundles[name] for name in seen.bundle_ids]
     whole = tuple(state for state in readable if _is_whole(state, bundles))
-    sole = len(readable) == len(whole) == 1 and whole[0].settings.prefix == ""
-    return Offering(whole, sole)
+    is_sole = len(readable) == len(whole) == 1 and whole[0].settings.prefix == ""
+    return Offering(whole, whole[0] if is_sole else None)
 
 
 def instructing(offered: Offering, seen: View, snapshot: Snapshot) -> list[ConnectionState]:
@@ -284,11 +237,6 @@ def askable(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[st
         if isinstance(roots, Mapping):
             found["roots"] = {}
     return found
-
-
-def may_read(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> bool:
-    """Whether the principal has at least read-only access."""
-    return level(snapshot, principal, state) in ("read-only", "read-write")
 
 
 def _is_whole(state: ConnectionState, bundles: Sequence[Bundle]) -> bool:

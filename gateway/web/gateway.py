@@ -308,7 +308,7 @@ class Gateway:
         inquiry.caller.refused = refusals.append
         let_ask(inquiry, tool)
         result = await inquiry.call(tool, arguments)
-        if refusals and offering(inquiry.snapshot, inquiry.principal, inquiry.view).transparent:
+        if refusals and offering(inquiry.snapshot, inquiry.principal, inquiry.view).sole:
             raise refusals[0]
         return result
 

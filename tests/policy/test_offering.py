@@ -49,7 +49,7 @@ def test_a_view_has_the_servers_it_holds_whole(
 ) -> None:
     settings = parse_settings(text.encode(), "config.toml")
     found = _offering(settings, Principal("ann", access=access), scope)
-    assert ([state.name for state in found.servers], found.transparent) == expected
+    assert ([state.name for state in found.servers], found.sole is not None) == expected
 
 
 EVERYTHING: dict[str, Any] = {"elicitation": {"url": {}}, "sampling": {}, "roots": {}, "x": {}}
