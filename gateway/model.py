@@ -178,10 +178,10 @@ class Tool:
     trust: Trust
     title: str
     description: str
-    input_schema: bytes  # JSON
-    entry: bytes  # the whole tools/list entry, JSON: serialised once, at build
-    tokens: int
-    fingerprint: str  # over method, host, path, auth, schema, description
+    input_schema: bytes = b""  # JSON
+    entry: bytes = b""  # the whole tools/list entry, JSON: serialised once, at build
+    tokens: int = 0
+    fingerprint: str = ""  # over method, host, path, auth, schema, description
     http: HttpOperation | None = None
     upstream: UpstreamOperation | None = None
     output_schema: bytes | None = None

@@ -29,7 +29,6 @@ from gateway.limits import MAX_PROBLEMS, MAX_PROPERTY_WORDS, MAX_TOOL_NAME, NAME
 from gateway.model import (
     OWN_TOOL_NAMES,
     Access,
-    HttpOperation,
     Nameable,
     Override,
     Problem,
@@ -259,12 +258,11 @@ def token_cost(entry: bytes) -> int:
     return math.ceil(len(entry.decode()) / 4.6)
 
 
-def fingerprint(
-    source: Source, http: HttpOperation, access: Access, description: str, schema: bytes
-) -> str:
+def fingerprint(source: Source, tool: Tool) -> str:
     """Changes when anything does that a person approved the tool by."""
-    parts = (http.method, http.base_url, http.path, source.auth_type, schema.decode())
-    return digest(orjson.dumps([*parts, description, access]))
+    base_url, path = (tool.http.base_url, tool.http.path) if tool.http else ("", "")
+    parts = (tool.method, base_url, path, source.auth_type, tool.input_schema.decode())
+    return digest(orjson.dumps([*parts, tool.description, tool.access, tool.security]))
 
 
 def phrase(value: Any, length: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -28,7 +29,7 @@ def http_tool(
     schema, words = orjson.dumps(input_schema), {"title": title, "description": description}
     hints = tool_annotations(title, access, http.method)
     entry = orjson.dumps({"name": name, **words, "inputSchema": input_schema, "annotations": hints})
-    return Tool(
+    made = Tool(
         name=name,
         local_name=name.removeprefix(source.prefix),
         connection=source.connection,
@@ -43,7 +44,7 @@ def http_tool(
         input_schema=schema,
         entry=entry,
         tokens=token_cost(entry),
-        fingerprint=fingerprint(source, http, access, description, schema),
         http=http,
         security=security,
     )
+    return replace(made, fingerprint=fingerprint(source, made))

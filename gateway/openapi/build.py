@@ -30,7 +30,6 @@ from gateway.model import (
     Skipped,
     Source,
     Tool,
-    digest,
     pack,
     without_constants,
 )
@@ -57,21 +56,17 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All there is to a tool but its name."""
+    """A tool but for its name and its input, which hang on those of others."""
 
     operation: Operation
-    title: str
-    description: str
-    access: Access
-    risk: Risk
-    http: HttpOperation
+    tool: Tool
     input: Fragment  # before anything is left out of it
     input_size: int
-    answer: bytes | None
-    keywords: str
-    lookups: bytes
-    security: str
     listed: bundle.Listed = bundle.Listed(b"", False)
+
+    @property
+    def base_url(self) -> str:
+        return self.tool.http.base_url if self.tool.http else ""
 
 
 def build_openapi(raw: bytes, source: Source) -> Build:
@@ -220,7 +215,7 @@ class _Work:
         old = operations.superseded([operations.revision_of(plan.operation) for plan in self.plans])
         for index, newer in old.items():
             plan = self.plans[index]
-            self.skip(plan.operation, f"an older revision of {newer}", plan.http.base_url)
+            self.skip(plan.operation, f"an older revision of {newer}", plan.base_url)
             if plan.operation.id in self.marks.looked_up:
                 self.hidden.append(plan)
         return [plan for index, plan in enumerate(self.plans) if index not in old]
@@ -234,7 +229,7 @@ class _Work:
             if isinstance(fitted, Plan):
                 found.append(fitted)
             elif plan not in self.hidden:
-                self.skip(plan.operation, fitted, plan.http.base_url)
+                self.skip(plan.operation, fitted, plan.base_url)
         return found
 
     def with_input(self, plan: Plan, room: int) -> Plan:
@@ -243,8 +238,8 @@ class _Work:
 
     def checked_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
         """The API keys that the definition declares; a word where the connection's does not fit."""
-        if self.source.auth_type == "none" and all(plan.security for plan in plans) and plans:
-            asked = plans[0].security
+        if self.source.auth_type == "none" and all(plan.tool.security for plan in plans) and plans:
+            asked = plans[0].tool.security
             words = f"asks for {asked}; the connection has no auth"
             self.notes.add("warning", words, "security")
         keys = operations.declared_keys(self.document, self.source)
@@ -261,33 +256,16 @@ class _Work:
     def tool(self, plan: Plan, name: str) -> Tool:
         shown = without_constants(plan.listed.text)
         is_whole = shown is plan.listed.text and plan.listed.complete
-        entry = _entry(plan, name, shown)
-        plain = naming.fingerprint(self.source, plan.http, plan.access, plan.description, shown)
-        # Another credential is another tool to whoever approved it.
-        secured = digest(f"{plain} {plan.security}".encode()) if plan.security else plain
-        return Tool(
+        tool = replace(
+            plan.tool,
             name=name,
             local_name=name.removeprefix(self.source.prefix),
-            connection=self.source.connection,
-            operation=plan.operation.id,
-            method=plan.operation.method,
-            path=plan.operation.path,
-            access=plan.access,
-            risk=plan.risk,
-            trust=self.source.trust,
-            title=plan.title,
-            description=plan.description,
             input_schema=shown,
-            entry=entry,
-            tokens=naming.token_cost(entry),
-            fingerprint=secured,
-            http=plan.http,
-            output_schema=plan.answer,
-            keywords=plan.keywords,
-            security=plan.security,
-            lookups=plan.lookups,
             whole_schema=b"" if is_whole else self.packed_whole(plan),
         )
+        entry = _entry(tool, is_safe=plan.operation.raw.get("x-ms-safe-operation") is True)
+        identity = naming.fingerprint(self.source, tool)
+        return replace(tool, entry=entry, tokens=naming.token_cost(entry), fingerprint=identity)
 
     def packed_whole(self, plan: Plan) -> bytes:
         """All of a tool's input, where more is known of it than is listed."""
@@ -297,14 +275,14 @@ class _Work:
         return packed if self.whole_bytes <= MAX_LISTING_BYTES else b""
 
 
-def _entry(plan: Plan, name: str, schema: bytes) -> bytes:
+def _entry(tool: Tool, *, is_safe: bool) -> bytes:
     """The tools/list entry, serialised once; the schema is text already and goes in as it is."""
-    annotations = naming.tool_annotations(plan.title, plan.access, plan.operation.method)
-    if plan.operation.raw.get("x-ms-safe-operation") is True:
+    annotations = naming.tool_annotations(tool.title, tool.access, tool.method)
+    if is_safe:
         annotations["readOnlyHint"] = True
-    start = orjson.dumps({"name": name, "title": plan.title, "description": plan.description})
+    start = orjson.dumps({"name": tool.name, "title": tool.title, "description": tool.description})
     end = orjson.dumps({"annotations": annotations})
-    return b'%b,"inputSchema":%b,%b' % (start[:-1], schema, end[1:])
+    return b'%b,"inputSchema":%b,%b' % (start[:-1], tool.input_schema, end[1:])
 
 
 # --- one operation --------------------------------------------------------------------------------
@@ -336,14 +314,20 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         slots = [inputs.with_hint(document, slot) for slot in slots]
     contents = _answers(document, operation)
     whole = _whole_input(slots, taken)
-    return Plan(
-        operation=operation,
+    tool = Tool(
+        name="",
+        local_name="",
+        connection=source.connection,
+        operation=operation.id,
+        method=operation.method,
+        path=operation.path,
+        access=access,
+        risk=override.risk or _risk(operation, access),
+        trust=source.trust,
         title=naming.tool_title(operation.raw, naming.local_name(operation)),
         description=naming.tool_description(
             source, operation.raw, override.description, f"{operation.method} {operation.path}"
         ),
-        access=access,
-        risk=override.risk or _risk(operation, access),
         http=HttpOperation(
             method=operation.method,
             base_url=base_url,
@@ -354,13 +338,12 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
             idempotency_header=source.idempotency_header,
             headers_out=override.headers_out or (),
         ),
-        input=whole,
-        input_size=bundle.input_size(whole, work.taken),
-        answer=_answer(work, contents),
+        output_schema=_answer(work, contents),
         keywords=_keywords(operation, slots),
         lookups=lookups,
         security=operations.required_credentials(document, operation),
     )
+    return Plan(operation, tool, whole, bundle.input_size(whole, work.taken))
 
 
 def _is_asked_for(work: _Work, given: Input, access: Access) -> bool:
