@@ -187,7 +187,7 @@ class Database:
             try:
                 outcomes = await self.engine.transact(lambda tx: _run_together(tx, units))
             except _UnitFailed:
-                outcomes = await self.engine.transact(lambda tx: _run_each(tx, units))
+                outcomes = await self.engine.transact(lambda tx: _run_batch(tx, units, _run_alone))
         except Exception as error:  # the task must live on, whatever the driver thought of
             self._keep_or_fail(batch, error)
             return False
@@ -239,19 +239,18 @@ class _UnitFailed(Exception):
 
 
 def _run_together(tx: Connection, units: Sequence[Unit]) -> list[Any]:
-    _begin_batch(tx)
     try:
-        outcomes = [unit(tx) for unit in units]
-        _write_added(tx)
-        _write_signals(tx)
+        return _run_batch(tx, units, lambda tx, unit: unit(tx))
     except Exception as error:
         raise _UnitFailed from error
-    return outcomes
 
 
-def _run_each(tx: Connection, units: Sequence[Unit]) -> list[Any]:
-    _begin_batch(tx)
-    outcomes = [_run_alone(tx, unit) for unit in units]
+def _run_batch(
+    tx: Connection, units: Sequence[Unit], run: Callable[[Connection, Unit], Any]
+) -> list[Any]:
+    tx.info["signals"], tx.info["added"] = [], defaultdict(list)
+    outcomes = [run(tx, unit) for unit in units]
+    _write_added(tx)
     _write_signals(tx)
     return outcomes
 
@@ -271,10 +270,6 @@ def _run_alone(tx: Connection, unit: Unit) -> Any:
         tx.info["added"].clear()
         del signals[before:]
         return error
-
-
-def _begin_batch(tx: Connection) -> None:
-    tx.info["signals"], tx.info["added"] = [], defaultdict(list)
 
 
 def signal(tx: Connection, kind: str, payload: str = "") -> None:
