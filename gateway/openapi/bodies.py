@@ -33,7 +33,7 @@ from gateway.openapi.document import (
 )
 from gateway.openapi.inputs import ArgumentNames, Content, RequestBody, Slot
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of, types_of
-from gateway.openapi.schema import Fragment, Schema, Schemas, default_of
+from gateway.openapi.schema import Schema, Schemas, default_of
 
 _FORM_STYLES = ("form", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject")
 _MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
@@ -58,7 +58,6 @@ class Taken:
     body: Body | None
     slots: Sequence[Slot] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)  # for the tool's input as a whole
-    refs: tuple[str, ...] = ()  # of the keywords
     left_out: tuple[str, ...] = ()  # properties that would make the request another one
 
 
@@ -142,7 +141,6 @@ def _taken_apart(
         for f in asked.values()
         for slot in _field_slots(around, f, visible[f.name], f.argument in needs, form)
     ]
-    more, refs = _others(around, shape)
     taken = Body(
         sendable(content.media_type),
         tuple(fields),
@@ -150,8 +148,8 @@ def _taken_apart(
         constants=inputs.constant(constants),
         all_but=None if shape.more is None else _arguments(around, fields),
     )
-    keywords = {**keywords, "additionalProperties": more}
-    return Taken(taken, slots, keywords, refs, tuple(sorted(left_out)))
+    keywords = {**keywords, "additionalProperties": _others(around, shape)}
+    return Taken(taken, slots, keywords, tuple(sorted(left_out)))
 
 
 def _is_detour(source: Source, name: str) -> bool:
@@ -197,12 +195,10 @@ def _together(needs: Sequence[str], asked: Mapping[str, Field]) -> dict[str, Any
     return {"dependentRequired": rules} if needs and len(asked) > 1 else {}
 
 
-def _others(around: Surroundings, shape: Shape) -> tuple[Schema, tuple[str, ...]]:
+def _others(around: Surroundings, shape: Shape) -> Schema:
     """What is listed of properties that the body does not name; where it is silent, none are."""
     parts = [around.schemas.translate(each) for each in shape.more or ()]
-    if len(parts) < 2:
-        return (parts[0].schema, parts[0].refs) if parts else (False, ())
-    return {"allOf": [p.schema for p in parts]}, tuple(ref for p in parts for ref in p.refs)
+    return {"allOf": parts} if len(parts) > 1 else next(iter(parts), False)
 
 
 def _arguments(around: Surroundings, fields: Sequence[Field]) -> frozenset[str]:
@@ -270,7 +266,7 @@ def _field_slots(
     if several and needed:
         file["minItems"] = 1
     shown, rank = inputs.described(file, mapping(raw), ""), inputs.rank_of(raw)
-    yield Slot(field.argument, shown, (), needed, rank)
+    yield Slot(field.argument, shown, needed, rank)
     kinds = f": {field.media_type}" if field.media_type else ", if not as the file name says"
     media_type = {"type": "string", "pattern": MEDIA_TYPE_PATTERN}
     for argument, said, about in (
@@ -279,7 +275,7 @@ def _field_slots(
     ):
         if argument is not None:
             naming = {**_each(said, several), "description": about}
-            yield Slot(argument, naming, (), False, rank)
+            yield Slot(argument, naming, False, rank)
 
 
 def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
@@ -325,28 +321,28 @@ def _whole(
         needed = body.required is True and around.method not in _READING
         return Taken(Body(sendable(content.media_type), required=True) if needed else None)
     argument = names.take("body", "body")
-    fragment = around.schemas.translate(content.schema)
+    schema = around.schemas.translate(content.schema)
     if kind != "json":
-        fragment = _as_form(around.document, content, fragment)
-    schema = inputs.described(fragment.schema, body.raw, argument)
+        schema = _as_form(around.document, content, schema)
+    schema = inputs.described(schema, body.raw, argument)
     required = body.required is True
     injected = inputs.injected_as(around.source, "body", "body", argument)
     taken = Body(sendable(content.media_type), whole=injected or argument, required=required)
     if injected is not None:
         return Taken(taken)
     rank = inputs.rank_of(body.raw)
-    return Taken(taken, [Slot(argument, schema, fragment.refs, required, rank, content.schema)])
+    return Taken(taken, [Slot(argument, schema, required, rank, content.schema)])
 
 
-def _as_form(document: Document, content: Content, fragment: Fragment) -> Fragment:
+def _as_form(document: Document, content: Content, schema: Schema) -> Schema:
     """A form's fields are an object's properties; a text is one that the caller has written."""
     with suppress(Unusable):
         types = types_of(document.resolve(content.schema))
         if not types or "object" in types:
-            return Fragment({**mapping(fragment.schema), "type": "object"}, fragment.refs)
+            return {**mapping(schema), "type": "object"}
         if types == ["string"] and media_kind(content.media_type) == "form":
-            return fragment
-    return Fragment({"type": "object"}, ())
+            return schema
+    return {"type": "object"}
 
 
 def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:
@@ -370,8 +366,8 @@ def _opaque(
     """A body that is sent as it is given; an object in XML or YAML is written out as such."""
     argument = names.take("body", "body")
     binary, required = kind == "octets", body.required is True
-    fragment = Fragment({}, ()) if binary else around.schemas.translate(content.schema)
-    plain = dict(mapping(fragment.schema)) or {"type": "string"}
+    plain = {} if binary else dict(mapping(around.schemas.translate(content.schema)))
+    plain = plain or {"type": "string"}
     plain.pop("contentEncoding", None)
     if binary:
         plain["contentEncoding"] = "base64"
@@ -384,7 +380,7 @@ def _opaque(
         required=required,
         xml=None if binary else _xml(around.document, content),
     )
-    return Taken(taken, [Slot(argument, schema, fragment.refs, required, inputs.rank_of(body.raw))])
+    return Taken(taken, [Slot(argument, schema, required, inputs.rank_of(body.raw))])
 
 
 def _xml(document: Document, content: Content) -> Mapping[str, Any] | None:

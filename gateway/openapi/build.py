@@ -48,8 +48,9 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.inputs import ArgumentNames, Content, Input, Slot
+from gateway.openapi.keywords import written
 from gateway.openapi.operations import Exclusion, Marks
-from gateway.openapi.schema import Fragment, Schemas
+from gateway.openapi.schema import Schemas
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
@@ -60,7 +61,7 @@ class Plan:
 
     operation: Operation
     tool: Tool
-    input: Fragment  # before anything is left out of it
+    input: bytes  # the schema, before anything is left out of it
     input_size: int
     listed: bundle.Listed = bundle.Listed(b"", False)
 
@@ -361,7 +362,7 @@ def _risk(operation: Operation, access: Access) -> Risk:
     return "high" if not_for_agents else RISK_OF_ACCESS[access]
 
 
-def _whole_input(slots: Sequence[Slot], taken: Taken) -> Fragment:
+def _whole_input(slots: Sequence[Slot], taken: Taken) -> bytes:
     ordered = sorted(slots, key=lambda slot: slot.rank)
     root: dict[str, Any] = {
         "type": "object",
@@ -370,8 +371,7 @@ def _whole_input(slots: Sequence[Slot], taken: Taken) -> Fragment:
     if required := [slot.argument for slot in ordered if slot.required]:
         root["required"] = required
     root |= {"additionalProperties": False, **taken.keywords}
-    refs = (*(ref for slot in ordered for ref in slot.refs), *taken.refs)
-    return Fragment(root, tuple(dict.fromkeys(refs)))
+    return written(root)
 
 
 def _accept(contents: Sequence[Content], wanted: Sequence[Input]) -> str:
@@ -391,7 +391,7 @@ def _answer(work: _Work, contents: Sequence[Content]) -> bytes | None:
         return None  # a comfort that is not worth more
     for content in contents:
         if content.schema is not None and media_kind(content.media_type) == "json":
-            answer = bundle.output_schema(work.given.translate(content.schema), work.given)
+            answer = bundle.output_schema(written(work.given.translate(content.schema)), work.given)
             work.answer_bytes += len(answer or b"")
             return answer
     return None

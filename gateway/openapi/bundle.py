@@ -26,7 +26,7 @@ from gateway.limits import (
 from gateway.naming import cut
 from gateway.openapi.document import Unusable, mapping
 from gateway.openapi.keywords import MANY_SCHEMAS, NAMED_SCHEMAS, compiles, joined, stub_of, written
-from gateway.openapi.schema import Fragment, Report, Schemas
+from gateway.openapi.schema import Report, Schemas
 
 # What is tried where room is short: levels of objects, and characters of an input's description.
 _LEVELS = ((math.inf, 100), (5, 100), (3, 100), (2, 100), (1, 100), (1, 0))
@@ -45,42 +45,38 @@ class Listed:
     complete: bool  # nothing is left out for want of room, not even words
 
 
-def input_schema(whole: Fragment, schemas: Schemas, report: Report, room: int) -> Listed:
+def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> Listed:
     """A tool's input schema, within its room and sure to compile."""
-    root, refs = mapping(whole.schema), whole.refs
-    text = written(root)
-    definitions = _all_below(refs, schemas, room - len(text))
+    definitions = _all_below(text, schemas, room)
     complete = definitions is not None
     if definitions is None:
-        root, is_cut = _thin_root(root, schemas, room)
-        text, refs = written(root), refs_in(root)
-        definitions, cut_below = _fitting(refs, schemas, room - len(text))
+        text, is_cut = _thin_root(orjson.loads(text), schemas, room)
+        definitions, cut_below = _fitting(schemas.refs_in(text), schemas, room - len(text))
         if is_cut or cut_below:
             report("warning", _TOO_LARGE)
     if len(text) > MAX_SCHEMA_BYTES:
         most = f"at most {MAX_SCHEMA_BYTES:,} are listed"
         raise Unusable(f"its inputs take {len(text):,} bytes, {most}")
-    if not compiles(joined(text, dict.fromkeys(refs, b"{}"))):
-        text = _loosened(root, refs, report)
+    anything = dict.fromkeys(schemas.refs_in(text), b"{}")
+    if not compiles(joined(text, anything)):
+        text = _loosened(orjson.loads(text), anything, report)
     return Listed(joined(text, definitions), complete)
 
 
-def whole_input(whole: Fragment, schemas: Schemas) -> bytes:
+def whole_input(text: bytes, schemas: Schemas) -> bytes:
     """All of a tool's input schema, with words if there is room; b"" if it is larger than any."""
-    text = written(whole.schema)
-    definitions = _all_below(whole.refs, schemas, MAX_TOOL_BYTES - len(text))
+    definitions = _all_below(text, schemas, MAX_TOOL_BYTES)
     if definitions is None:
         return b""
     if len(text) + _size(definitions) > MAX_SCHEMA_BYTES:
-        text = written(_without_words(mapping(whole.schema)))
+        text = written(_without_words(orjson.loads(text)))
         definitions = {name: _thin(schemas, name, math.inf)[0] for name in definitions}
     return joined(text, definitions)
 
 
-def input_size(whole: Fragment, schemas: Schemas) -> int:
+def input_size(text: bytes, schemas: Schemas) -> int:
     """The room that a tool's input wants: as much as all of it takes, but no more than any gets."""
-    text = written(whole.schema)
-    definitions = _all_below(whole.refs, schemas, INPUT_BYTES - len(text))
+    definitions = _all_below(text, schemas, INPUT_BYTES)
     return INPUT_BYTES if definitions is None else len(text) + _size(definitions)
 
 
@@ -98,34 +94,19 @@ def fair_share(sizes: Sequence[int]) -> int:
     return INPUT_BYTES
 
 
-def output_schema(answer: Fragment, schemas: Schemas) -> bytes | None:
-    """The JSON text of an answer's schema with all it refers to, unless that is too much."""
-    text = written(answer.schema)
-    definitions = _all_below(answer.refs, schemas, MAX_SCHEMA_BYTES - len(text))
+def output_schema(text: bytes, schemas: Schemas) -> bytes | None:
+    """An answer's schema with all it refers to, unless that is too much."""
+    definitions = _all_below(text, schemas, MAX_SCHEMA_BYTES)
     return None if definitions is None else joined(text, definitions)
-
-
-def refs_in(value: Any) -> tuple[str, ...]:
-    """The names of the definitions a translated schema refers to."""
-    found: dict[str, None] = {}
-    waiting: deque[Any] = deque([value])
-    while waiting:
-        part = waiting.popleft()
-        if isinstance(part, dict):
-            reference = part.get("$ref")
-            if isinstance(reference, str):
-                found[reference.removeprefix("#/$defs/")] = None
-            waiting.extend(part.values())
-        elif isinstance(part, list):
-            waiting.extend(part)
-    return tuple(found)
 
 
 # --- definitions ----------------------------------------------------------------------------------
 
 
-def _all_below(refs: Sequence[str], schemas: Schemas, room: int) -> dict[str, bytes] | None:
-    """The definitions that these need, and those that they need in turn; None if it is too much."""
+def _all_below(text: bytes, schemas: Schemas, room: int) -> dict[str, bytes] | None:
+    """All definitions that a schema needs, those that they need included; None if too much."""
+    refs = schemas.refs_in(text)
+    room -= len(text)
     if any(_reach(name, schemas) > room for name in refs):
         return None
     found: dict[str, bytes] = {}
@@ -208,30 +189,28 @@ def _thin(schemas: Schemas, name: str, levels: float) -> tuple[bytes, tuple[str,
     """A definition without words and without what may be left out below so many levels."""
     known = schemas.thinner.get((name, levels))
     if known is None:
-        schema = _thinned(orjson.loads(schemas.definition(name).text), levels)
-        known = schemas.thinner[name, levels] = (written(schema), refs_in(schema))
+        text = written(_thinned(orjson.loads(schemas.definition(name).text), levels))
+        known = schemas.thinner[name, levels] = (text, schemas.refs_in(text))
     return known
 
 
 # --- one schema -----------------------------------------------------------------------------------
 
 
-def _thin_root(
-    root: Mapping[str, Any], schemas: Schemas, budget: int
-) -> tuple[Mapping[str, Any], bool]:
+def _thin_root(root: Mapping[str, Any], schemas: Schemas, room: int) -> tuple[bytes, bool]:
     """The root with as many levels as leave room for all that is required; whether others went.
 
     It has words only on the inputs themselves, and short ones.
     """
-    thin, most, is_cut = root, 0, False
+    text, most, is_cut = b"", 0, False
     for levels, words in _LEVELS:
-        thin = _without_words(thin, levels, words)
-        size = len(orjson.dumps(thin))
-        most = most or size
-        is_cut = size < most if words else is_cut
-        if size + _size(_bare(refs_in(thin), schemas, {}, budget)) <= budget:
+        root = _without_words(root, levels, words)
+        text = written(root)
+        most = most or len(text)
+        is_cut = len(text) < most if words else is_cut
+        if len(text) + _size(_bare(schemas.refs_in(text), schemas, {}, room)) <= room:
             break
-    return thin, is_cut
+    return text, is_cut
 
 
 def _without_words(
@@ -270,9 +249,8 @@ def _only_required(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **({"properties": kept} if kept else {}), "description": _TAKES_MORE}
 
 
-def _loosened(root: Mapping[str, Any], refs: Collection[str], report: Report) -> bytes:
+def _loosened(root: Mapping[str, Any], anything: Mapping[str, bytes], report: Report) -> bytes:
     """The same with every input that does not compile by itself left open."""
-    anything = dict.fromkeys(refs, b"{}")
     properties = dict(root["properties"])
     for name, part in root["properties"].items():
         if not compiles(joined(orjson.dumps({"properties": {name: part}}), anything)):

@@ -255,7 +255,6 @@ class Slot:
 
     argument: str
     schema: Schema
-    refs: tuple[str, ...]
     required: bool
     rank: int = 1  # what matters most to people comes first
     raw: Any = None  # as the definition writes it
@@ -366,11 +365,10 @@ def slot_of(
     schemas: Schemas, raw: Any, argument: str, required: bool, given: Input | None = None
 ) -> Slot:
     """The input for what is written so."""
-    fragment = schemas.translate(given.schema if given else raw)
-    words = described(fragment.schema, mapping(raw), argument)
-    if given and given.required and isinstance(words, dict):
-        words |= _least(schemas.document, given)
-    return Slot(argument, words, fragment.refs, required, rank_of(raw), raw)
+    schema = described(schemas.translate(given.schema if given else raw), mapping(raw), argument)
+    if given and given.required and isinstance(schema, dict):
+        schema |= _least(schemas.document, given)
+    return Slot(argument, schema, required, rank_of(raw), raw)
 
 
 def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:

@@ -14,9 +14,9 @@ defaults are noted at the object they belong to, under `CONSTANTS`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,15 +39,9 @@ _MENDED = frozenset(
 )
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _MORE_THAN_NAMED = (*_ALTERNATIVES, *keywords.DYNAMIC_SCHEMAS, "additionalProperties")
+_DEFS = "#/$defs/"
+_REFERENCE = re.compile(rb'"\$ref":"#/\$defs/([\w.-]+)"')
 _UNSAFE_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Fragment:
-    """A translated schema and the definitions it refers to."""
-
-    schema: Schema
-    refs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +49,11 @@ class Definition:
     """One entry for `$defs`, serialised, and what it refers to in turn."""
 
     text: bytes
-    refs: tuple[str, ...]
-    in_place: tuple[str, ...]  # references met before going down into the value, repeats included
+    refs: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()  # those met before going down into the value, repeats included
 
 
-_OPEN = Definition(b"{}", (), ())
-
-
-@dataclass(slots=True)
-class _Trace:
-    refs: dict[str, None] = field(default_factory=dict)
-    in_place: list[str] = field(default_factory=list)
+_OPEN = Definition(b"{}")
 
 
 class Schemas:
@@ -89,12 +77,6 @@ class Schemas:
         self.thinner: dict[tuple[str, float], tuple[bytes, tuple[str, ...]]] = {}
         self.reach: dict[str, float] = {}
 
-    def translate(self, raw: Any) -> Fragment:
-        """The schema in 2020-12."""
-        trace = _Trace()
-        schema = self._schema(raw, trace, in_place=True)
-        return Fragment(schema, tuple(trace.refs))
-
     def definition(self, name: str) -> Definition:
         """The definition that `#/$defs/NAME` stands for, safe to validate with."""
         if name not in self._checked:
@@ -102,6 +84,11 @@ class Schemas:
             self._check(name)
             self._checked.add(name)
         return self._definitions[name]
+
+    def refs_in(self, text: bytes) -> tuple[str, ...]:
+        """The names of the definitions that a translated schema refers to."""
+        found = dict.fromkeys(map(bytes.decode, _REFERENCE.findall(text)))
+        return tuple(name for name in found if name in self._targets)
 
     def is_hidden(self, raw: Any) -> bool:
         """Whether a property has no place in this direction, also when a reference says so."""
@@ -148,19 +135,16 @@ class Schemas:
 
     # --- references ---
 
-    def _reference(self, raw: Mapping[str, Any], trace: _Trace, in_place: bool) -> Schema:
+    def _reference(self, raw: Mapping[str, Any]) -> Schema:
         name = self._name_of(raw["$ref"])
         if name is None:
             return self._annotations(raw)
-        trace.refs[name] = None
-        if in_place:
-            trace.in_place.append(name)
-        result: dict[str, Any] = {"$ref": f"#/$defs/{name}"}
+        result: dict[str, Any] = {"$ref": _DEFS + name}
         if len(raw) == 1:
             return result
         if self._siblings_count:
             siblings = {key: value for key, value in raw.items() if key != "$ref"}
-            more = self._schema(siblings, trace, in_place)
+            more = self.translate(siblings)
             return {**result, **more} if isinstance(more, dict) else result
         if raw.get("nullable") is True:
             result = {"anyOf": [result, {"type": "null"}]}
@@ -207,10 +191,10 @@ class Schemas:
 
     def _define(self, name: str) -> Definition:
         if name not in self._definitions:
-            trace = _Trace()
             try:
-                schema = self._schema(self._targets[name], trace, in_place=True)
-                found = Definition(written(schema), tuple(trace.refs), tuple(trace.in_place))
+                schema = self.translate(self._targets[name])
+                text = written(schema)
+                found = Definition(text, self.refs_in(text), tuple(_met_in_place(schema)))
             except (TypeError, RecursionError):
                 self._report("warning", f"schema {name} is nested too deeply; it is left open")
                 found = _OPEN
@@ -230,7 +214,7 @@ class Schemas:
             weight += self._weigh(reference, depth + 1)
         if weight >= MAX_WIDTH:
             self._report("warning", f"schema {name} refers to itself without end; it is left open")
-            self._definitions[name] = Definition(keywords.stub_of(definition.text), (), ())
+            self._definitions[name] = Definition(keywords.stub_of(definition.text))
             weight = 1
         self._weights[name] = weight
         return weight
@@ -244,13 +228,14 @@ class Schemas:
 
     # --- keywords ---
 
-    def _schema(self, raw: Any, trace: _Trace, in_place: bool) -> Schema:
+    def translate(self, raw: Any) -> Schema:
+        """The schema in 2020-12."""
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, dict):
             return {}
         if isinstance(raw.get("$ref"), str):
-            return self._reference(raw, trace, in_place)
+            return self._reference(raw)
         result: dict[str, Any] = {}
         for key, value in raw.items():
             if key in keywords.PLAIN:
@@ -258,23 +243,21 @@ class Schemas:
                     result[key] = checked
             elif key in keywords.ONE_SCHEMA:
                 if isinstance(value, (dict, bool)):
-                    below = in_place and key in keywords.SAME_VALUE
-                    result[key] = self._schema(value, trace, below)
+                    result[key] = self.translate(value)
             elif key in keywords.MANY_SCHEMAS:
                 if isinstance(value, list) and value:
-                    below = in_place and key != "prefixItems"
                     several = key == "allOf" and (len(value) > 1 or "properties" in raw)
                     parts = map(self._opened, value) if several and self._asked else value
-                    result[key] = [self._schema(part, trace, below) for part in parts]
+                    result[key] = [self.translate(part) for part in parts]
             elif key == "properties" and isinstance(value, dict):
-                self._set_properties(raw, trace, result)
+                self._set_properties(raw, result)
             elif key in keywords.NAMED_SCHEMAS and isinstance(value, dict):
                 result[key] = {
-                    usable: self._schema(part, trace, in_place=False)
+                    usable: self.translate(part)
                     for name, part in value.items()
                     if (usable := usable_pattern(name) if key == "patternProperties" else name)
                 }
-        self._finish(raw, trace, result)
+        self._finish(raw, result)
         return result
 
     def _opened(self, part: Any) -> Any:
@@ -291,19 +274,17 @@ class Schemas:
                 return {**part, "$ref": key}
         return part
 
-    def _set_properties(
-        self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]
-    ) -> None:
+    def _set_properties(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
         visible, constants = self.visible(raw)
         result["properties"] = parts = dict[str, Schema]()
         for name, part in visible.items():
-            parts[name] = found = self._schema(part, trace, in_place=False)
+            parts[name] = found = self.translate(part)
             if isinstance(found, dict):
                 drop_echo(found, name)
         if constants:
             result[CONSTANTS] = constants
 
-    def _finish(self, raw: Mapping[str, Any], trace: _Trace, result: dict[str, Any]) -> None:
+    def _finish(self, raw: Mapping[str, Any], result: dict[str, Any]) -> None:
         """What is said in other words than 2020-12 would say it."""
         if not _WORDS.isdisjoint(raw):
             words = {"description": property_description(raw), "title": _title(raw)}
@@ -311,7 +292,7 @@ class Schemas:
         if _MENDED.isdisjoint(raw) and raw.get("type") != "file":
             return
         if isinstance(raw.get("items"), list):
-            result["prefixItems"] = [self._schema(p, trace, False) for p in raw["items"]]
+            result["prefixItems"] = [self.translate(part) for part in raw["items"]]
         if "required" in raw:
             self._set_required(raw, result)
         if "pattern" in raw:
@@ -376,6 +357,18 @@ class Schemas:
                 absent |= mapping(found.get("properties")).keys() - self.visible(found)[0].keys()
                 absent |= self._absent_by_parts(found, level + 1)
         return absent
+
+
+def _met_in_place(schema: Any) -> Iterator[str]:
+    """The definitions that a value is held against before anybody goes down into it."""
+    for key, part in mapping(schema).items():
+        if key == "$ref":
+            yield part.removeprefix(_DEFS)
+        elif key in keywords.SAME_VALUE:
+            yield from _met_in_place(part)
+        elif key in _ALTERNATIVES:
+            for each in part:
+                yield from _met_in_place(each)
 
 
 def default_of(document: Document, schema: Any, level: int = 0) -> Any:
