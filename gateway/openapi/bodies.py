@@ -31,7 +31,7 @@ from gateway.openapi.document import (
     sendable,
     text_of,
 )
-from gateway.openapi.inputs import ArgumentNames, Content, RequestBody, Slot
+from gateway.openapi.inputs import ArgumentNames, Content, Slot
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of, types_of
 from gateway.openapi.schema import Schema, Schemas, default_of
 
@@ -61,35 +61,39 @@ class Taken:
     left_out: tuple[str, ...] = ()  # properties that would make the request another one
 
 
-def taken_body(around: Surroundings, body: RequestBody, names: ArgumentNames) -> Taken:
+def taken_body(around: Surroundings, body: Content, names: ArgumentNames) -> Taken:
     """How the body is put together, and the arguments the caller gives for it."""
-    content = chosen_content(around.document, body)
-    kind = media_kind(content.media_type)
-    hidden = default_of(around.document, content.schema) if is_internal(body.raw) else None
+    kind = media_kind(body.media_type)
+    hidden = default_of(around.document, body.schema) if is_internal(body.raw) else None
     if isinstance(hidden, dict):
-        media_type = sendable(content.media_type)
+        media_type = sendable(body.media_type)
         return Taken(Body(media_type, required=bool(hidden), constants=inputs.constant(hidden)))
     if kind in ("text", "octets"):
-        return _opaque(around, content, body, names, kind)
-    if kind == "multipart" and _is_file(around.document, content.schema):
-        content = replace(content, schema={"properties": {"file": content.schema}})
-    shape = shape_of(around.document, content.schema)
+        return _opaque(around, body, names)
+    if kind == "multipart" and _is_file(around.document, body.schema):
+        body = replace(body, schema={"properties": {"file": body.schema}})
+    shape = shape_of(around.document, body.schema)
+    for raw in shape.properties.values() if shape else ():
+        inputs.refuse_callback(around.document.find(raw))
     asked_whole = body.raw.get("x-gateway-whole") is True
     if shape is None or asked_whole or (kind == "json" and not _is_sayable(around, shape)):
-        return _whole(around, content, body, names, kind)
-    return _taken_apart(around, content, body, names, shape)
+        return _whole(around, body, names)
+    return _taken_apart(around, body, names, shape)
 
 
-def chosen_content(document: Document, body: RequestBody) -> Content:
+def chosen_content(document: Document, raw: Mapping[str, Any]) -> Content | None:
     """The body in the media type that is sent; bytes are JSON only if a definition insists."""
 
     def preference(each: Content) -> tuple[bool, tuple[int, bool]]:
         structured = media_kind(each.media_type) in ("json", "form", "multipart")
         return structured and _is_file(document, each.schema), _preference(each.media_type)
 
-    chosen = min(body.contents, key=preference)
-    anything = "*" in chosen.media_type and _is_file(document, chosen.schema)
-    return replace(chosen, media_type=OCTETS) if anything else chosen
+    chosen = min(inputs.contents_of(document, raw), key=preference, default=None)
+    if chosen is None:
+        return None
+    if "*" in chosen.media_type and _is_file(document, chosen.schema):
+        return replace(chosen, media_type=OCTETS)
+    return chosen if chosen.schema is not None else replace(chosen, schema={})
 
 
 def _preference(media_type: str) -> tuple[int, bool]:
@@ -112,9 +116,7 @@ def _is_sayable(around: Surroundings, shape: Shape) -> bool:
     return not shape.of_all and not (beside and counted)
 
 
-def _taken_apart(
-    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, shape: Shape
-) -> Taken:
+def _taken_apart(around: Surroundings, body: Content, names: ArgumentNames, shape: Shape) -> Taken:
     visible, constants = around.schemas.visible(
         {"properties": shape.properties, "required": list(shape.required)}
     )
@@ -122,7 +124,7 @@ def _taken_apart(
     visible = {name: raw for name, raw in visible.items() if name not in left_out}
     constants = {name: value for name, value in constants.items() if name not in left_out}
     fields = [
-        _field(around, content, name, raw, names.take(name, "body"), names)
+        _field(around, body, name, raw, names.take(name, "body"), names)
         for name, raw in visible.items()
     ]
     given = {f.name: inputs.injected_as(around.source, "body", f.name, f.argument) for f in fields}
@@ -131,25 +133,29 @@ def _taken_apart(
     filled = (constants.keys() | visible.keys() | left_out) - asked.keys()
     needs = [f.argument for f in asked.values() if f.name in shape.required]
     keywords = _demands(around, shape, asked, filled, len(needs))
-    can_be_left_out = body.required is False and not filled and not keywords
+    can_be_left_out = body.raw.get("required") is False and not filled and not keywords
     if can_be_left_out and len(needs) * len(asked) <= MAX_WIDTH:
         keywords = _together(needs, asked)
         needs = []
-    form = media_kind(content.media_type) != "json"
+    form = media_kind(body.media_type) != "json"
     slots = [
         slot
         for f in asked.values()
         for slot in _field_slots(around, f, visible[f.name], f.argument in needs, form)
     ]
     taken = Body(
-        sendable(content.media_type),
+        sendable(body.media_type),
         tuple(fields),
-        required=bool(body.required) or bool(constants),
+        required=_is_required(body) or bool(constants),
         constants=inputs.constant(constants),
         all_but=None if shape.more is None else _arguments(around, fields),
     )
     keywords = {**keywords, "additionalProperties": _others(around, shape)}
     return Taken(taken, slots, keywords, tuple(sorted(left_out)))
+
+
+def _is_required(body: Content) -> bool:
+    return body.raw.get("required") is True
 
 
 def _is_detour(source: Source, name: str) -> bool:
@@ -314,24 +320,22 @@ def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
 # --- everything else ------------------------------------------------------------------------------
 
 
-def _whole(
-    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
-) -> Taken:
-    if _is_empty(around, content, body, kind):
-        needed = body.required is True and around.method not in _READING
-        return Taken(Body(sendable(content.media_type), required=True) if needed else None)
+def _whole(around: Surroundings, body: Content, names: ArgumentNames) -> Taken:
+    media_type, required = sendable(body.media_type), _is_required(body)
+    if _is_empty(around, body):
+        needed = required and around.method not in _READING
+        return Taken(Body(media_type, required=True) if needed else None)
     argument = names.take("body", "body")
-    schema = around.schemas.translate(content.schema)
-    if kind != "json":
-        schema = _as_form(around.document, content, schema)
+    schema = around.schemas.translate(body.schema)
+    if media_kind(body.media_type) != "json":
+        schema = _as_form(around.document, body, schema)
     schema = inputs.described(schema, body.raw, argument)
-    required = body.required is True
     injected = inputs.injected_as(around.source, "body", "body", argument)
-    taken = Body(sendable(content.media_type), whole=injected or argument, required=required)
+    taken = Body(media_type, whole=injected or argument, required=required)
     if injected is not None:
         return Taken(taken)
     rank = inputs.rank_of(body.raw)
-    return Taken(taken, [Slot(argument, schema, required, rank, content.schema)])
+    return Taken(taken, [Slot(argument, schema, required, rank, body.schema)])
 
 
 def _as_form(document: Document, content: Content, schema: Schema) -> Schema:
@@ -345,40 +349,38 @@ def _as_form(document: Document, content: Content, schema: Schema) -> Schema:
     return {"type": "object"}
 
 
-def _is_empty(around: Surroundings, content: Content, body: RequestBody, kind: str) -> bool:
+def _is_empty(around: Surroundings, body: Content) -> bool:
     """Some write an object without properties for "no body", Stripe on every GET."""
     try:
-        found = around.document.resolve(content.schema)
+        found = around.document.resolve(body.schema)
     except Unusable:
         return False
     if not is_object(found) or set(found) & {"allOf", "oneOf", "anyOf", *DYNAMIC_SCHEMAS}:
         return False
     if mapping(found.get("properties")) or found.get("additionalProperties", False) is not False:
         return False
-    if kind in ("form", "multipart"):
+    if media_kind(body.media_type) != "json":
         return bool(found.keys() & {"type", "properties"})  # else it may be any form
-    return around.method in _READING and body.required is not True
+    return around.method in _READING and not _is_required(body)
 
 
-def _opaque(
-    around: Surroundings, content: Content, body: RequestBody, names: ArgumentNames, kind: str
-) -> Taken:
+def _opaque(around: Surroundings, body: Content, names: ArgumentNames) -> Taken:
     """A body that is sent as it is given; an object in XML or YAML is written out as such."""
     argument = names.take("body", "body")
-    binary, required = kind == "octets", body.required is True
-    plain = {} if binary else dict(mapping(around.schemas.translate(content.schema)))
+    binary, required = media_kind(body.media_type) == "octets", _is_required(body)
+    plain = {} if binary else dict(mapping(around.schemas.translate(body.schema)))
     plain = plain or {"type": "string"}
     plain.pop("contentEncoding", None)
     if binary:
         plain["contentEncoding"] = "base64"
-    words = f"The body, as {content.media_type}{' in base64' if binary else ''}."
+    words = f"The body, as {body.media_type}{' in base64' if binary else ''}."
     schema = inputs.described({"description": words, **plain}, body.raw, argument)
     taken = Body(
-        sendable(content.media_type),
+        sendable(body.media_type),
         whole=argument,
         binary=binary,
         required=required,
-        xml=None if binary else _xml(around.document, content),
+        xml=None if binary else _xml(around.document, body),
     )
     return Taken(taken, [Slot(argument, schema, required, inputs.rank_of(body.raw))])
 

@@ -9,7 +9,7 @@ listing has its size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -72,7 +72,7 @@ class Plan:
 
 def build_openapi(raw: bytes, source: Source) -> Build:
     """The tools of one definition. Raises DefinitionUnreadable for what can't be read at all."""
-    document = open_document(read_definition(raw))
+    document = open_document(read_definition(raw), source.location)
     microsoft = b"x-ms-" in raw.replace(b"\0", b"")  # in UTF-16 too
     marks = operations.marks_of(document) if microsoft else Marks()
     del raw  # a large one is memory that the build needs
@@ -164,7 +164,7 @@ class _Work:
             self.document, operation, self.source, self.base_url
         )
         self.home = self.home or base_url
-        refused = operations.refusal(self.document, operation, self.marks, self.source, base_url)
+        refused = operations.refusal(operation, self.marks, self.source, base_url)
         if away := operations.elsewhere(self.source, self.home, base_url):
             refused = Exclusion(away)
         if refused is not None:
@@ -291,26 +291,23 @@ def _entry(tool: Tool, *, is_safe: bool) -> bytes:
 
 def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     document, source = work.document, work.source
-    given = inputs.parameters(document, operation)
+    declared, written_body = inputs.read_request(document, operation)
     override = operations.override_of(operation, source)
     access = operations.access_of(operation, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
-    path, wanted, fixed = operations.called_path(
-        operation, inputs.read_inputs(document, given), microsoft=microsoft, arm=arm
-    )
+    path, wanted, fixed = operations.called_path(operation, declared, microsoft=microsoft, arm=arm)
     wanted = [each for each in wanted if _is_asked_for(work, each, access)]
     names = ArgumentNames()
     sent, slots = inputs.parameter_slots(document, wanted, names, work.taken, source)
     sent, slots = inputs.without_detours(source, work.notes.add, sent, slots)
-    taken, body_schema = Taken(None), None
-    if (body := inputs.request_body(document, operation, given)) is not None:
+    taken, body = Taken(None), chosen_content(document, written_body)
+    if body is not None:
         around = Surroundings(document, work.taken, source, operation.method, tuple(slots))
         taken = taken_body(around, body, names)
         slots.extend(taken.slots)
-        body_schema = chosen_content(document, body).schema
         for name in taken.left_out:
             work.notes.add("warning", left_out(name, "body"))
-    lookups = inputs.look_ups(document, slots, body_schema) if microsoft else b""
+    lookups = inputs.look_ups(document, slots, body.schema if body else None) if microsoft else b""
     if lookups:
         slots = [inputs.with_hint(document, slot) for slot in slots]
     contents = _answers(document, operation)
@@ -402,23 +399,12 @@ def _answers(document: Document, operation: Operation) -> tuple[Content, ...]:
     responses = mapping(operation.raw.get("responses"))
     for status in sorted(key for key in responses if key.startswith("2")):
         response = document.find(responses[status])
-        if contents := _contents_of(document, operation, response):
+        if document.swagger and "schema" in response:
+            types = inputs.media_types(document, operation, "produces") or ["application/json"]
+            response = {"content": dict.fromkeys(types, {"schema": response["schema"]})}
+        if contents := inputs.contents_of(document, response):
             return contents
     return ()
-
-
-def _contents_of(
-    document: Document, operation: Operation, response: Mapping[str, Any]
-) -> tuple[Content, ...]:
-    if not document.swagger:
-        return tuple(
-            Content(media_type, mapping(media).get("schema"))
-            for media_type, media in inputs.media_entries(response)
-        )
-    if "schema" not in response:
-        return ()
-    types = inputs.media_types(document, operation, "produces") or ("application/json",)
-    return tuple(Content(kind, response["schema"]) for kind in types)
 
 
 def _keywords(operation: Operation, slots: Sequence[Slot]) -> str:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import orjson
@@ -98,11 +98,17 @@ class Operation(Nameable):
     problem: str = ""  # why it is none
 
 
-def open_document(definition: Mapping[str, Any]) -> Document:
-    """The definition with its version made out."""
+def open_document(definition: Mapping[str, Any], location: str = "") -> Document:
+    """The definition with its version made out; what 2.0 says of the API stands where 3 has it."""
     swagger, openapi = (_version(definition.get(key)) for key in ("swagger", "openapi"))
     if swagger == "2.0":
-        return Document(definition, "swagger-2.0", swagger=True)
+        components = {
+            "schemas": definition.get("definitions"),
+            "securitySchemes": definition.get("securityDefinitions"),
+        }
+        servers = [{"url": _swagger_address(definition, location)}]
+        root = {"components": components, **definition, "servers": servers}
+        return Document(root, "swagger-2.0", swagger=True)
     if openapi.startswith("3.0"):
         return Document(definition, "openapi-3.0", swagger=False)
     if openapi.startswith("3."):
@@ -117,6 +123,17 @@ def open_document(definition: Mapping[str, Any]) -> Document:
 def _version(value: Any) -> str:
     text = str(value).strip() if isinstance(value, (str, int, float)) else ""
     return "2.0" if text == "2" else text
+
+
+def _swagger_address(root: Mapping[str, Any], location: str) -> str:
+    host, path = (text_of(root.get(key)).strip() for key in ("host", "basePath"))
+    if not host:
+        return path or "/"
+    origin = urlsplit(location)
+    default = "http" if origin.scheme == "http" and origin.netloc == host else "https"
+    listed = sequence(root.get("schemes")) or [default]
+    scheme = next((each for each in ("https", "http") if each in listed), listed[0])
+    return f"{scheme}://{host}/{path.lstrip('/')}"
 
 
 def find_operations(document: Document) -> list[Operation]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 import orjson
@@ -32,6 +32,8 @@ from gateway.limits import (
 from gateway.model import OWN_HEADERS, Parameter, Place, Problem, Source, Style, Tool
 from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
+    FORM,
+    MULTIPART,
     Document,
     Operation,
     Unusable,
@@ -43,12 +45,11 @@ from gateway.openapi.document import (
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, written
 from gateway.openapi.schema import Report, Schema, Schemas, drop_echo
 
-_EMPTY: Mapping[str, Any] = {}
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
 # What a request has anyway is spelled in one way, so that a parameter can take its place.
 _SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
 _PLACES: tuple[Place, ...] = get_args(Place)
-_STYLES = frozenset(get_args(Style)) - {"tabDelimited"}  # which only 2.0 knows
+_STYLES = get_args(Style)
 _COLLECTION_STYLES: Mapping[str, Style] = {
     "ssv": "spaceDelimited",
     "tsv": "tabDelimited",
@@ -79,19 +80,25 @@ class Content:
 
     media_type: str
     schema: Any
-    encoding: Mapping[str, Any] = field(default_factory=dict)
+    encoding: Mapping[str, Any]
+    raw: Mapping[str, Any]  # what is written around it
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
-    """The body an operation takes, in each media type it may have."""
+def read_request(document: Document, operation: Operation) -> tuple[list[Input], Mapping[str, Any]]:
+    """The parameters outside the body, and the body as OpenAPI 3 writes it; {} if there is none."""
+    listed, body = _parameters(document, operation), operation.raw.get("requestBody")
+    ignored = OWN_HEADERS if document.swagger else OWN_HEADERS | _IGNORED_HEADERS
+    if document.swagger:
+        listed, body = _from_swagger(document, operation, listed)
+    found = [
+        _input(raw)
+        for raw in listed
+        if raw["in"] in _PLACES and not (raw["in"] == "header" and _header_name(raw) in ignored)
+    ]
+    return found, {} if body is None else document.resolve(body)
 
-    contents: tuple[Content, ...]
-    required: bool | None  # None: the definition does not say
-    raw: Mapping[str, Any]
 
-
-def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, Any], ...]:
+def _parameters(document: Document, operation: Operation) -> list[Mapping[str, Any]]:
     """The operation's parameters over its path's, each resolved, bodies and forms included."""
     merged: dict[tuple[str, str], Mapping[str, Any]] = {}
     for entries in (operation.item.get("parameters"), operation.raw.get("parameters")):
@@ -103,90 +110,30 @@ def parameters(document: Document, operation: Operation) -> tuple[Mapping[str, A
             merged[name, place] = parameter
             if len(merged) > MAX_WIDTH:
                 raise Unusable(f"it has more than {MAX_WIDTH:,} parameters")
-    return tuple(merged.values())
+    return list(merged.values())
 
 
-def read_inputs(document: Document, listed: Sequence[Mapping[str, Any]]) -> tuple[Input, ...]:
-    """The parameters that are not part of the body."""
-    return tuple(
-        _input(document, raw, raw["in"])
-        for raw in listed
-        if raw["in"] in _PLACES and not (raw["in"] == "header" and _is_ours(document, raw, listed))
-    )
+def _header_name(raw: Mapping[str, Any]) -> str:
+    name: str = raw["name"].strip().lower()
+    return name if raw["in"] == "header" else ""
 
 
-def _is_ours(
-    document: Document, raw: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]
-) -> bool:
-    """Whether the request has this header anyway, and nobody else's would be sent."""
-    name = raw["name"].strip().lower()
-    if name in OWN_HEADERS or not document.swagger:
-        return name in OWN_HEADERS or name in _IGNORED_HEADERS
-    return name == "content-type" and any(each["in"] == "formData" for each in listed)
-
-
-def _input(document: Document, raw: Mapping[str, Any], place: Place) -> Input:
-    required = place == "path" or raw.get("required") is True
-    name = (
-        _SPELLED.get(raw["name"].strip().lower(), raw["name"]) if place == "header" else raw["name"]
-    )
-    if document.swagger:
-        style, explode = _collection_style(raw, place)
-        return Input(name, place, required, _own_schema(raw), raw, style, explode)
-    media_type, schema = _parameter_schema(raw)
-    named, plain = str(raw.get("style")), "form" if place in ("query", "cookie") else "simple"
-    style = cast(Style, named if named in _STYLES else plain)
-    explode = raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form"
+def _input(raw: Mapping[str, Any]) -> Input:
+    name, place = _SPELLED.get(_header_name(raw), raw["name"]), raw["in"]
+    plain = "form" if place in ("query", "cookie") else "simple"
+    style = cast(Style, raw["style"] if raw.get("style") in _STYLES else plain)
+    media_type, media = next(media_entries(raw), (None, raw))
     return Input(
         name,
         place,
-        required,
-        schema,
+        place == "path" or raw.get("required") is True,
+        mapping(media).get("schema", {}),
         raw,
         style,
-        explode,
+        raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form",
         reserved=place == "query" and raw.get("allowReserved") is True,
         media_type=media_type,
     )
-
-
-def _parameter_schema(raw: Mapping[str, Any]) -> tuple[str | None, Any]:
-    for media_type, content in media_entries(raw):
-        return media_type, mapping(content).get("schema", {})
-    return None, raw.get("schema", {})
-
-
-def _own_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
-    own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
-    return {**mapping(raw.get("schema")), **own} if "schema" in raw else own
-
-
-def _collection_style(raw: Mapping[str, Any], place: str) -> tuple[Style, bool]:
-    collection = str(raw.get("collectionFormat", "csv"))
-    plain: Style = "form" if place in ("query", "formData", "cookie") else "simple"
-    return _COLLECTION_STYLES.get(collection, plain), collection == "multi"
-
-
-# --- bodies ---------------------------------------------------------------------------------------
-
-
-def request_body(
-    document: Document, operation: Operation, listed: Sequence[Mapping[str, Any]]
-) -> RequestBody | None:
-    """The body the operation takes, if any."""
-    if document.swagger:
-        return _swagger_body(document, operation, listed)
-    if "requestBody" not in operation.raw:
-        return None
-    raw = document.resolve(operation.raw["requestBody"])
-    contents = tuple(_content(document, *entry) for entry in media_entries(raw))
-    return RequestBody(contents, _said(raw.get("required")), raw) if contents else None
-
-
-def _content(document: Document, media_type: str, written: Any) -> Content:
-    media = document.resolve(written) if isinstance(written, dict) else _EMPTY
-    return Content(media_type, media.get("schema", {}), mapping(media.get("encoding")))
 
 
 def media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -195,51 +142,70 @@ def media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((kind, media) for kind, media in entries if len(kind) <= MAX_WIRE_NAME)
 
 
-def _swagger_body(
+def contents_of(document: Document, raw: Mapping[str, Any]) -> tuple[Content, ...]:
+    """The body of a request or an answer in each media type it may have."""
+    return tuple(
+        Content(media_type, media.get("schema"), mapping(media.get("encoding")), raw)
+        for media_type, written in media_entries(raw)
+        for media in (document.find(written),)
+    )
+
+
+# --- Swagger 2.0 ----------------------------------------------------------------------------------
+
+
+def _from_swagger(
     document: Document, operation: Operation, listed: Sequence[Mapping[str, Any]]
-) -> RequestBody | None:
+) -> tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]:
+    """Parameters as OpenAPI 3 writes them, and the body that some of them are."""
     bodies = [raw for raw in listed if raw["in"] == "body"]
-    fields = [raw for raw in listed if raw["in"] == "formData"]
+    fields = [_styled(raw) for raw in listed if raw["in"] == "formData"]
     if len(bodies) > 1 or (bodies and fields):
         raise Unusable("it has more than one body")
-    consumes = _media_type_header(listed) or media_types(document, operation, "consumes")
-    if bodies:
-        raw = bodies[0]
-        contents = tuple(Content(kind, raw.get("schema", {})) for kind in consumes or ("*/*",))
-        return RequestBody(contents, _said(raw.get("required")), raw)
-    return _form(fields, consumes) if fields else None
+    announced = [raw for raw in listed if _header_name(raw) == "content-type"]
+    types = [kind for raw in announced if (kind := text_of(raw.get("default")).strip())][:1]
+    types = types or media_types(document, operation, "consumes")
+    others = [_styled(raw) for raw in listed if not (fields and raw in announced)]
+    if fields:
+        return others, _form(fields, types)
+    if not bodies:
+        return others, None
+    media = {"schema": bodies[0].get("schema", {})}
+    return others, {**bodies[0], "content": dict.fromkeys(types or ["*/*"], media)}
 
 
-def _form(fields: Sequence[Mapping[str, Any]], consumes: Sequence[str]) -> RequestBody:
+def _styled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
+    own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
+    collection = str(raw.get("collectionFormat"))
+    plain = "simple" if raw["in"] in ("path", "header") else "form"
+    return {
+        **raw,
+        "schema": {**mapping(raw.get("schema")), **own},
+        "style": _COLLECTION_STYLES.get(collection, plain),
+        "explode": collection == "multi",
+    }
+
+
+def _form(fields: Sequence[Mapping[str, Any]], types: Sequence[str]) -> Mapping[str, Any]:
     has_file = any(raw.get("type") == "file" for raw in fields)
-    multipart = has_file or "multipart/form-data" in consumes[:1]
     required = [raw["name"] for raw in fields if raw.get("required") is True]
-    properties = {raw["name"]: _own_schema(raw) for raw in fields}
+    properties = {raw["name"]: raw["schema"] for raw in fields}
     schema = {"type": "object", "properties": properties, "required": required}
-    styles = {raw["name"]: _collection_style(raw, "formData") for raw in fields}
-    encoding = {name: {"style": s, "explode": e} for name, (s, e) in styles.items()}
-    media_type = "multipart/form-data" if multipart else "application/x-www-form-urlencoded"
-    return RequestBody((Content(media_type, schema, encoding),), bool(required), _EMPTY)
+    encoding = {raw["name"]: {key: raw[key] for key in ("style", "explode")} for raw in fields}
+    media_type = MULTIPART if has_file or MULTIPART in types[:1] else FORM
+    media = {"schema": schema, "encoding": encoding}
+    return {"required": bool(required), "content": {media_type: media}}
 
 
-def _media_type_header(listed: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The media type that a definition of 2.0 wants to be announced, where it says so itself."""
-    headers = (raw for raw in listed if raw["in"] == "header")
-    found = (raw for raw in headers if raw["name"].strip().lower() == "content-type")
-    return tuple(kind for raw in found if (kind := text_of(raw.get("default")).strip()))[:1]
-
-
-def media_types(document: Document, operation: Operation, key: str) -> tuple[str, ...]:
+def media_types(document: Document, operation: Operation, key: str) -> list[str]:
     """The media types of 2.0, the operation's own over the document's."""
     own = operation.raw.get(key)
     listed = own if isinstance(own, list) else document.root.get(key)
-    texts = (kind for kind in sequence(listed) if isinstance(kind, str))
-    return tuple(kind for kind in texts if len(kind) <= MAX_WIRE_NAME)
+    return [kind for kind in sequence(listed) if isinstance(kind, str)]
 
 
-def _said(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
+# --- arguments ------------------------------------------------------------------------------------
 
 _OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
 _BRACKETED = re.compile(r"<([^<>]*)>")
@@ -300,6 +266,7 @@ def parameter_slots(
     sent: list[Parameter] = []
     slots: list[Slot] = []
     for given in sorted(inputs, key=lambda each: _PLACES.index(each.place)):
+        refuse_callback(given.raw)
         default = _default_of(document, given)
         internal = is_internal(given.raw)
         if internal and default is not None:
@@ -314,6 +281,12 @@ def parameter_slots(
         if injected is None:
             slots.append(slot_of(schemas, given.raw, argument, given.required, given))
     return sent, slots
+
+
+def refuse_callback(raw: Mapping[str, Any]) -> None:
+    """Raise Unusable for an address that Microsoft's designer gives: nobody here can be called."""
+    if raw.get("x-ms-notification-url") is True:
+        raise Unusable("it needs a callback address (webhook)")
 
 
 def folded(place: str, name: str) -> str:

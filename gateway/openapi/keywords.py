@@ -352,8 +352,7 @@ def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    home = document.root if document.swagger else mapping(document.root.get("components"))
-    named = mapping(home.get("definitions" if document.swagger else "schemas"))
+    named = mapping(mapping(document.root.get("components")).get("schemas"))
     for schema in named.values():
         parts = sequence(mapping(schema).get("allOf"))
         extended = (part for part in parts if "$ref" in mapping(part))

@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import unquote_plus, urljoin, urlsplit
 
 from gateway.blocklist import blocked_by, may_reroute
-from gateway.limits import MAX_LEVELS
 from gateway.model import (
     ACCESS_OF_METHOD,
     DEFAULT_KEY_HEADER,
@@ -40,7 +39,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import VALUES, Input, folded, parameters, request_body
+from gateway.openapi.inputs import VALUES, Input, folded
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 
 _LOOK_UPS = (*VALUES, *DYNAMIC_SCHEMAS, "x-ms-capabilities")
@@ -53,7 +52,6 @@ class Marks:
     """What the whole document says that bears on single operations."""
 
     microsoft: bool = False  # it uses Microsoft's extensions at all
-    callbacks: bool = False  # somewhere a property is marked as a callback address
     subscribing: frozenset[str] = frozenset()  # operations that subscribe a trigger
     looked_up: frozenset[str] = frozenset()  # operations that fill in values of others
 
@@ -80,15 +78,13 @@ def marks_of(document: Document) -> Marks:
     """What Microsoft's extensions say of the whole document."""
     subscribing: set[str] = set()
     looked_up: set[str] = set()
-    callbacks = False
     for part in objects_in(document.root):
-        callbacks = callbacks or "x-ms-notification-url" in part
         if isinstance(notification := part.get("x-ms-notification"), dict):
             subscribing.update(_operation_ids(notification))
         for key in _LOOK_UPS:
             if key in part:
                 looked_up.update(_operation_ids(part[key]))
-    return Marks(True, callbacks, frozenset(subscribing), frozenset(looked_up))
+    return Marks(True, frozenset(subscribing), frozenset(looked_up))
 
 
 def _operation_ids(value: Any) -> Iterator[str]:
@@ -96,11 +92,9 @@ def _operation_ids(value: Any) -> Iterator[str]:
     return (each for each in found if isinstance(each, str))
 
 
-def refusal(
-    document: Document, operation: Operation, marks: Marks, source: Source, base_url: str
-) -> Exclusion | None:
+def refusal(operation: Operation, marks: Marks, source: Source, base_url: str) -> Exclusion | None:
     """Why the operation is no tool by its own marks or by configuration; None if it is one."""
-    return _configured(operation, source, base_url) or _marked(document, operation, marks)
+    return _configured(operation, source, base_url) or _marked(operation, marks)
 
 
 def name_for_globs(operation: Nameable) -> str:
@@ -133,11 +127,11 @@ def _configured(operation: Operation, source: Source, base_url: str) -> Exclusio
     return None
 
 
-def _marked(document: Document, operation: Operation, marks: Marks) -> Exclusion | None:
+def _marked(operation: Operation, marks: Marks) -> Exclusion | None:
     raw = operation.raw
     if operation.method in ("OPTIONS", "TRACE"):
         return Exclusion(f"{operation.method} operations are not tools", callable=True)
-    if marks.microsoft and (reason := _microsoft_reason(document, operation, marks)):
+    if marks.microsoft and (reason := _microsoft_reason(operation, marks)):
         return Exclusion(reason)
     if marks.microsoft and is_internal(raw):
         return Exclusion("internal: meant for look-ups only", callable=True)
@@ -146,7 +140,7 @@ def _marked(document: Document, operation: Operation, marks: Marks) -> Exclusion
     return None
 
 
-def _microsoft_reason(document: Document, operation: Operation, marks: Marks) -> str | None:
+def _microsoft_reason(operation: Operation, marks: Marks) -> str | None:
     raw, item = operation.raw, operation.item
     if raw.get("x-ms-trigger"):
         return "a trigger: it starts workflows and can't be called"
@@ -156,8 +150,6 @@ def _microsoft_reason(document: Document, operation: Operation, marks: Marks) ->
         return "it waits for a callback (webhook)"
     if "$subscriptions" in operation.path.split("/"):
         return "it subscribes a webhook"
-    if marks.callbacks and _wants_callback(document, operation):
-        return "it needs a callback address (webhook)"
     if _TUNNEL_TAGS.intersection(_texts(raw.get("tags"))) or "x-ms-agentic-protocol" in raw:
         return "an MCP server tunnelled through the connector"
     return None
@@ -165,34 +157,6 @@ def _microsoft_reason(document: Document, operation: Operation, marks: Marks) ->
 
 def _texts(value: Any) -> Iterator[str]:
     return (text for text in sequence(value) if isinstance(text, str))
-
-
-def _wants_callback(document: Document, operation: Operation) -> bool:
-    try:
-        listed = parameters(document, operation)
-        body = request_body(document, operation, listed)
-    except Unusable:
-        return False
-    if any(raw.get("x-ms-notification-url") is True for raw in listed):
-        return True
-    return body is not None and _has_callback(document, body.contents[0].schema)
-
-
-def _has_callback(document: Document, schema: Any) -> bool:
-    """Breadth first over the properties, each object once."""
-    level, seen = [schema], set[int]()
-    for _ in range(MAX_LEVELS):
-        below: list[Any] = []
-        for part in level:
-            found = document.find(part)
-            if found.get("x-ms-notification-url") is True:
-                return True
-            if id(found) not in seen:
-                seen.add(id(found))
-                below.extend(mapping(found.get("properties")).values())
-                below.extend(sequence(found.get("allOf")))
-        level = below
-    return False
 
 
 def revision_of(operation: Operation) -> Revision:
@@ -228,8 +192,6 @@ def base_url_of(document: Document, source: Source) -> str:
     """The definition's own base URL, or the configured one; "" if there is none."""
     if source.base_url:
         return source.base_url.rstrip("/")
-    if document.swagger:
-        return _swagger_url(document.root, source.location)
     listed = document.root.get("servers")
     return _first_usable(listed if listed else [{"url": "/"}], source.location)
 
@@ -238,7 +200,7 @@ def operation_base_url(
     document: Document, operation: Operation, source: Source, default: str
 ) -> str:
     """The operation's base URL: its own server or its path's, unless one is configured."""
-    if source.base_url or document.swagger:
+    if source.base_url:
         return default
     for listed in (operation.raw.get("servers"), operation.item.get("servers")):
         if listed and (url := _first_usable(listed, default + "/" if default else source.location)):
@@ -248,7 +210,7 @@ def operation_base_url(
 
 def home_of(document: Document, source: Source, default: str) -> str:
     """The base URL that credentials are meant for; "" where the first operation decides it."""
-    return default if source.base_url or document.swagger or document.root.get("servers") else ""
+    return default if source.base_url or document.root.get("servers") else ""
 
 
 def elsewhere(source: Source, home: str, base_url: str) -> str | None:
@@ -284,20 +246,6 @@ def _server_url(server: Mapping[str, Any], location: str) -> str:
 def _default_of(variable: Mapping[str, Any], unknown: str) -> str:
     value = variable.get("default", next(iter(sequence(variable.get("enum"))), unknown))
     return str(value) if isinstance(value, (str, int)) else unknown
-
-
-def _swagger_url(root: Mapping[str, Any], location: str) -> str:
-    host = text_of(root.get("host")).strip()
-    path = text_of(root.get("basePath")).strip()
-    schemes = [scheme for scheme in sequence(root.get("schemes")) if scheme in ("https", "http")]
-    origin = urlsplit(location)
-    if not host:
-        return _absolute(path or "/", location)
-    default = origin.scheme if origin.scheme == "http" and origin.netloc == host else "https"
-    scheme = "https" if "https" in schemes else next(iter(schemes), default)
-    if root.get("schemes") and not schemes:
-        return ""
-    return _absolute(f"{scheme}://{host}/{path.lstrip('/')}", "")
 
 
 def _absolute(url: str, location: str) -> str:
@@ -372,9 +320,7 @@ def _addresses(scheme: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _schemes(document: Document) -> Mapping[str, Any]:
-    root = document.root
-    components = mapping(root.get("components"))
-    return mapping(root.get("securityDefinitions")) or mapping(components.get("securitySchemes"))
+    return mapping(mapping(document.root.get("components")).get("securitySchemes"))
 
 
 def _scheme(document: Document, name: str) -> Mapping[str, Any]:
