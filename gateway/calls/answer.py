@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from http.client import responses
 from itertools import islice
 from typing import Any
 
@@ -68,75 +69,61 @@ def shape(
     `result_id` is where it will be kept. `headers_out` names headers that are told beside those
     every caller is told.
     """
-    answer = cleared(with_text_in_utf8(answer), redactor)
+    answer = _readable(answer, redactor)
+    media_type = answer.header("content-type") or ""
     is_large = answer.truncated or len(answer.body) > max_output_bytes
-    is_kept = is_large and answer.body and answer.status < 300
-    result = _preview_result(answer, result_id) if is_kept else _whole_result(answer)
+    kept = None
+    if answer.status >= 300:
+        result = _error(answer, media_type)
+    elif not answer.body:
+        said = f"{answer.status} {responses.get(answer.status, '')}: done, without content."
+        result = {"content": [_text(said)], "isError": False}
+    elif is_large:
+        result = _preview_result(answer, media_type, result_id)
+        cut_off = answer.truncated and may_be_json(answer.body, media_type)
+        kept = (CUT_JSON if cut_off else media_type, answer.body)
+    else:
+        result = _whole_result(answer.body, media_type)
     if told := _told_headers(answer.headers, headers_out):
         result["_meta"] = {HEADERS_META: told}
         if not result["isError"]:
             result["content"] += [_text(line) for line in _onward(answer.status, told)]
-    return result, (_kept_type(answer), answer.body) if is_kept else None
+    return result, kept
 
 
-def _kept_type(answer: Answer) -> str:
-    media_type = answer.header("content-type") or ""
-    cut_off = answer.truncated and may_be_json(answer.body, media_type)
-    return CUT_JSON if cut_off else media_type
-
-
-def cleared(answer: Answer, redactor: Redactor) -> Answer:
-    """The same answer without secrets; the very object where it holds none."""
-    headers, body = redactor.pairs(answer.headers), redactor.bytes(answer.body)
+def _readable(answer: Answer, redactor: Redactor) -> Answer:
+    """The same answer with its text in UTF-8, without secrets; the very object where it is so."""
+    headers, body, media_type = answer.headers, answer.body, answer.header("content-type") or ""
+    if (charset := charset_of(body, media_type)) is not None:
+        kind = media_type.partition(";")[0].strip() or "text/plain"
+        others = tuple(pair for pair in headers if pair[0] != "content-type")
+        headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
+        body = body.decode(charset, "replace").encode("utf-8", "replace")
+    headers, body = redactor.pairs(headers), redactor.bytes(body)
     if headers is answer.headers and body is answer.body:
         return answer
     return replace(answer, body=body, headers=headers)
 
 
-def with_text_in_utf8(answer: Answer) -> Answer:
-    """The same answer with its text in UTF-8; the very object where it is so already."""
-    media_type = answer.header("content-type") or ""
-    charset = charset_of(answer.body, media_type)
-    if charset is None:
-        return answer
-    kind = media_type.partition(";")[0].strip() or "text/plain"
-    others = tuple(pair for pair in answer.headers if pair[0] != "content-type")
-    headers = (*others, ("content-type", f"{kind}; charset=utf-8"))
-    body = answer.body.decode(charset, "replace").encode("utf-8", "replace")
-    return replace(answer, body=body, headers=headers)
-
-
-def _whole_result(answer: Answer) -> Result:
-    if answer.status >= 300:
-        return _error(answer)
-    if not answer.body:
-        said = f"{answer.status} {_phrase(answer.status)}: done, without content."
-        return {"content": [_text(said)], "isError": False}
-    content, structured = _content(answer.body, answer.header("content-type") or "")
-    result: Result = {"content": content, "isError": False}
-    return result if structured is None else {**result, "structuredContent": structured}
-
-
-def _content(body: bytes, media_type: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    kind = essence(media_type)
+def _whole_result(body: bytes, media_type: str) -> Result:
+    kind, text = essence(media_type), as_text(body, media_type)
     if kind.startswith(("image/", "audio/")) and not kind.endswith("+xml"):
         data = base64.b64encode(body).decode()
-        return [{"type": kind.partition("/")[0], "data": data, "mimeType": kind}], None
-    text = as_text(body, media_type)
+        content = [{"type": kind.partition("/")[0], "data": data, "mimeType": kind}]
+        return {"content": content, "isError": False}
     if text is None:
         blob = base64.b64encode(body).decode()
         mime_type = kind or "application/octet-stream"
         resource = {"uri": "gateway://answer", "mimeType": mime_type, "blob": blob}
-        said = f"A file of {len(body)} bytes, {mime_type}."
-        return [_text(said), {"type": "resource", "resource": resource}], None
-    value = as_json(body, media_type)
-    if value is NOT_JSON:
-        return [_text(text)], None
-    return [_text(text)], value if isinstance(value, dict) else {"result": value}
+        said = _text(f"A file of {len(body)} bytes, {mime_type}.")
+        return {"content": [said, {"type": "resource", "resource": resource}], "isError": False}
+    result: Result = {"content": [_text(text)], "isError": False}
+    if (value := as_json(body, media_type)) is not NOT_JSON:
+        result["structuredContent"] = value if isinstance(value, dict) else {"result": value}
+    return result
 
 
-def _preview_result(answer: Answer, result_id: str) -> Result:
-    media_type = answer.header("content-type") or ""
+def _preview_result(answer: Answer, media_type: str, result_id: str) -> Result:
     preview = _preview(answer.body, media_type)
     kind = essence(media_type) or "unknown type"
     cut = " There was more, which the gateway did not read." if answer.truncated else ""
@@ -224,12 +211,15 @@ _HINTS = {
 }
 
 
-def _error(answer: Answer) -> Result:
-    status, text, value = answer.status, _error_text(answer), NOT_JSON
-    if text and not answer.truncated and len(answer.body) <= STEP_BYTES:
-        value = as_json(answer.body, answer.header("content-type") or "")
+def _error(answer: Answer, media_type: str) -> Result:
+    status, body = answer.status, answer.body
+    if len(body) > STEP_BYTES or answer.truncated:  # its words are near the beginning
+        text, value = _preview(body, media_type), NOT_JSON
+    else:
+        text = as_text(body, media_type) or ""
+        value = as_json(body, media_type) if text else NOT_JSON
     said, points_elsewhere = _said(value, text), status < 400
-    message = f"The API answered {status} {_phrase(status)}".rstrip()
+    message = f"The API answered {status} {responses.get(status, '')}".rstrip()
     if points_elsewhere:
         message += " and points elsewhere, which is not followed"
     error: dict[str, Any] = {
@@ -249,13 +239,6 @@ def _error(answer: Answer) -> Result:
     if text and said not in (text, text[:MAX_QUOTE_CHARS]):
         shown += f"\n\n{error['body']}"
     return {"content": [_text(shown)], "isError": True, "structuredContent": {"error": error}}
-
-
-def _error_text(answer: Answer) -> str:
-    media_type = answer.header("content-type") or ""
-    if len(answer.body) > STEP_BYTES or answer.truncated:  # its words are near the beginning
-        return _preview(answer.body, media_type)
-    return as_text(answer.body, media_type) or ""
 
 
 _TELLING_HEADERS = (
@@ -311,13 +294,6 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
-
-
 # --- reading a large answer in parts --------------------------------------------------------------
 
 
@@ -329,87 +305,61 @@ async def read_part(
         raise problem("offset", "can't be negative")
     if limit is not None and limit < 1:
         raise problem("limit", "must be at least 1")
-    if len(body) <= WORKER_BYTES or not may_be_json(body, media_type):
-        part = await asyncio.to_thread(part_of, body, media_type, pointer, offset, limit)
-    else:
-        asked = json.dumps([pointer, offset, limit])
+    asked, data = json.dumps([pointer, offset, limit]), None
+    if len(body) > WORKER_BYTES and may_be_json(body, media_type):
         data = await work(part_in_worker, body, media_type, asked)
-        if data is not None:
-            part = _part_from_worker(data)
-        elif pointer:
-            raise problem("pointer", "can't be followed: this result is too intricate")
-        else:
-            part = await asyncio.to_thread(_part_of_text, body, media_type, offset, limit)
-    return {"bytes": len(body), **part}
+        media_type = CUT_JSON  # what takes too much is read as text
+    if data is None:
+        data = await asyncio.to_thread(part_in_worker, body, media_type, asked)
+    found = orjson.loads(data)
+    if "refusal" in found:
+        raise Fixable(**found["refusal"])
+    return {"bytes": len(body), **found["part"]}
 
 
 def part_in_worker(body: bytes, media_type: str, asked: str) -> bytes:
-    """As `part_of`, from and to another process."""
+    """As `part_of`, from and to another process or thread."""
     try:
         return orjson.dumps({"part": part_of(body, media_type, *json.loads(asked))})
     except Fixable as refusal:
         return orjson.dumps({"refusal": refusal.as_dict()})
 
 
-def _part_from_worker(data: bytes | bytearray) -> dict[str, Any]:
-    found = orjson.loads(data)
-    if "refusal" in found:
-        raise Fixable(**found["refusal"])
-    part: dict[str, Any] = found["part"]
-    return part
-
-
 def part_of(
-    body: bytes,
-    media_type: str,
-    pointer: str,
-    offset: int,
-    limit: int | None,
-    max_bytes: int = STEP_BYTES,
+    body: bytes, media_type: str, pointer: str, offset: int, limit: int | None
 ) -> dict[str, Any]:
     """`{total, offset, value, next_offset?}` of the part that the pointer leads to."""
     value = as_json(body, media_type)
-    if value is NOT_JSON:
-        if pointer:
-            raise problem("pointer", "leads nowhere: this result is not JSON, or was cut")
-        return _part_of_text(body, media_type, offset, limit, max_bytes)
+    if value is NOT_JSON and pointer:
+        words = "can't be followed: this result is not JSON, was cut, or is too intricate"
+        raise problem("pointer", words)
+    if value is NOT_JSON or (not pointer and not isinstance(value, (list, str))):
+        return _characters(text_or_base64(body, media_type), offset, limit)
     target = _follow(value, pointer)
     if isinstance(target, list):
-        return _items(target, pointer, offset, limit, max_bytes)
-    if isinstance(target, str):
-        return _characters(target, offset, limit, max_bytes)
-    text = as_text(body, media_type) if not pointer else None
-    return _characters(text or orjson.dumps(target).decode(), offset, limit, max_bytes)
+        return _items(target, pointer, offset, limit)
+    text = target if isinstance(target, str) else orjson.dumps(target).decode()
+    return _characters(text, offset, limit)
 
 
-def _part_of_text(
-    body: bytes, media_type: str, offset: int, limit: int | None, max_bytes: int = STEP_BYTES
-) -> dict[str, Any]:
-    return _characters(text_or_base64(body, media_type), offset, limit, max_bytes)
+def _characters(text: str, offset: int, limit: int | None) -> dict[str, Any]:
+    wanted = 10 * PREVIEW_CHARS if limit is None else limit
+    value = text[offset : offset + min(wanted, STEP_BYTES)].encode("utf-8", "replace")
+    return _part(len(text), offset, value[:STEP_BYTES].decode("utf-8", "ignore"))
 
 
-def _characters(text: str, offset: int, limit: int | None, max_bytes: int) -> dict[str, Any]:
-    end = offset + (10 * PREVIEW_CHARS if limit is None else limit)
-    value = text[offset : min(end, offset + max_bytes)]
-    if len(value.encode("utf-8", "replace")) > max_bytes:
-        value = value.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore")
-    return _part(len(text), offset, value)
-
-
-def _items(
-    items: list[Any], pointer: str, offset: int, limit: int | None, max_bytes: int
-) -> dict[str, Any]:
+def _items(items: list[Any], pointer: str, offset: int, limit: int | None) -> dict[str, Any]:
     value: list[Any] = []
     size = 0
     for item in items[offset : offset + (DEFAULT_ITEMS if limit is None else limit)]:
         size += len(orjson.dumps(item)) + 1
-        if size > max_bytes:
+        if size > STEP_BYTES:
             break
         value.append(item)
     if not value and offset < len(items):
         raise Fixable(
             "invalid_arguments",
-            f"Item {offset} alone is larger than {max_bytes} bytes.",
+            f"Item {offset} alone is larger than {STEP_BYTES} bytes.",
             f"Read it with the pointer {pointer}/{offset}.",
         )
     return _part(len(items), offset, value)
