@@ -35,7 +35,6 @@ from gateway.calls.credentials import (
     PreparedConnections,
     ask_azure,
     azure_identity,
-    proof_of,
     prove,
 )
 from gateway.calls.send import Sender, UpstreamRequests
@@ -45,7 +44,7 @@ from gateway.catalog.definitions import Fetcher
 from gateway.catalog.discover import Discoverer
 from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
-from gateway.config.connection import Connection, McpConnection
+from gateway.config.connection import McpConnection
 from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.demo.bookshop import bookshop, demo_connection
@@ -247,21 +246,12 @@ class Assembly:
         self.workers = await self._enter(Workers())
         self.credentials = Credentials(self.egress)
         self._stack.push_async_callback(self.credentials.close)
-        self.upstreams = await self._enter(Upstreams(self.egress, self._upstream_headers))
+        self.upstreams = await self._enter(
+            Upstreams(self.egress, self.credentials.upstream_headers)
+        )
         alone = self.settings.server.workers == 1 and self.settings.store.url.startswith("sqlite")
         shared = None if alone else self.db  # other processes count as well
         self.limits = Admission(self.settings.limits.max_concurrent_calls, shared=shared)
-
-    async def _upstream_headers(
-        self, name: str, settings: Connection, refused: bool
-    ) -> tuple[tuple[str, str], ...]:
-        """What proves us to an MCP server; a fresh token where it refused the last one."""
-        auth = proof_of(settings.auth)
-        grant = await self.credentials.grant(name, auth)
-        if refused:
-            self.credentials.reject(name, grant)
-            grant = await self.credentials.grant(name, auth)
-        return grant.headers
 
     async def load_catalog(self) -> None:
         """What tools there are, from what is cached, and what keeps them up to date."""

@@ -26,33 +26,38 @@ import jwt
 import msgspec
 import orjson
 
-from gateway.calls.redact import Redactor, redactor_of, secrets_in, secrets_of
+from gateway.calls.redact import Redactor, redactor_of
 from gateway.calls.request import with_headers
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import (
     ApiKeyAuth,
     ArmConnection,
+    Auth,
     BasicAuth,
     BearerAuth,
     Connection,
     NangoAuth,
     NoAuth,
     OAuth2Auth,
+    secrets_in,
+    secrets_of,
 )
-from gateway.config.connection import Auth as AuthSettings
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
 from gateway.limits import AZURE_SECONDS, LARGE_BYTES, TOKEN_LIFE_SECONDS, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
-from gateway.outbound.client import Answer, Egress, Request, locate
+from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
+
+JSON = "application/json"
+Exchange = Callable[[Request], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What to add to a request, and what must never be shown afterwards."""
 
-    headers: tuple[tuple[str, str], ...] = ()
-    query: tuple[tuple[str, str], ...] = ()
+    headers: Pairs = ()
+    query: Pairs = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -60,14 +65,19 @@ class Grant:
 class Proof:
     """How a connection proves itself: its settings, and what its definition says of them."""
 
-    settings: AuthSettings
+    owner: str  # of its tokens: the connection, or a name that several share
+    settings: Auth
     scheme: str = "Bearer"  # the word before a token
     ready: Grant | None = field(default=None, repr=False)  # None: it has to be asked for
 
 
-def proof_of(settings: AuthSettings, build: Build | None = None) -> Proof:
+_NO_BUILD = Build("", "", "")
+
+
+def proof_of(owner: str, settings: Auth, build: Build | None = None) -> Proof:
     """How a connection proves itself; what it leaves open, its definition says."""
-    scheme = (build and build.auth_scheme) or "Bearer"
+    build = build or _NO_BUILD
+    scheme = build.auth_scheme or "Bearer"
     match settings:
         case NoAuth():
             ready = Grant()
@@ -78,8 +88,8 @@ def proof_of(settings: AuthSettings, build: Build | None = None) -> Proof:
         case ApiKeyAuth():
             ready = _key_grant(settings, build)
         case _:
-            return Proof(settings, scheme)
-    return Proof(settings, scheme, ready)
+            return Proof(owner, settings, scheme)
+    return Proof(owner, settings, scheme, ready)
 
 
 def _token_grant(scheme: str, token: str) -> Grant:
@@ -92,13 +102,11 @@ def _basic_grant(username: str, password: str) -> Grant:
     return Grant((("Authorization", text),), secrets=(pair, password))
 
 
-def _key_grant(settings: ApiKeyAuth, build: Build | None) -> Grant:
-    name = settings.name or (build and build.auth_name) or DEFAULT_KEY_HEADER
-    place = settings.place or (build and build.auth_in) or "header"
+def _key_grant(settings: ApiKeyAuth, build: Build) -> Grant:
     value = settings.value.get_secret_value()
-    if place == "query":
-        return Grant(query=((name, value),), secrets=(value,))
-    return Grant(((name, value),), secrets=(value,))
+    pairs = ((settings.name or build.auth_name or DEFAULT_KEY_HEADER, value),)
+    in_query = (settings.place or build.auth_in) == "query"
+    return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
 
 
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
@@ -130,26 +138,6 @@ def _with_query(url: str, grant: Grant) -> str:
     return f"{path}?{'&'.join([*kept, urlencode(grant.query, quote_via=quote, safe='')])}"
 
 
-async def send_granted(
-    credentials: Credentials,
-    connection: str,
-    auth: Proof,
-    request: Request,
-    base_url: str,
-    send: Callable[[Request], Awaitable[Answer]],
-) -> tuple[Answer, Grant]:
-    """Send with credentials; once more with fresh ones if the API rejects a token as expired."""
-    grant = await credentials.grant(connection, auth)
-    answer = await send(with_grant(request, grant, base_url))
-    if answer.status == 401 and auth.ready is None:
-        credentials.reject(connection, grant)
-        refused, grant = grant, await credentials.grant(connection, auth)
-        answer = await send(with_grant(request, grant, base_url))
-        # The token that was refused is a secret still: the answer may quote it.
-        grant = replace(grant, secrets=(*grant.secrets, *refused.secrets))
-    return answer, grant
-
-
 class Credentials:
     """The grants of all connections, with the tokens that are held for them."""
 
@@ -157,27 +145,49 @@ class Credentials:
         self._egress = egress
         self._clock = clock
         self._held: dict[str, _HeldToken] = {}
-        self._asking: dict[tuple[str, Proof], asyncio.Task[_HeldToken]] = {}
+        self._asking: dict[Proof, asyncio.Task[_HeldToken]] = {}
 
-    async def grant(self, connection: str, auth: Proof) -> Grant:
-        """What a call of this connection adds to its request."""
+    async def send(
+        self, auth: Proof, request: Request, base_url: str, exchange: Exchange
+    ) -> tuple[Answer, Grant]:
+        """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
+        grant = await self.grant(auth)
+        answer = await exchange(with_grant(request, grant, base_url))
+        if answer.status == 401 and auth.ready is None:
+            self.reject(auth, grant)
+            refused, grant = grant, await self.grant(auth)
+            answer = await exchange(with_grant(request, grant, base_url))
+            # The token that was refused is a secret still: the answer may quote it.
+            grant = replace(grant, secrets=(*grant.secrets, *refused.secrets))
+        return answer, grant
+
+    async def upstream_headers(self, name: str, settings: Connection, refused: bool) -> Pairs:
+        """What proves us to an MCP server; a fresh token where it refused the last one."""
+        auth = proof_of(name, settings.auth)
+        grant = await self.grant(auth)
+        if refused:
+            self.reject(auth, grant)
+            grant = await self.grant(auth)
+        return grant.headers
+
+    async def grant(self, auth: Proof) -> Grant:
+        """What a call adds to its request."""
         if auth.ready is not None:
             return auth.ready
-        held = self._held.get(connection)
+        held = self._held.get(auth.owner)
         if held is not None and held.auth == auth and self._clock() < held.renew_at:
             return held.grant
-        task = self._asking.get((connection, auth))
+        task = self._asking.get(auth)
         if task is None:
-            work = self._renew(connection, auth, held)
-            task = self._asking[connection, auth] = asyncio.create_task(work)
-            task.add_done_callback(partial(self._note_end, (connection, auth)))
+            task = self._asking[auth] = asyncio.create_task(self._renew(auth, held))
+            task.add_done_callback(partial(self._note_end, auth))
         return (await asyncio.shield(task)).grant
 
-    def reject(self, connection: str, grant: Grant) -> None:
+    def reject(self, auth: Proof, grant: Grant) -> None:
         """Forget a grant that an API did not accept, unless another has replaced it already."""
-        held = self._held.get(connection)
+        held = self._held.get(auth.owner)
         if held and held.grant == grant:
-            self._held[connection] = replace(held, renew_at=0.0, expires_at=0.0)
+            self._held[auth.owner] = replace(held, renew_at=0.0, expires_at=0.0)
 
     async def close(self) -> None:
         """End every request for a token."""
@@ -186,7 +196,7 @@ class Credentials:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _renew(self, connection: str, auth: Proof, held: _HeldToken | None) -> _HeldToken:
+    async def _renew(self, auth: Proof, held: _HeldToken | None) -> _HeldToken:
         rejected = held is not None and held.expires_at == 0.0
         try:
             found = await self._fetch(auth, rejected)
@@ -195,11 +205,11 @@ class Credentials:
             if held is None or held.auth != auth or now >= held.expires_at:
                 raise
             found = replace(held, renew_at=now + TOKEN_SECONDS)  # the old one still works
-        self._held[connection] = found
+        self._held[auth.owner] = found
         return found
 
-    def _note_end(self, key: tuple[str, Proof], task: asyncio.Task[_HeldToken]) -> None:
-        del self._asking[key]
+    def _note_end(self, auth: Proof, task: asyncio.Task[_HeldToken]) -> None:
+        del self._asking[auth]
         if not task.cancelled():
             task.exception()  # its callers have it, unless all of them have gone
 
@@ -247,15 +257,9 @@ async def _client_credentials(egress: Egress, auth: OAuth2Auth) -> tuple[str, fl
 
 
 async def _post(
-    egress: Egress,
-    url: str,
-    form: list[tuple[str, str]],
-    headers: tuple[tuple[str, str], ...] = (),
+    egress: Egress, url: str, form: list[tuple[str, str]], headers: Pairs = ()
 ) -> Answer:
-    fixed = (
-        ("Accept", "application/json"),
-        ("Content-Type", "application/x-www-form-urlencoded"),
-    )
+    fixed = (("Accept", JSON), ("Content-Type", "application/x-www-form-urlencoded"))
     request = Request("POST", url, fixed + headers, urlencode(form).encode())
     return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
 
@@ -278,9 +282,7 @@ async def _read_nango(egress: Egress, auth: NangoAuth, fresh: bool) -> dict[str,
         query["force_refresh"] = "true"
     url = f"{auth.url.rstrip('/')}/connection/{quote(auth.connection_id, '')}?{urlencode(query)}"
     key = auth.secret_key.get_secret_value()
-    request = Request(
-        "GET", url, (("Accept", "application/json"), ("Authorization", f"Bearer {key}"))
-    )
+    request = Request("GET", url, (("Accept", JSON), ("Authorization", f"Bearer {key}")))
     answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
     value = _object(answer, "Nango", "secret_key, connection_id and provider_config_key")
     credentials = value.get("credentials")
@@ -341,9 +343,6 @@ AZURE_RUNTIME = "[azure runtime]"
 RUNTIME_SCOPE = "https://apihub.azure.com/.default"
 
 
-Exchange = Callable[[Request], Awaitable[Answer]]
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A connection, ready for calls."""
@@ -351,9 +350,8 @@ class Prepared:
     name: str
     settings: Connection
     auth: Proof
-    vouched_by: str  # whose token it is: the connection's own, or one that several share
     envelope: str | None  # Azure's resource that makes the call for us
-    headers: tuple[tuple[str, str], ...]
+    headers: Pairs
     tls: TlsFiles
     inject: Mapping[str, Any]
     blocklist: tuple[str, ...]
@@ -383,38 +381,35 @@ class PreparedConnections:
 
 def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
     """What calls of this connection need."""
-    settings, build = state.settings, state.build
+    settings, build, auth = state.settings, state.build or _NO_BUILD, _proof(state, azure)
     limit = settings.rate_limit
-    auth, vouched_by = _vouching(state, azure)
-    secrets = frozenset(secrets_of(settings) | secrets_in(auth))
+    secrets = frozenset(secrets_of(settings) | secrets_in(auth.settings))
     return Prepared(
         state.name,
         settings,
-        proof_of(auth, build),
-        vouched_by,
-        build.envelope if build else None,
+        auth,
+        build.envelope,
         tuple(settings.headers.items()),
         settings.tls_files,
         settings.inject,
-        (*settings.blocklist, *(build.blocklist if build else ())),
-        RateLimit(limit.requests, limit.window_seconds)
-        if limit
-        else (build.rate_limit if build else None),
+        (*settings.blocklist, *build.blocklist),
+        RateLimit(limit.requests, limit.window_seconds) if limit else build.rate_limit,
         secrets,
-        Redactor(secrets),
+        redactor_of(secrets),
     )
 
 
-def _vouching(state: ConnectionState, azure: Azure | None) -> tuple[AuthSettings, str]:
+def _proof(state: ConnectionState, azure: Azure | None) -> Proof:
     """How calls prove themselves, and under which name tokens for that are kept."""
     settings, build = state.settings, state.build
     if not isinstance(settings, ArmConnection) or azure is None or settings.auth.type != "none":
-        return settings.auth, state.name
+        return proof_of(state.name, settings.auth, build)
     if build is None or build.envelope is not None:
-        return azure.auth, AZURE
-    if isinstance(azure.auth, OAuth2Auth):
-        return azure.auth.model_copy(update={"scopes": (RUNTIME_SCOPE,)}), AZURE_RUNTIME
-    return azure.auth, AZURE_RUNTIME
+        return proof_of(AZURE, azure.auth, build)
+    auth = azure.auth
+    if isinstance(auth, OAuth2Auth):
+        auth = auth.model_copy(update={"scopes": (RUNTIME_SCOPE,)})
+    return proof_of(AZURE_RUNTIME, auth, build)
 
 
 def prove(
@@ -425,12 +420,11 @@ def prove(
     A token that the host no longer accepts is replaced once. The request's own host is the only
     one that sees any of it.
     """
-    auth, headers = proof_of(settings.auth, build), tuple(settings.headers.items())
+    auth, headers = proof_of(name, settings.auth, build), tuple(settings.headers.items())
 
     async def send(request: Request, exchange: Exchange) -> Answer:
         request = with_headers(request, headers)
-        answer, _ = await send_granted(credentials, name, auth, request, request.url, exchange)
-        return answer
+        return (await credentials.send(auth, request, request.url, exchange))[0]
 
     return (auth, headers), send
 
@@ -450,12 +444,9 @@ async def ask_azure(
 ) -> Answer:
     """What Azure answers; a token it no longer accepts is replaced once."""
 
-    async def send(granted: Request) -> Answer:
-        return await egress.send(granted, deadline=AZURE_SECONDS, max_bytes=max_bytes)
-
-    auth = proof_of(azure.auth)
-    answer, _ = await send_granted(credentials, AZURE, auth, request, azure.endpoint, send)
-    return answer
+    send = partial(egress.send, deadline=AZURE_SECONDS, max_bytes=max_bytes)
+    auth = proof_of(AZURE, azure.auth)
+    return (await credentials.send(auth, request, azure.endpoint, send))[0]
 
 
 async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, str]:
@@ -463,7 +454,7 @@ async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, st
 
     It is not checked: Azure checks what it is told.
     """
-    grant = await credentials.grant(AZURE, proof_of(azure.auth))
+    grant = await credentials.grant(proof_of(AZURE, azure.auth))
     try:
         claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
     except (IndexError, jwt.InvalidTokenError):

@@ -6,8 +6,7 @@ once; a body that holds none of them costs a search and is handed back as it is.
 than `SHORTEST_SECRET` are not looked for: they would tear holes into innocent text, and a password
 that short is caught as part of `user:password`.
 
-`secrets_of` says which texts of a connection's settings are secret. `redact_arguments` is for what
-callers send: it goes by the names of fields, not by known values.
+`redact_arguments` is for what callers send: it goes by the names of fields, not by known values.
 """
 
 from __future__ import annotations
@@ -16,21 +15,15 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
+from urllib.parse import quote, quote_plus
 
-from pydantic import SecretStr
-
-from gateway.config.connection import Auth, BasicAuth, Connection
 from gateway.limits import MAX_REMEMBERED, SHORTEST_SECRET
 
 MASK = "[redacted]"
 _Bytes = bytes  # which the method of this name hides
-# Names of headers, variables and options whose values are nobody's business.
-SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|passw|credential|session", re.IGNORECASE)
 
 
 class Redactor:
@@ -127,48 +120,6 @@ def _base64_forms(secret: bytes) -> set[str]:
         text = base64.b64encode(bytes(lead) + secret).decode()[first:whole]
         forms |= {text, text.replace("+", "-").replace("/", "_"), quote(text, "")}
     return forms
-
-
-def secrets_of(settings: Connection) -> set[str]:
-    """Every text of the settings that must not be shown to anyone."""
-    found = secrets_in(settings.auth)
-    tables = ("parameter_values", "env")
-    named = [pair for table in tables for pair in getattr(settings, table, {}).items()]
-    named += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
-    found |= {v for name, value in named if SECRET_NAME.search(name) for v in _texts(value)}
-    found |= set(_texts(settings.inject))
-    found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
-    return {value for value in found if value}
-
-
-def _query_of(settings: Connection) -> list[tuple[str, str]]:
-    """What the connection's addresses carry in their query: some services put their keys there."""
-    addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
-    queries = [urlsplit(a).query for a in addresses if a.startswith(("http://", "https://"))]
-    return [pair for query in queries for pair in parse_qsl(query)]
-
-
-def _options_of(settings: Connection) -> list[tuple[str, str]]:
-    """The options of a child's command, `--name value` and `--name=value` alike."""
-    args = [part for arg in getattr(settings, "args", ()) for part in arg.split("=", 1)]
-    return [(name, value) for name, value in pairwise(args) if name.startswith("-")]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
-
-
-def secrets_in(auth: Auth) -> set[str]:
-    """What of a connection's credentials must not be shown."""
-    found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
-    if isinstance(auth, BasicAuth):
-        found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
-    return {value for value in found if value}
 
 
 def redact_arguments(value: Any) -> Any:

@@ -20,7 +20,7 @@ import orjson
 from gateway.azure.connector import enveloped, opened
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
-from gateway.calls.credentials import Credentials, Prepared, redactor_with, send_granted
+from gateway.calls.credentials import Credentials, Prepared, redactor_with
 from gateway.calls.questions import asker, check_offered
 from gateway.calls.record import Ask, Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
@@ -82,14 +82,14 @@ class Sender:
         with self._limits.large(prepared.name, attempt.max_output_bytes) as room:
             send = self._send_within(attempt, prepared, room)
             async with self._limits.call(prepared.name) as passage:
-                proof = (self._credentials, prepared.vouched_by, prepared.auth)
+                wanted = (prepared.auth, request, operation.base_url, send)
                 began = time.perf_counter()
                 try:
-                    answer, grant = await send_granted(*proof, request, operation.base_url, send)
+                    answer, grant = await self._credentials.send(*wanted)
                 except NoAnswer as error:
                     if not passage.may_retry(request.method, error):
                         raise
-                    answer, grant = await send_granted(*proof, request, operation.base_url, send)
+                    answer, grant = await self._credentials.send(*wanted)
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 if prepared.envelope is not None:

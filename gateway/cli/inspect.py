@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.azure.directory import AzureDirectory
-from gateway.calls.credentials import Credentials, ask_azure, proof_of, prove
+from gateway.calls.credentials import Credentials, ask_azure, prove
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.changes import Adoption
 from gateway.catalog.connections import StoredCatalog
@@ -129,14 +129,7 @@ def print_preview(found: dict[str, Any]) -> None:
 @asynccontextmanager
 async def upstreams_over(egress: Egress) -> AsyncIterator[Upstreams]:
     """Sessions with MCP servers for as long as a command runs, none before one is asked for."""
-    credentials = Credentials(egress)
-
-    async def headers(
-        name: str, connection: Connection, refused: bool
-    ) -> tuple[tuple[str, str], ...]:
-        return (await credentials.grant(name, proof_of(connection.auth))).headers
-
-    async with Upstreams(egress, headers) as upstreams:
+    async with Upstreams(egress, Credentials(egress).upstream_headers) as upstreams:
         yield upstreams
 
 

@@ -2,13 +2,16 @@
 
 Strict and frozen: an unknown key or a wrong type is an error that names it. The four kinds share
 `Connection`; what differs is a few keys each. Values that are secret are `SecretStr`, so that they
-never print by accident.
+never print by accident; `secrets_of` finds them all, and what else must not be shown.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     BaseModel,
@@ -260,3 +263,51 @@ AnyConnection = Annotated[
     OpenApiConnection | ManifestConnection | McpConnection | ArmConnection,
     Field(discriminator="kind"),
 ]
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+# Names of headers, variables and options whose values are nobody's business.
+SECRET_NAME = re.compile(r"auth|token|secret|key|cookie|passw|credential|session", re.IGNORECASE)
+
+
+def secrets_of(settings: Connection) -> set[str]:
+    """Every text of the settings that must not be shown to anyone."""
+    found = secrets_in(settings.auth)
+    tables = ("parameter_values", "env")
+    named = [pair for table in tables for pair in getattr(settings, table, {}).items()]
+    named += [*settings.headers.items(), *_query_of(settings), *_options_of(settings)]
+    found |= {v for name, value in named if SECRET_NAME.search(name) for v in _texts(value)}
+    found |= set(_texts(settings.inject))
+    found |= {text for rule in getattr(settings, "wrap", ()) for text in _texts(rule.inject)}
+    return {value for value in found if value}
+
+
+def _query_of(settings: Connection) -> list[tuple[str, str]]:
+    """What the connection's addresses carry in their query: some services put their keys there."""
+    addresses = [getattr(settings, key, None) or "" for key in ("spec", "url", "base_url")]
+    queries = [urlsplit(a).query for a in addresses if a.startswith(("http://", "https://"))]
+    return [pair for query in queries for pair in parse_qsl(query)]
+
+
+def _options_of(settings: Connection) -> list[tuple[str, str]]:
+    """The options of a child's command, `--name value` and `--name=value` alike."""
+    args = [part for arg in getattr(settings, "args", ()) for part in arg.split("=", 1)]
+    return [(name, value) for name, value in pairwise(args) if name.startswith("-")]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def secrets_in(auth: Auth) -> set[str]:
+    """What of a connection's credentials must not be shown."""
+    found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
+    if isinstance(auth, BasicAuth):
+        found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
+    return {value for value in found if value}

@@ -14,10 +14,9 @@ from typing import Any
 import orjson
 
 from gateway.calls.record import TOKEN_META, WARNINGS_META, output_of
-from gateway.calls.redact import SECRET_NAME
 from gateway.catalog.definitions import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import ArmConnection, Connection
+from gateway.config.connection import SECRET_NAME, ArmConnection, Connection
 from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants

@@ -15,7 +15,6 @@ from gateway.calls.credentials import (
     Grant,
     Proof,
     proof_of,
-    send_granted,
     with_grant,
 )
 from gateway.config.connection import Auth
@@ -59,7 +58,7 @@ class TokenServer:
 
 
 def proof(type: str, build: Build | None = None, **settings: Any) -> Proof:
-    return proof_of(TypeAdapter[Auth](Auth).validate_python({"type": type, **settings}), build)
+    return proof_of("c", TypeAdapter[Auth](Auth).validate_python({"type": type, **settings}), build)
 
 
 def oauth2(url: str) -> Proof:
@@ -97,7 +96,7 @@ def bearer(token: str) -> Grant:
     ],
 )
 async def test_grants_that_need_no_asking(egress: Egress, auth: Proof, grant: Grant) -> None:
-    assert await Credentials(egress).grant("c", auth) == grant
+    assert await Credentials(egress).grant(auth) == grant
 
 
 def test_secrets_are_not_in_the_representation() -> None:
@@ -129,7 +128,7 @@ async def test_token_is_asked_for_once_however_many_calls_wait(egress: Egress) -
     tokens.gate.clear()
     async with raw_server(tokens) as server, asyncio.timeout(5):
         credentials = Credentials(egress)
-        calls = [asyncio.create_task(credentials.grant("c", oauth2(server.url))) for _ in range(50)]
+        calls = [asyncio.create_task(credentials.grant(oauth2(server.url))) for _ in range(50)]
         await asyncio.sleep(0)
         calls[0].cancel()
         tokens.gate.set()
@@ -149,12 +148,12 @@ async def test_token_is_renewed_ahead_of_its_end(egress: Egress) -> None:
     tokens, clock = TokenServer(expires_in="100"), Clock()
     async with raw_server(tokens) as server, asyncio.timeout(5):
         credentials, auth = Credentials(egress, clock=clock), oauth2(server.url)
-        assert await credentials.grant("c", auth) == bearer("token-1")
+        assert await credentials.grant(auth) == bearer("token-1")
         clock.now += 79
-        assert await credentials.grant("c", auth) == bearer("token-1")
+        assert await credentials.grant(auth) == bearer("token-1")
         assert tokens.count == 1
         clock.now += 2
-        assert await credentials.grant("c", auth) == bearer("token-2")
+        assert await credentials.grant(auth) == bearer("token-2")
     assert tokens.count == 2
 
 
@@ -162,40 +161,40 @@ async def test_failed_renewal_leaves_the_token_in_use_until_its_end(egress: Egre
     tokens, clock = TokenServer(), Clock()
     async with raw_server(tokens) as server, asyncio.timeout(5):
         credentials, auth = Credentials(egress, clock=clock), oauth2(server.url)
-        await credentials.grant("c", auth)
+        await credentials.grant(auth)
         tokens.answers = [answer(status="500 Oops")] * 2
         clock.now += 90
-        assert await credentials.grant("c", auth) == bearer("token-1")
-        assert await credentials.grant("c", auth) == bearer("token-1")
+        assert await credentials.grant(auth) == bearer("token-1")
+        assert await credentials.grant(auth) == bearer("token-1")
         clock.now += 10
         with pytest.raises(GatewayError) as failure:
-            await credentials.grant("c", auth)
+            await credentials.grant(auth)
         assert failure.value.code == "upstream_error"
-        assert await credentials.grant("c", auth) == bearer("token-4")
+        assert await credentials.grant(auth) == bearer("token-4")
 
 
 async def test_rejected_token_is_replaced_once_for_all_who_used_it(egress: Egress) -> None:
     tokens = TokenServer()
     async with raw_server(tokens) as server, asyncio.timeout(5):
         credentials, auth = Credentials(egress), oauth2(server.url)
-        old = await credentials.grant("c", auth)
+        old = await credentials.grant(auth)
         for _ in range(3):
-            credentials.reject("c", old)
-            assert await credentials.grant("c", auth) == bearer("token-2")
+            credentials.reject(auth, old)
+            assert await credentials.grant(auth) == bearer("token-2")
     assert tokens.count == 2
 
 
 async def test_other_settings_get_a_token_of_their_own(egress: Egress) -> None:
     async with raw_server(TokenServer()) as server, asyncio.timeout(5):
         credentials = Credentials(egress)
-        await credentials.grant("c", oauth2(server.url))
-        assert await credentials.grant("c", oauth2(server.url + "/other")) == bearer("token-2")
+        await credentials.grant(oauth2(server.url))
+        assert await credentials.grant(oauth2(server.url + "/other")) == bearer("token-2")
 
 
 async def test_server_that_wants_basic_auth_gets_it(egress: Egress) -> None:
     tokens = TokenServer(answer(b'{"error":"invalid_client"}', "401 Unauthorized"))
     async with raw_server(tokens) as server, asyncio.timeout(5):
-        await Credentials(egress).grant("c", oauth2(server.url))
+        await Credentials(egress).grant(oauth2(server.url))
     expected = base64.b64encode(b"me:s%26cret")
     assert b"Authorization: Basic " + expected in server.requests[1]
     assert b"client_secret" not in server.requests[1]
@@ -216,7 +215,7 @@ async def test_failure_to_get_a_token_names_no_secret(
 ) -> None:
     async with raw_server(TokenServer(reply)) as server, asyncio.timeout(5):
         with pytest.raises(GatewayError) as failure:
-            await Credentials(egress).grant("c", oauth2(server.url))
+            await Credentials(egress).grant(oauth2(server.url))
     assert failure.value.code == code
     assert "s&cret" not in str(failure.value.as_dict())
 
@@ -251,7 +250,7 @@ async def test_nango_gives_credentials_of_several_kinds(
 ) -> None:
     reply = answer(orjson.dumps({"id": 1, "credentials": credentials}))
     async with raw_server(TokenServer(reply)) as server, asyncio.timeout(5):
-        assert await Credentials(egress).grant("c", nango(server.url)) == grant
+        assert await Credentials(egress).grant(nango(server.url)) == grant
     head = server.requests[0].decode()
     assert head.startswith("GET /connection/a%2Fb?provider_config_key=green+house HTTP/1.1\r\n")
     assert "\r\nAuthorization: Bearer nango-secret\r\n" in head
@@ -272,13 +271,13 @@ async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egres
     )
     async with raw_server(vault) as server, asyncio.timeout(5):
         credentials, auth = Credentials(egress, clock=clock), nango(server.url)
-        assert await credentials.grant("c", auth) == bearer("t1")
+        assert await credentials.grant(auth) == bearer("t1")
         clock.now += 400
-        assert await credentials.grant("c", auth) == bearer("t1")
+        assert await credentials.grant(auth) == bearer("t1")
         clock.now += 100
-        assert await credentials.grant("c", auth) == bearer("t2")
-        credentials.reject("c", bearer("t2"))
-        assert await credentials.grant("c", auth) == bearer("t3")
+        assert await credentials.grant(auth) == bearer("t2")
+        credentials.reject(auth, bearer("t2"))
+        assert await credentials.grant(auth) == bearer("t3")
     assert [b"force_refresh=true" in request for request in server.requests] == [
         False,
         False,
@@ -290,7 +289,7 @@ async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egres
 async def test_nango_without_usable_credentials_is_an_error(egress: Egress, body: bytes) -> None:
     async with raw_server(TokenServer(answer(body))) as server:
         with pytest.raises(GatewayError) as failure:
-            await Credentials(egress).grant("c", nango(server.url))
+            await Credentials(egress).grant(nango(server.url))
     assert failure.value.code == "upstream_error"
 
 
@@ -316,9 +315,7 @@ async def test_call_is_repeated_once_with_a_fresh_token(
         return Answer(statuses.pop(0), (), b"")
 
     async with raw_server(TokenServer()) as server, asyncio.timeout(5):
-        reply, grant = await send_granted(
-            Credentials(egress),
-            "c",
+        reply, grant = await Credentials(egress).send(
             oauth2(server.url),
             Request("POST", "https://a.test/x"),
             "https://a.test",
@@ -337,7 +334,7 @@ async def test_rejected_password_is_not_tried_again(egress: Egress) -> None:
     sent: list[Request] = []
     auth = proof("basic", username="u", password="p")
     request = Request("GET", "https://a.test/x")
-    reply, _ = await send_granted(Credentials(egress), "c", auth, request, "https://a.test", send)
+    reply, _ = await Credentials(egress).send(auth, request, "https://a.test", send)
     assert (reply.status, len(sent)) == (401, 1)
 
 
@@ -346,7 +343,7 @@ async def test_closing_ends_requests_for_tokens(egress: Egress) -> None:
     tokens.gate.clear()
     async with raw_server(tokens) as server, asyncio.timeout(5):
         credentials = Credentials(egress)
-        call = asyncio.create_task(credentials.grant("c", oauth2(server.url)))
+        call = asyncio.create_task(credentials.grant(oauth2(server.url)))
         await asyncio.sleep(0)
         await credentials.close()
         with pytest.raises(asyncio.CancelledError):

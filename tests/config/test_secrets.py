@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from mcp.client.client import Client
 
-from gateway.calls.redact import secrets_of
+from gateway.config.connection import secrets_of
 from gateway.config.reading import parse_connection
 from tests.conftest import Running
 from tests.journeys.test_hot_reload import own_call
