@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jwt
-from cryptography.fernet import InvalidToken
 
 from gateway.config.settings import AuthMode
 from gateway.errors import Unauthenticated
@@ -29,6 +28,7 @@ from gateway.store.secrets import Seal
 from gateway.web.guard import Identity
 
 COOKIE = "gateway_console"
+LINK, SESSION = "console link", "console session"  # what is sealed; each ends at its second value
 LOCAL = Principal("local", admin=True)
 
 
@@ -62,14 +62,13 @@ class ConsoleSessions:
         """What goes behind `?link=`: once, for 15 minutes; None: there is no admin to be."""
         if first_admin(self._identity) is None:
             return None
-        expires = time.time() + LINK_SECONDS
-        return self._sealed({"kind": "link", "id": secrets.token_hex(16), "expires": expires})
+        return self._seal.seal_values(LINK, secrets.token_hex(16), time.time() + LINK_SECONDS)
 
     async def open_by_link(self, link: str) -> str:
         """The cookie for a link that was not used yet. Raises Unauthenticated, as all do here."""
-        opened = self._opened(link, "link")
+        id, expires = self._opened(link, LINK)
         principal = first_admin(self._identity)
-        used_now = await first_use(self._db, opened["id"], opened["expires"])
+        used_now = await first_use(self._db, id, expires)
         if principal is None or not used_now:
             raise Unauthenticated("the link was used already")
         return self._cookie(principal)
@@ -83,41 +82,29 @@ class ConsoleSessions:
 
     async def current(self, cookie: str | None) -> ConsoleSession:
         """The session of a cookie, if it still holds."""
-        opened = self._opened(cookie or "", "session")
-        principal = self._principal_now(opened)
-        if principal is None or await is_ended(self._db, opened["id"]):
+        id, expires, name, proof, claimed = self._opened(cookie or "", SESSION)
+        principal = self._principal_now(name, proof, claimed)
+        if principal is None or await is_ended(self._db, id):
             raise Unauthenticated("the session is over")
-        return ConsoleSession(opened["id"], principal, opened["expires"])
+        return ConsoleSession(id, principal, expires)
 
     async def end(self, session: ConsoleSession) -> None:
         """Signs out, everywhere."""
         await first_use(self._db, session.id, session.expires)
 
     def _cookie(self, principal: Principal, until: float = math.inf) -> str:
-        now = time.time()
-        return self._sealed(
-            {
-                "kind": "session",
-                "id": secrets.token_hex(16),
-                "issued": now,
-                "expires": min(now + SIGNED_IN_SECONDS, until),
-                "principal": principal.name,
-                "proof": self._proof(principal.name),
-                "claimed": {
-                    "role": principal.role,
-                    "organization": principal.organization,
-                    "admin": principal.admin,
-                },
-            }
-        )
+        expires = min(time.time() + SIGNED_IN_SECONDS, until)
+        claimed = {name: getattr(principal, name) for name in ("role", "organization", "admin")}
+        whose = (principal.name, self._proof(principal.name), claimed)
+        return self._seal.seal_values(SESSION, secrets.token_hex(16), expires, *whose)
 
-    def _principal_now(self, opened: dict[str, Any]) -> Principal | None:
-        identity, name = self._identity, opened["principal"]
-        if not hmac.compare_digest(opened["proof"], self._proof(name)):
+    def _principal_now(self, name: str, proof: str, claimed: Mapping[str, Any]) -> Principal | None:
+        identity = self._identity
+        if not hmac.compare_digest(proof, self._proof(name)):
             return None
         known = identity.principals.get(name)
         if identity.auth.mode == "jwt":
-            return _as_claimed(identity.auth, known or Principal(name), opened["claimed"])
+            return _as_claimed(identity.auth, known or Principal(name), claimed)
         if identity.auth.mode == "none":
             return (known or LOCAL) if name == LOCAL.name else None
         return known
@@ -127,19 +114,11 @@ class ConsoleSessions:
         bound = f"{identity.auth.mode} {identity.token_hashes.get(name, '')}"
         return hashlib.sha256(f"console {name} {bound}".encode()).hexdigest()
 
-    def _sealed(self, value: dict[str, Any]) -> str:
-        return self._seal.encrypt_json(value).decode()
-
-    def _opened(self, text: str, kind: str) -> dict[str, Any]:
-        try:
-            value = self._seal.decrypt_json(text.encode("utf-8", "replace"))
-        except (InvalidToken, ValueError):
-            value = None
-        if not isinstance(value, dict) or value.get("kind") != kind:
-            raise Unauthenticated(f"this is no {kind}")
-        if value["expires"] <= time.time():
-            raise Unauthenticated(f"the {kind} is too old")
-        return value
+    def _opened(self, text: str, purpose: str) -> list[Any]:
+        values = self._seal.open_values(purpose, text)
+        if values is None or values[1] <= time.time():
+            raise Unauthenticated(f"this is no {purpose}, or it is too old")
+        return values
 
 
 def first_admin(identity: Identity) -> Principal | None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import orjson
 from cachetools import LRUCache
-from cryptography.fernet import InvalidToken
 from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 
@@ -105,27 +104,20 @@ class SealedSessions:
             for name, flags in ACTED_ON.items()
             if isinstance(said := capabilities.get(name), Mapping)
         }
+        agreed = (secrets.token_hex(12), principal, protocol_version, client, kept)
         expires = int(self._clock() + SESSION_SECONDS)
-        payload = [_PURPOSE, secrets.token_hex(12), principal, protocol_version, client, kept]
-        return self._seal.encrypt(orjson.dumps([*payload, expires]))
+        return self._seal.seal_values(_PURPOSE, *agreed, expires).encode()
 
     async def open(self, header: bytes, principal: str) -> SealedSession | None:
         """The session of this id, if it is this principal's and not over."""
         session = self._opened.get(header)
         if session is None:
-            session = self._unseal(header)
-            if session is None or await is_ended(self._db, session.id):
+            agreed = self._seal.open_values(_PURPOSE, header.decode("latin-1"))
+            if agreed is None or await is_ended(self._db, agreed[0]):
                 return None
-            self._opened[header] = session
+            session = self._opened[header] = SealedSession(*agreed)
         alive = session.expires > self._clock() and session.principal == principal
         return session if alive else None
-
-    def _unseal(self, header: bytes) -> SealedSession | None:
-        try:
-            purpose, *values = orjson.loads(self._seal.decrypt(header))
-            return SealedSession(*values) if purpose == _PURPOSE else None
-        except (InvalidToken, ValueError, TypeError):
-            return None
 
     async def end(self, session: SealedSession) -> None:
         """Ends a session before its time, in every process."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
-from cryptography.fernet import InvalidToken
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -296,8 +295,8 @@ _PAGE_HEADERS = {
 
 def return_address(seal: Seal, public_url: str, id_: str) -> str:
     """Where Azure sends the person who signed in for this resource, within the hour."""
-    note = {"azure_consent": id_, "until": time.time() + 3600}
-    return f"{public_url}{CONSENT}{seal.encrypt_json(note).decode().rstrip('=')}"
+    note = seal.seal_values(CONSENT, id_, time.time() + 3600)
+    return f"{public_url}{CONSENT}{note.rstrip('=')}"
 
 
 def consent_route(gateway: Gateway, seal: Seal) -> Route:
@@ -330,10 +329,5 @@ async def _confirm(gateway: Gateway, id_: str | None, code: str | None) -> tuple
 
 def _noted(seal: Seal, note: str) -> str | None:
     """The resource that a note is about, while it is valid."""
-    padded = note + "=" * (-len(note) % 4)
-    try:
-        value: Any = seal.decrypt_json(padded.encode("ascii", "replace"))
-        id_, until = value["azure_consent"], value["until"]
-    except (InvalidToken, ValueError, KeyError, TypeError):
-        return None  # not sealed by us, or for another use
-    return str(id_) if until >= time.time() else None
+    id_, until = seal.open_values(CONSENT, note + "=" * (-len(note) % 4)) or ("", 0.0)
+    return id_ if until >= time.time() else None

@@ -14,9 +14,10 @@ import httpx2
 import pytest
 
 from gateway.calls.admission import Throttle
-from gateway.console.sessions import COOKIE
+from gateway.console.sessions import COOKIE, LINK
 from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, LINK_SECONDS
 from gateway.model import Principal
+from gateway.store.secrets import load_seal
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
 from tests.peers import until
@@ -95,8 +96,8 @@ async def test_the_printed_link_works_once(guarded: Running) -> None:
 
 
 async def test_a_link_that_is_too_old_opens_nothing(guarded: Running) -> None:
-    sessions = guarded.app.console.backend.sessions
-    old = sessions._sealed({"kind": "link", "id": "a" * 32, "expires": time.time() - 1})
+    seal = load_seal(guarded.config.parent / "state" / "secret.key")
+    old = seal.seal_values(LINK, "a" * 32, time.time() - 1)
     async with visitor(guarded) as someone:
         assert (await someone.get("/console/sign-in", params={"link": old})).status_code == 401
     assert LINK_SECONDS == 15 * 60

@@ -65,7 +65,6 @@ async def test_what_we_did_not_make_as_a_session_does_not_open(db: Database) -> 
         Seal([Fernet.generate_key().decode()]).encrypt(b"{}"),
         SEAL.encrypt(b"not json"),
         SEAL.encrypt(orjson.dumps(["another-purpose", "i", "ann", "v", "c", {}, 9e9])),
-        SEAL.encrypt(orjson.dumps(["mcp-session/1", "i"])),
     ):
         assert await SealedSessions(SEAL, db).open(header, "ann") is None
 
