@@ -50,7 +50,7 @@ from gateway.console.app import Console
 from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
-from gateway.mcp.endpoint import McpEndpoint, resource_metadata
+from gateway.mcp.endpoint import McpEndpoint
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes
 from gateway.outbound.client import Egress, Request
@@ -62,16 +62,8 @@ from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
-from gateway.web.gateway import Feed, Gateway, resume
-from gateway.web.guard import (
-    HostRules,
-    Identity,
-    RefusedRequest,
-    check_host,
-    fold,
-    host_rules,
-    respond,
-)
+from gateway.web.gateway import Feed, Gateway
+from gateway.web.guard import HostRules, Identity, RefusedRequest, check_host, fold, host_rules
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
 from gateway.web.watch import Health, consent_route, return_address
@@ -155,9 +147,6 @@ class App:
                 return
         if path == "/console" or path.startswith("/console/"):
             await self.console(scope, receive, send)
-        elif path.startswith("/.well-known/"):
-            document = resource_metadata(self.identity, path)
-            await respond(send, 200 if document else 404, document or b"")
         elif path.startswith("/demo/") and self.gateway.snapshot.settings.demo.enabled:
             inner = {**scope, "path": path.removeprefix("/demo"), "root_path": ""}
             await self.demo(inner, receive, send)
@@ -326,7 +315,7 @@ class Assembly:
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)
         self._run(keeping.run())
-        self._run(approvals.make_approved(partial(resume, self.gateway)))
+        self._run(approvals.make_approved(self.gateway.resume))
 
     def _current(self) -> Snapshot:
         return self.catalog.current

@@ -32,12 +32,7 @@ from rich.text import Text
 
 from gateway import __version__
 from gateway.config.reading import read_settings
-from gateway.limits import (
-    BRIDGE_CALL_SECONDS,
-    BRIDGE_CALLS,
-    COMMAND_SECONDS,
-    MAX_MESSAGE_BYTES,
-)
+from gateway.limits import BRIDGE_CALL_SECONDS, BRIDGE_CALLS, COMMAND_SECONDS, MAX_MESSAGE_BYTES
 
 VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"

@@ -41,26 +41,12 @@ from gateway.console.pages import (
     static_routes,
 )
 from gateway.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
-from gateway.errors import (
-    STATUS_OF_CODE,
-    Broken,
-    GatewayError,
-    NotFound,
-    Refused,
-    Unauthenticated,
-)
+from gateway.errors import STATUS_OF_CODE, Broken, GatewayError, NotFound, Refused, Unauthenticated
 from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, SIGNED_IN_SECONDS
 from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import (
-    Identity,
-    RefusedRequest,
-    Say,
-    event_frame,
-    fold,
-    read_body,
-)
+from gateway.web.guard import Identity, RefusedRequest, Say, event_frame, fold, read_body
 from gateway.web.watch import Health
 
 log = structlog.get_logger("gateway.console")

@@ -41,13 +41,7 @@ from gateway.store.approvals import Approval
 from gateway.store.catalog import list_changes
 from gateway.web import rest
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import (
-    GOING_ON,
-    approval_row,
-    execution_event,
-    execution_record,
-    grant_row,
-)
+from gateway.web.shown import GOING_ON, approval_row, execution_event, execution_record, grant_row
 
 WORDS = {
     "approve": "Approved {}",

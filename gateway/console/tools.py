@@ -40,7 +40,6 @@ from gateway.model import Level, Scope, Tool, json_bytes
 from gateway.policy.access import admin_level, decide, level, may_know, user_level
 from gateway.policy.view import bundles_of
 from gateway.web import rest
-from gateway.web.gateway import tool_door
 from gateway.web.shown import tool_row
 
 
@@ -122,8 +121,8 @@ async def tool(visit: Visit) -> Response:
 async def call(visit: Visit) -> Response:
     """Tries the tool, as the visitor, through the door every call comes through."""
     found, inquiry = _known_tool(visit), visit.inquiry
-    door = tool_door(visit.gateway, found.name, inquiry.caller.scope, unattended=True)
-    result = await inquiry.call(found, form_arguments(_schema(found), visit.form), door)
+    arguments = form_arguments(_schema(found), visit.form)
+    result = await inquiry.call(found, arguments, unattended=True)
     meta = result["_meta"]
     return fragment(
         visit,

@@ -66,7 +66,6 @@ from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
     JSON_TYPE,
-    METADATA_PATH,
     Fields,
     HostRules,
     Identity,
@@ -252,14 +251,6 @@ def is_modern(fields: Fields, value: object) -> bool:
     params = value.get("params")
     meta = params.get("_meta") if isinstance(params, dict) else None
     return isinstance(meta, dict) and PROTOCOL_VERSION_META_KEY in meta
-
-
-def resource_metadata(identity: Identity, path: str) -> bytes | None:
-    """The document for `path` under `/.well-known`; None: nothing is there."""
-    if path not in (METADATA_PATH, f"{METADATA_PATH}/mcp"):
-        return None
-    document = identity.resource_metadata()
-    return None if document is None else json_bytes(document)
 
 
 # --- the 2026 era ---------------------------------------------------------------------------------

@@ -17,12 +17,7 @@ from typing import Any, Literal, NoReturn, TypeGuard
 
 import msgspec
 from mcp_types import methods as sdk_methods
-from mcp_types.jsonrpc import (
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-)
+from mcp_types.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 from pydantic import ValidationError
 from starlette.types import Receive, Send
 

@@ -19,13 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 import structlog
-from mcp_types import (
-    LOG_LEVEL_META_KEY,
-    SERVER_INFO_META_KEY,
-    DiscoverResult,
-    Implementation,
-    ServerCapabilities,
-)
+from mcp_types import LOG_LEVEL_META_KEY, SERVER_INFO_META_KEY
 from mcp_types import methods as sdk_methods
 from mcp_types.jsonrpc import (
     HEADER_MISMATCH,
@@ -33,7 +27,7 @@ from mcp_types.jsonrpc import (
     INVALID_PARAMS,
     UNSUPPORTED_PROTOCOL_VERSION,
 )
-from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Send
 
 from gateway import __version__
@@ -61,8 +55,11 @@ from gateway.naming import cut, visible
 from gateway.web.gateway import Gateway, error_result
 from gateway.web.guard import Fields, event_frame
 
-_INFO = Implementation(name="dynamic-mcp-gateway", title="Dynamic MCP gateway", version=__version__)
-SERVER_INFO = _INFO.model_dump(by_alias=True, mode="json", exclude_none=True)
+SERVER_INFO = {
+    "name": "dynamic-mcp-gateway",
+    "title": "Dynamic MCP gateway",
+    "version": __version__,
+}
 # A list of 2026 says how long a client may believe it without asking again: not at all.
 LIST_END = b',"resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":%b' % json_bytes(
     {SERVER_INFO_META_KEY: SERVER_INFO}
@@ -144,19 +141,16 @@ async def _ping(request: RpcRequest) -> bytes:
 async def _discover(request: RpcRequest) -> bytes:
     exchange = request.exchange
     hello = await request.core.pass_through.hello(exchange.principal, exchange.scope)
-    result = DiscoverResult(
-        supported_versions=list(MODERN_PROTOCOL_VERSIONS),
-        capabilities=ServerCapabilities.model_validate(capabilities_of(hello)),
-        instructions=hello.instructions,
-        ttl_ms=0,
-        cache_scope="private",
-    )
-    wire = sdk_methods.serialize_server_result(
-        "server/discover",
-        LATEST_MODERN_VERSION,
-        result.model_dump(by_alias=True, mode="json", exclude_none=True),
-    )
-    return json_bytes({**wire, "_meta": {SERVER_INFO_META_KEY: SERVER_INFO}})
+    result = {
+        "resultType": "complete",
+        "supportedVersions": MODERN_PROTOCOL_VERSIONS,
+        "capabilities": capabilities_of(hello),
+        "instructions": hello.instructions,
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "_meta": {SERVER_INFO_META_KEY: SERVER_INFO},
+    }
+    return json_bytes(result)
 
 
 def capabilities_of(hello: Hello) -> dict[str, Any]:

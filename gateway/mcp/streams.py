@@ -21,12 +21,7 @@ from cachetools import LRUCache
 from starlette.types import Receive, Send
 
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.limits import (
-    MAX_QUEUED,
-    MAX_SESSIONS,
-    MOMENT_SECONDS,
-    SETTLE_SECONDS,
-)
+from gateway.limits import MAX_QUEUED, MAX_SESSIONS, MOMENT_SECONDS, SETTLE_SECONDS
 from gateway.mcp.wishes import Notice, Wishes
 from gateway.model import Principal, Scope
 from gateway.policy.view import offering

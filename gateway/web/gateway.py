@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -38,12 +39,7 @@ from gateway.errors import (
     UnknownTool,
     UpstreamRefused,
 )
-from gateway.limits import (
-    MAX_REMEMBERED,
-    MOMENT_SECONDS,
-    PING_SECONDS,
-    STREAMS_A_PRINCIPAL,
-)
+from gateway.limits import MAX_REMEMBERED, MOMENT_SECONDS, PING_SECONDS, STREAMS_A_PRINCIPAL
 from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
@@ -167,17 +163,21 @@ class Inquiry:
         self,
         tool: Tool,
         arguments: Mapping[str, Any],
-        door: Door | None = None,
         caller: Caller | None = None,
+        *,
+        unattended: bool = False,  # nobody waits while a person decides
+        raw: ProxyRequest | None = None,  # that the tool was made of
         judged: Tool | None = None,
     ) -> Awaitable[dict[str, Any]]:
-        """The wire dict of a tool's result; by default through the door of the caller's view."""
+        """The wire dict of a tool's result."""
+        scope = self.caller.scope
+        ticket = {"tool": tool.name, "scope": [scope.kind, *scope.names]}
         return self.gateway.invoker.call(
             self.snapshot,
             tool,
             arguments,
             caller or self.caller,
-            door or tool_door(self.gateway, tool.name, self.caller.scope),
+            self.gateway.door({"proxy": raw.as_dict()} if raw else ticket, unattended),
             self.view.bundle_ids,
             judged,
         )
@@ -325,6 +325,26 @@ class Gateway:
             log.exception("own tool failed", tool=tool.name)
             return error_result(Broken("internal", "the gateway failed on this call"))
 
+    def door(self, ticket: Mapping[str, Any], unattended: bool) -> Door:
+        """How a call came in, by what another process can find its tool with again."""
+        return Door(partial(self._find, ticket), ticket, unattended)
+
+    def _find(
+        self, ticket: Mapping[str, Any], snapshot: Snapshot, principal: Principal
+    ) -> tuple[Tool, Tool]:
+        kind, *names = ticket.get("scope", ("own",))
+        seen = self.view_of(snapshot, principal, Scope(kind, tuple(names)))
+        if "proxy" in ticket:
+            return proxied(snapshot, principal, seen, ProxyRequest(**ticket["proxy"]))
+        tool = seen.tools.get(ticket["tool"])
+        if tool is None:
+            raise UnknownTool(ticket["tool"])
+        return tool, tool
+
+    async def resume(self, approval: Approval, ticket: Ticket) -> None:
+        """Makes a call that was approved after its caller had left."""
+        await self.invoker.resume(approval, ticket, self.door(ticket.door, unattended=True))
+
     async def search(
         self, snapshot: Snapshot, query: str, names: Collection[str], limit: int
     ) -> list[str]:
@@ -438,36 +458,3 @@ def _whole_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
         name: int(min(value, 2.0**53)) if isinstance(value, float) and value.is_integer() else value
         for name, value in arguments.items()
     }
-
-
-def tool_door(gateway: Gateway, name: str, scope: Scope, *, unattended: bool = False) -> Door:
-    """For a tool of the caller's view."""
-
-    def find(snapshot: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
-        tool = gateway.view_of(snapshot, principal, scope).tools.get(name)
-        if tool is None:
-            raise UnknownTool(name)
-        return tool, tool
-
-    return Door(find, {"tool": name, "scope": [scope.kind, *scope.names]}, unattended=unattended)
-
-
-def proxy_door(gateway: Gateway, request: ProxyRequest) -> Door:
-    """For a raw request to a connection."""
-
-    def find(snapshot: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
-        seen = gateway.view_of(snapshot, principal, Scope())
-        return proxied(snapshot, principal, seen, request)
-
-    return Door(find, {"proxy": request.as_dict()}, unattended=True)
-
-
-async def resume(gateway: Gateway, approval: Approval, ticket: Ticket) -> None:
-    """Makes a call that was approved after its caller had left."""
-    kept = ticket.door
-    if "proxy" in kept:
-        door = proxy_door(gateway, ProxyRequest(**kept["proxy"]))
-    else:
-        kind, *names = kept["scope"]
-        door = tool_door(gateway, kept["tool"], Scope(kind, tuple(names)), unattended=True)
-    await gateway.invoker.resume(approval, ticket, door)

@@ -44,14 +44,8 @@ from gateway.policy.access import admin_level, level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.web import own_tools, shown
-from gateway.web.gateway import Gateway, Inquiry, Run, proxy_door, tool_door
-from gateway.web.guard import (
-    Identity,
-    RefusedRequest,
-    fold,
-    read_body,
-    require_json,
-)
+from gateway.web.gateway import Gateway, Inquiry, Run
+from gateway.web.guard import METADATA_PATH, Identity, RefusedRequest, fold, read_body, require_json
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
 from gateway.web.watch import event_stream
@@ -86,6 +80,10 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
     async def events(inquiry: Inquiry, request: Request) -> Response:
         return await event_stream(inquiry, identity, request)
 
+    async def metadata(request: Request) -> Response:
+        document = identity.resource_metadata()
+        return error_response(_NOWHERE, 404) if document is None else json_response(document)
+
     async def challenge(request: Request, error: Exception) -> Response:
         hint = "Send a valid token as `Authorization: Bearer …`."
         response = error_response(Refused("access_denied", str(error), hint), 401)
@@ -97,6 +95,7 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
         method, path = address.split()
         routes[PREFIX + path][method] = run
     api = [Route(path, endpoint(each), methods=list(each)) for path, each in routes.items()]
+    api += [Route(path, metadata) for path in (METADATA_PATH, f"{METADATA_PATH}/mcp")]
     handlers = {**dict.fromkeys(_ERRORS, _answer_error), Unauthenticated: challenge}
     return Starlette(routes=[*api, *others], exception_handlers=handlers)
 
@@ -175,6 +174,9 @@ def _retry_header(error: Mapping[str, Any]) -> Headers:
     return None if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
+_NOWHERE = Fixable("invalid_arguments", "there is nothing at this address")
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case GatewayError():
@@ -190,7 +192,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             words = f"use {methods} here"
             return refusal_response(RefusedRequest(405, words, ((b"allow", methods.encode()),)))
         case HTTPException():
-            return refusal_response(RefusedRequest(404, "there is nothing at this address"))
+            return error_response(_NOWHERE, 404)
         case ConnectionError():
             return Response(status_code=400)  # the client has gone: nobody reads it
     # A stack must never reach a client; Starlette passes the error on to the server's log.
@@ -308,9 +310,8 @@ async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any =
     arguments = wanted.get("arguments", {})
     if not isinstance(arguments, dict):
         raise Fixable("invalid_arguments", "arguments must be an object")
-    door = tool_door(inquiry.gateway, name, inquiry.caller.scope, unattended=True)
     caller = _caller(inquiry, request, wanted)
-    return _result_response(await inquiry.call(tool, arguments, door, caller))
+    return _result_response(await inquiry.call(tool, arguments, caller, unattended=True))
 
 
 async def proxy(inquiry: Inquiry, request: Request, posted: Any = None) -> Response:
@@ -327,8 +328,9 @@ async def proxy(inquiry: Inquiry, request: Request, posted: Any = None) -> Respo
         refused = refusal_of(on, by, PROXY, error, connection=at, arguments=about)
         inquiry.gateway.invoker.record(refused)
         raise
-    door, caller = proxy_door(inquiry.gateway, raw), _caller(inquiry, request, posted)
-    return _result_response(await inquiry.call(tool, raw.arguments, door, caller, judged))
+    caller = _caller(inquiry, request, posted)
+    called = inquiry.call(tool, raw.arguments, caller, unattended=True, raw=raw, judged=judged)
+    return _result_response(await called)
 
 
 def _caller(inquiry: Inquiry, request: Request, wanted: Mapping[str, Any]) -> Caller:

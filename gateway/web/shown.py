@@ -21,13 +21,7 @@ from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
 from gateway.naming import cut, visible
-from gateway.policy.access import (
-    admin_level,
-    decide,
-    level,
-    user_level,
-    visible_tools,
-)
+from gateway.policy.access import admin_level, decide, level, user_level, visible_tools
 from gateway.policy.view import View
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from gateway.config.settings import Settings
 from gateway.errors import Unauthenticated
-from gateway.mcp.endpoint import resource_metadata
 from gateway.model import Principal
 from gateway.web.guard import Identity
 
@@ -249,7 +248,7 @@ async def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     assert (await identity.identify(bearer(signed(kid=None)))).name == "ann"
 
 
-def test_challenge_and_metadata_lead_to_the_issuer() -> None:
+def test_the_challenge_leads_to_the_issuer() -> None:
     identity = by_jwt(Issuer())
     where = "https://gateway.example/.well-known/oauth-protected-resource/mcp"
     assert identity.challenge(False) == f'Bearer resource_metadata="{where}"'.encode()
@@ -257,19 +256,6 @@ def test_challenge_and_metadata_lead_to_the_issuer() -> None:
         f'Bearer error="invalid_token", resource_metadata="{where}"'.encode()
     )
     assert Identity(tokens()).challenge(False) == b"Bearer"
-    for path in (
-        "/.well-known/oauth-protected-resource",
-        where.removeprefix("https://gateway.example"),
-    ):
-        document = resource_metadata(identity, path)
-        assert document is not None
-        assert json.loads(document) == {
-            "resource": "https://gateway.example/mcp",
-            "authorization_servers": [ISSUER],
-            "bearer_methods_supported": ["header"],
-        }
-    assert resource_metadata(identity, "/.well-known/other") is None
-    assert resource_metadata(Identity(tokens()), "/.well-known/oauth-protected-resource") is None
 
 
 async def test_what_is_configured_of_a_principal_is_known_of_its_requests() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -69,6 +70,29 @@ async def test_every_refusal_has_the_one_shape(
     )
     assert ("allow" in names) == (status == 405)
     assert status != 405 or set(names["allow"].split(", ")) == {"GET", "HEAD"}
+
+
+async def test_metadata_leads_to_the_issuer(make_gateway: GatewayMaker, tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text('{"keys": []}', encoding="utf-8")
+    auth = {"issuer": "https://issuer.example", "audience": "gateway", "jwks_file": "keys.json"}
+    said = "".join(f'{name} = "{value}"\n' for name, value in auth.items())
+    gateway: Running = await make_gateway(f'[auth]\nmode = "jwt"\n{said}')
+    where = "/.well-known/oauth-protected-resource"
+    for path in (where, f"{where}/mcp"):
+        status, document, _ = await ask(gateway, "GET", path)
+        assert (status, document) == (
+            200,
+            {
+                "resource": f"{gateway.url}/mcp",
+                "authorization_servers": ["https://issuer.example"],
+                "bearer_methods_supported": ["header"],
+            },
+        )
+    assert (await ask(gateway, "GET", "/.well-known/other"))[0] == 404
+
+
+async def test_without_an_issuer_there_is_no_metadata(gateway: Running) -> None:
+    assert (await ask(gateway, "GET", "/.well-known/oauth-protected-resource"))[0] == 404
 
 
 async def test_a_call_is_found_by_its_id_as_soon_as_it_is_answered(
