@@ -312,10 +312,13 @@ def insert_rows(
     each row, and wait for its turn as often. SQLAlchemy's own way to put many rows into one
     statement takes longer than the insert, and says a conflict differently for each database.
     """
-    columns, count = ", ".join(f'"{name}"' for name in rows[0]), 0
-    for start in range(0, len(rows), limits.STORE_ROWS):
-        part = rows[start : start + limits.STORE_ROWS]
-        marks = _marks(is_postgres(tx), len(rows[0]), len(part))
+    columns, count, start = ", ".join(f'"{name}"' for name in rows[0]), 0, 0
+    while start < len(rows):
+        # By powers of two: other numbers of rows are other statements, and drivers keep each.
+        size = 1 << min(len(rows) - start, limits.STORE_ROWS).bit_length() - 1
+        part = rows[start : start + size]
+        start += size
+        marks = _marks(is_postgres(tx), len(rows[0]), size)
         insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
         given = tuple(tables.storable(value) for row in part for value in row.values())
         count += tx.exec_driver_sql(insert, given).rowcount
