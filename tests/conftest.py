@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -28,8 +25,6 @@ register_profile = hypothesis_settings.register_profile
 register_profile("quick", max_examples=25, derandomize=True, **ON_A_BUSY_MACHINE)
 register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
-
-START_SECONDS = 60.0  # two, where the machine has nothing else to do
 
 OPEN = """
 [auth]
@@ -98,14 +93,14 @@ async def gateway(make_gateway: GatewayMaker) -> Running:
     return made
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def module_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """As `gateway`, for all tests of a module; these must run on the module's loop."""
+    """As `gateway`, for all tests of a module."""
     async with gateway_on(tmp_path_factory.mktemp("gateway") / "config.toml") as made:
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
 async def shared_gateway(module_gateway: Running) -> AsyncIterator[Running]:
     """The module's gateway; the connections that a test puts are deleted after it."""
     yield module_gateway
@@ -129,28 +124,3 @@ async def two_gateways(
         gateway_on(configs[1], f"{text}\n{store}") as two,
     ):
         yield one, two
-
-
-@asynccontextmanager
-async def gateway_process(
-    config: Path, *options: str, pass_fds: tuple[int, ...] = ()
-) -> AsyncIterator[tuple[Any, str]]:
-    """`gateway serve` as users start it; the process and the address it says it is ready at."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0"),
-        *options,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        pass_fds=pass_fds,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(START_SECONDS):
-            line = (await process.stdout.readline()).decode()
-        assert line.startswith("Gateway ready: http://127.0.0.1:"), line
-        yield process, line.removeprefix("Gateway ready: ").strip()
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
-                await process.wait()

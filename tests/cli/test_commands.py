@@ -1,10 +1,9 @@
-"""The commands, run as users run them: real processes against a real gateway."""
+"""The commands, in processes of their own, against a real gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,9 @@ from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
+from tests.processes import COMMAND, gateway_command
 
 DEMO = OPEN + "\n[demo]\nenabled = true\n"
-
-
-async def gateway_command(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `gateway WORDS`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=cwd,
-    )
-    async with asyncio.timeout(20):
-        out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
 
 
 @pytest.fixture
@@ -205,10 +192,12 @@ async def test_what_is_always_allowed_is_listed_and_revoked(
         assert (await gateway_command("approvals", "revoke", grant["id"], *at))[0] == 1
 
 
-async def test_a_token_is_made_with_its_configuration_line() -> None:
-    code, out, _ = await gateway_command("token", "--json")
+async def test_a_token_is_made_with_its_configuration_line_as_users_ask_for_it() -> None:
+    words = (*COMMAND, "token", "--json")
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
     made: dict[str, str] = orjson.loads(out)
-    assert code == 0
+    assert process.returncode == 0
     assert len(made["token"]) > 40
     assert len(made["token_sha256"]) == 64
 
@@ -255,7 +244,7 @@ async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
     demo: Running, mode: Any
 ) -> None:
     command = StdioServerParameters(
-        command=sys.executable, args=["-m", "gateway", "stdio", "--url", demo.mcp]
+        command=COMMAND[0], args=[*COMMAND[1:], "stdio", "--url", demo.mcp]
     )
     changed = asyncio.Event()
 

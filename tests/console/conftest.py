@@ -12,13 +12,14 @@ import httpx2
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import GatewayMaker, Running, gateway_on
 
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE_MS = 15_000  # a busy machine draws slowly; nothing here waits for time to pass
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--renderer-process-limit=1",
 )
 TOKENS = {name: f"{name}-token-0123456789" for name in ("root", "eve", "ann")}
 DEMO = """
@@ -100,6 +101,20 @@ async def guarded(make_gateway: GatewayMaker) -> Running:
     return made
 
 
+@pytest.fixture(scope="module")
+async def module_shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """As `shop`, for all tests of a module that leave it as it was."""
+    async with gateway_on(tmp_path_factory.mktemp("shop") / "config.toml", DEMO) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def module_guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """As `guarded`, for all tests of a module that leave it as it was."""
+    async with gateway_on(tmp_path_factory.mktemp("guarded") / "config.toml", WITH_TOKENS) as made:
+        yield made
+
+
 SignedIn = Callable[..., Any]
 
 
@@ -123,8 +138,12 @@ class Window:
 
     page: Page
     context: BrowserContext
-    base: str
+    gateway: Running
     wrong: list[str] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return self.gateway.url
 
     async def open(self, path: str) -> None:
         """Loads a page of the console and waits until it is live."""
@@ -147,7 +166,7 @@ class Window:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -158,10 +177,10 @@ async def browser() -> AsyncIterator[Browser]:
 @asynccontextmanager
 async def window_of(browser: Browser, gateway: Running, **options: Any) -> AsyncIterator[Window]:
     """A tab at this gateway; anything that goes wrong in it fails the test."""
-    context = await browser.new_context(**options)
+    context = await browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(PATIENCE_MS)
     await context.add_init_script(NOTE_VIOLATIONS)
-    window = Window(await context.new_page(), context, gateway.url)
+    window = Window(await context.new_page(), context, gateway)
     window.watch()
     yield window
     await context.close()

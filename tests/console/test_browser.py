@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 from mcp.client.client import Client
 from mcp_types import Implementation
@@ -22,7 +23,6 @@ from tests.console.conftest import (
     TOKENS,
     Window,
     needs_browser,
-    sign_in_at,
     window_of,
 )
 from tests.console.hostile import ALL, hostile_api
@@ -33,12 +33,26 @@ pytestmark = needs_browser
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@asynccontextmanager
-async def desk(browser: Browser, gateway: Running) -> AsyncIterator[Window]:
-    """A tab that is signed in."""
-    async with window_of(browser, gateway) as window:
-        await sign_in_at(window)
+@pytest.fixture(scope="module")
+async def module_window(browser: Browser, module_shop: Running) -> AsyncIterator[Window]:
+    """A tab that came in by the printed link, for all tests of this module."""
+    async with window_of(browser, module_shop) as window:
+        await window.page.goto(module_shop.app.console.link(window.base))
+        await window.live()
+        await expect(window.page).to_have_url(f"{window.base}/console")
         yield window
+
+
+@pytest.fixture
+async def window(module_window: Window) -> AsyncIterator[Window]:
+    """The tab, in which nothing went wrong; what a test left open or added is taken back."""
+    yield module_window
+    assert module_window.wrong == []
+    gateway = module_window.gateway.app.gateway
+    for waiting in await list_open(gateway.db, time.time()):
+        await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True))
+    for name in set(gateway.snapshot.connections) - {"demo"}:
+        await gateway.catalog.delete(name, by="test")
 
 
 @asynccontextmanager
@@ -61,45 +75,26 @@ async def calling(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_first_run_leads_from_the_link_to_a_called_tool(
-    browser: Browser, shop: Running
-) -> None:
-    async with window_of(browser, shop) as window:
-        page = window.page
-        await page.goto(shop.app.console.link(shop.url))
-        await window.live()
-        await expect(page).to_have_url(f"{shop.url}/console")
-        await expect(page.locator("#worries")).to_contain_text("All is well")
-        await expect(page.locator("#picture")).to_contain_text("Book shop")
-        await page.click("text=Choose one")
-        await page.fill("#search", "find a book by its author")
-        await page.wait_for_url("**/tools?q=find*")
-        await page.click("text=demo_search_books")
-        await page.fill("[name='/q']", "calvino")
-        await page.click("text=Call it")
-        await expect(page.locator("#result")).to_contain_text("Invisible Cities")
-        await page.click("#result >> text=Its record")
-        await expect(page.locator("#execution")).to_contain_text("demo_search_books")
+async def test_the_first_page_leads_to_a_called_tool(window: Window) -> None:
+    page = window.page
+    await window.open("")
+    await expect(page.locator("#worries")).to_contain_text("All is well")
+    await expect(page.locator("#picture")).to_contain_text("Book shop")
+    await page.click("text=Choose one")
+    await page.fill("#search", "find a book by its author")
+    await page.wait_for_url("**/tools?q=find*")
+    await page.click("text=demo_search_books")
+    await page.fill("[name='/q']", "calvino")
+    await page.click("text=Call it")
+    await expect(page.locator("#result")).to_contain_text("Invisible Cities")
+    await page.click("#result >> text=Its record")
+    await expect(page.locator("#execution")).to_contain_text("demo_search_books")
 
 
-async def test_a_token_signs_in_and_out(browser: Browser, guarded: Running) -> None:
-    async with window_of(browser, guarded) as window:
-        page = window.page
-        await page.goto(f"{guarded.url}/console")
-        await page.fill("[name=token]", TOKENS["ann"])
-        await page.keyboard.press("Enter")
-        await window.live()
-        await expect(page.locator(".who")).to_contain_text("ann")
-        await page.click("[aria-label='Sign out']")
-        await expect(page).to_have_url(f"{guarded.url}/console/sign-in")
-
-
-async def test_a_connection_is_previewed_and_its_tools_arrive_live(
-    browser: Browser, shop: Running
-) -> None:
-    async with provider() as peer, desk(browser, shop) as window:
+async def test_a_connection_is_previewed_and_its_tools_arrive_live(window: Window) -> None:
+    async with provider() as peer:
         page, other = window.page, await window.context.new_page()
-        await other.goto(f"{shop.url}/console/tools")
+        await other.goto(f"{window.base}/console/tools")
         await other.wait_for_selector("#live[data-state=on]")
         await page.click("nav >> text=Connections")
         await page.click("text=Add a connection")
@@ -123,34 +118,33 @@ async def test_a_connection_is_previewed_and_its_tools_arrive_live(
         await expect(page.locator("#results")).not_to_contain_text("items")
 
 
-async def test_a_call_of_a_real_client_is_approved_or_denied_on_its_card(
-    browser: Browser, shop: Running
-) -> None:
-    async with desk(browser, shop) as window:
-        page = window.page
-        await window.open("/approvals")
-        await expect(page.locator("#cards")).to_contain_text("Nothing is waiting for you")
-        async with calling(shop.mcp, "demo_delete_book", {"id": 3}) as deleting:
-            card = page.locator(".card", has_text="demo_delete_book")
-            await expect(card).to_contain_text("high risk")
-            await expect(card).to_contain_text("robot/1")
-            await expect(card).to_contain_text(re.compile(r"\d+ s left"))
-            await expect(card.locator("[name=always]")).to_be_disabled()
-            await expect(page.locator("#nav-approvals .hot")).to_have_text("1")
-            async with calling(shop.mcp, "demo_update_book", {"id": 4, "stock": 1}) as updating:
-                other = page.locator(".card", has_text="demo_update_book")
-                await other.locator("text=Deny").click()
-                assert "A person did not approve" in await asyncio.wait_for(updating, 5)
-                await card.locator("text=Approve once").click()
-                await asyncio.wait_for(deleting, 5)
-        await expect(page.locator("#toasts")).to_contain_text("Approved demo_delete_book")
-        await page.mouse.move(5, 5)
-        await expect(page.locator("#cards")).to_contain_text("Nothing is waiting for you")
-        await expect(page.locator("#feed")).to_contain_text("denied")
+async def test_a_call_of_a_real_client_is_approved_or_denied_on_its_card(window: Window) -> None:
+    page = window.page
+    await window.open("/approvals")
+    await expect(page.locator("#cards")).to_contain_text("Nothing is waiting for you")
+    async with calling(window.gateway.mcp, "demo_delete_book", {"id": 3}) as deleting:
+        card = page.locator(".card", has_text="demo_delete_book")
+        await expect(card).to_contain_text("high risk")
+        await expect(card).to_contain_text("robot/1")
+        await expect(card).to_contain_text(re.compile(r"\d+ s left"))
+        await expect(card.locator("[name=always]")).to_be_disabled()
+        await expect(page.locator("#nav-approvals .hot")).to_have_text("1")
+        async with calling(
+            window.gateway.mcp, "demo_update_book", {"id": 4, "stock": 1}
+        ) as updating:
+            other = page.locator(".card", has_text="demo_update_book")
+            await other.locator("text=Deny").click()
+            assert "A person did not approve" in await asyncio.wait_for(updating, 5)
+            await card.locator("text=Approve once").click()
+            await asyncio.wait_for(deleting, 5)
+    await expect(page.locator("#toasts")).to_contain_text("Approved demo_delete_book")
+    await page.mouse.move(5, 5)
+    await expect(page.locator("#cards")).to_contain_text("Nothing is waiting for you")
+    await expect(page.locator("#feed")).to_contain_text("denied")
 
 
-async def test_always_allow_lets_the_next_call_through(browser: Browser, shop: Running) -> None:
-    async with desk(browser, shop) as window, Client(shop.mcp, mode="legacy") as mcp:
+async def test_always_allow_lets_the_next_call_through(window: Window) -> None:
+    async with Client(window.gateway.mcp, mode="legacy") as mcp:
         page = window.page
         await window.open("/approvals")
         asking = asyncio.create_task(mcp.call_tool("demo_update_book", {"id": 4, "stock": 1}))
@@ -169,46 +163,45 @@ async def test_always_allow_lets_the_next_call_through(browser: Browser, shop: R
         assert (await asyncio.wait_for(third, 5)).is_error
 
 
-async def test_no_card_moves_under_the_pointer(browser: Browser, shop: Running) -> None:
-    async with desk(browser, shop) as window:
-        page = window.page
-        await window.open("/approvals")
-        async with calling(shop.mcp, "demo_delete_book", {"id": 1}) as first:
-            await expect(page.locator(".card")).to_have_count(1)
-            async with calling(shop.mcp, "demo_delete_book", {"id": 2}):
-                await expect(page.locator(".card")).to_have_count(2)
-                second = page.locator(".card").nth(1)
-                await second.locator("text=Deny").hover()
-                before = await second.bounding_box()
-                gateway = shop.app.gateway
-                [waiting, _] = await list_open(gateway.db, time.time())
-                await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True))
-                await asyncio.wait_for(first, 5)
-                await expect(page.locator(".card.ended")).to_have_count(1)
-                assert await second.bounding_box() == before
-                await page.mouse.move(5, 5)
-                await expect(page.locator(".card.ended")).to_have_count(0)
+async def test_no_card_moves_under_the_pointer(window: Window) -> None:
+    page = window.page
+    await window.open("/approvals")
+    async with calling(window.gateway.mcp, "demo_delete_book", {"id": 1}) as first:
+        await expect(page.locator(".card")).to_have_count(1)
+        async with calling(window.gateway.mcp, "demo_delete_book", {"id": 2}):
+            await expect(page.locator(".card")).to_have_count(2)
+            second = page.locator(".card").nth(1)
+            await second.locator("text=Deny").hover()
+            before = await second.bounding_box()
+            gateway = window.gateway.app.gateway
+            [waiting, _] = await list_open(gateway.db, time.time())
+            await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True))
+            await asyncio.wait_for(first, 5)
+            await expect(page.locator(".card.ended")).to_have_count(1)
+            assert await second.bounding_box() == before
+            await page.mouse.move(5, 5)
+            await expect(page.locator(".card.ended")).to_have_count(0)
 
 
-async def test_a_change_is_compared_and_accepted(browser: Browser, shop: Running) -> None:
-    async with provider() as peer, desk(browser, shop) as window:
-        page = window.page
+async def test_a_change_is_compared_and_accepted(window: Window) -> None:
+    async with provider() as peer:
+        page, catalog = window.page, window.gateway.app.gateway.catalog
         values = {"kind": "openapi", "spec": peer.spec, "on_change": "hold_all"}
-        await shop.app.gateway.catalog.put("items", values, by="test")
-        await window.open("/connections/items")
+        await catalog.put("goods", values, by="test")
+        await window.open("/connections/goods")
         document = items_api(peer.url, "items")
         operation = document["paths"]["/items/{id}"]["get"]
         operation["summary"] = "Get one item of many"
         operation["parameters"][1]["required"] = True
         peer.document = document
-        await shop.app.gateway.catalog.refresh(["items"], by="test")
+        await catalog.refresh(["goods"], by="test")
         change = page.locator(".change")
         await expect(change).to_contain_text("Get one item of many")
         await expect(change.locator(".add")).to_contain_text(['"q"'])
         await change.locator("text=Accept the change").click()
         await expect(page.locator("#toasts")).to_contain_text("Accepted")
         await expect(change).to_contain_text("accepted")
-        assert b"one item of many" in shop.app.gateway.snapshot.tools["items_get_items"].entry
+        assert b"one item of many" in catalog.current.tools["goods_get_items"].entry
 
 
 HOSTILE_PAGES = (
@@ -217,7 +210,7 @@ HOSTILE_PAGES = (
 )
 
 
-async def test_hostile_words_run_nothing_and_break_nothing(browser: Browser, shop: Running) -> None:
+async def test_hostile_words_run_nothing_and_break_nothing(window: Window) -> None:
     async with provider() as peer:
         peer.document = hostile_api(peer.url)
 
@@ -225,34 +218,33 @@ async def test_hostile_words_run_nothing_and_break_nothing(browser: Browser, sho
             return web.json_response({ALL: ALL, "big": "y" * 100_000}, status=500)
 
         peer.answer = answer
-        async with desk(browser, shop) as window:
-            page = window.page
-            await window.open("/connections/new")
-            await page.fill("#source", peer.spec)
-            await expect(page.locator("#preview")).to_contain_text("tools")
+        page = window.page
+        await window.open("/connections/new")
+        await page.fill("#source", peer.spec)
+        await expect(page.locator("#preview")).to_contain_text("tools")
+        await check_unharmed(window)
+        await page.fill("[name=name]", "evil")
+        await page.fill("[name=display_name]", ALL[:128])
+        await page.click("button:has-text('Add')")
+        await page.wait_for_url("**/connections/evil")
+        me = Implementation(name=ALL[:100], version=ALL[:20])
+        async with Client(window.gateway.mcp, mode="legacy", client_info=me) as mcp:
+            await mcp.call_tool("evil_steady", {"q": ALL})
+        async with calling(window.gateway.mcp, "evil_drop", {"q": ALL}, name=ALL[:100]):
+            await window.open("/approvals")
+            await expect(page.locator(".card")).to_contain_text("evil_drop")
+            for path in HOSTILE_PAGES:
+                await window.open(path)
+                await check_unharmed(window)
+            for name in ("evil_everything", "evil_steady"):
+                await page.goto(f"{window.base}/console/tool?name={name}")
+                await check_unharmed(window)
+            await page.fill("[name='/q']", ALL)
+            await page.click("text=Call it")
+            await expect(page.locator("#result")).to_contain_text("failed")
             await check_unharmed(window)
-            await page.fill("[name=name]", "evil")
-            await page.fill("[name=display_name]", ALL[:128])
-            await page.click("button:has-text('Add')")
-            await page.wait_for_url("**/connections/evil")
-            me = Implementation(name=ALL[:100], version=ALL[:20])
-            async with Client(shop.mcp, mode="legacy", client_info=me) as mcp:
-                await mcp.call_tool("evil_steady", {"q": ALL})
-            async with calling(shop.mcp, "evil_drop", {"q": ALL}, name=ALL[:100]):
-                await window.open("/approvals")
-                await expect(page.locator(".card")).to_contain_text("evil_drop")
-                for path in HOSTILE_PAGES:
-                    await window.open(path)
-                    await check_unharmed(window)
-                for name in ("evil_everything", "evil_steady"):
-                    await page.goto(f"{shop.url}/console/tool?name={name}")
-                    await check_unharmed(window)
-                await page.fill("[name='/q']", ALL)
-                await page.click("text=Call it")
-                await expect(page.locator("#result")).to_contain_text("failed")
-                await check_unharmed(window)
-                await page.click("#result >> text=Its record")
-                await check_unharmed(window)
+            await page.click("#result >> text=Its record")
+            await check_unharmed(window)
 
 
 SIZES = ((1280, 900), (390, 800))
@@ -269,63 +261,60 @@ async def check_unharmed(window: Window) -> None:
         assert (page.url, wide) <= (page.url, width)
 
 
-async def test_filters_stay_in_the_address_and_files_follow_them(
-    browser: Browser, shop: Running
-) -> None:
-    async with desk(browser, shop) as window:
-        page = window.page
-        await window.open("/tools")
-        await page.select_option("#f-access", "delete")
-        await page.wait_for_url("**/tools?access=delete")
-        await expect(page.locator("tbody tr")).to_have_count(1)
-        href = await page.get_attribute("text=CSV", "href")
-        assert href == "/console/tools?access=delete&format=csv"
-        await page.reload()
-        await expect(page.locator("tbody tr")).to_have_count(1)
+async def test_filters_stay_in_the_address_and_files_follow_them(window: Window) -> None:
+    page = window.page
+    await window.open("/tools")
+    await page.select_option("#f-access", "delete")
+    await page.wait_for_url("**/tools?access=delete")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    href = await page.get_attribute("text=CSV", "href")
+    assert href == "/console/tools?access=delete&format=csv"
+    await page.reload()
+    await expect(page.locator("tbody tr")).to_have_count(1)
 
 
-async def test_keys_lead_to_pages_search_and_the_other_theme(
-    browser: Browser, shop: Running
-) -> None:
-    async with desk(browser, shop) as window:
-        page = window.page
-        await page.keyboard.press("Tab")
-        await expect(page.locator(".skip")).to_be_focused()
-        await page.keyboard.press("g")
-        await page.keyboard.press("e")
-        await page.wait_for_url("**/executions")
-        await page.keyboard.press("/")
-        await expect(page.locator("#search")).to_be_focused()
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("t")
-        await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-        await page.reload()
-        await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-        await page.keyboard.press("k")
-        await expect(page.locator("#connect")).to_be_visible()
-        await page.keyboard.press("Escape")
-        await expect(page.locator("#connect")).to_be_hidden()
+async def test_keys_lead_to_pages_search_and_the_other_theme(window: Window) -> None:
+    page = window.page
+    await page.keyboard.press("Tab")
+    await expect(page.locator(".skip")).to_be_focused()
+    await page.keyboard.press("g")
+    await page.keyboard.press("e")
+    await page.wait_for_url("**/executions")
+    await page.keyboard.press("/")
+    await expect(page.locator("#search")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("t")
+    await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    await page.reload()
+    await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    await page.keyboard.press("k")
+    await expect(page.locator("#connect")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#connect")).to_be_hidden()
 
 
-async def test_connect_a_client_turns_green_while_it_is_open(
+async def test_a_token_signs_in_connects_a_client_and_signs_out(
     browser: Browser, guarded: Running
 ) -> None:
     async with window_of(browser, guarded) as window:
         page = window.page
-        await page.goto(f"{guarded.url}/console/sign-in")
+        await page.goto(f"{guarded.url}/console")
         await page.fill("[name=token]", TOKENS["ann"])
         await page.keyboard.press("Enter")
         await window.live()
+        await expect(page.locator(".who")).to_contain_text("ann")
         await page.click("text=Connect a client")
         await page.click("role=tab[name='VS Code']")
         await expect(page.locator("#snip-vs")).to_contain_text(guarded.mcp)
         await expect(page.locator("#contact")).to_contain_text("Waiting for the first request")
         async with client_of(guarded.url, "ann"):
             await expect(page.locator("#contact .good")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await page.click("[aria-label='Sign out']")
+        await expect(page).to_have_url(f"{guarded.url}/console/sign-in")
 
 
-async def test_the_page_says_when_the_gateway_is_gone(browser: Browser, shop: Running) -> None:
-    async with desk(browser, shop) as window:
-        shop.app.gateway.feed.close()
-        await expect(window.page.locator("#live")).to_have_attribute("data-state", "off")
-        window.wrong.clear()  # the browser itself reports that it was refused
+async def test_the_page_says_when_the_gateway_is_gone(window: Window) -> None:
+    window.gateway.app.gateway.feed.close()
+    await expect(window.page.locator("#live")).to_have_attribute("data-state", "off")
+    window.wrong.clear()  # the browser itself reports that it was refused

@@ -8,6 +8,10 @@ from gateway.console.app import HEADERS
 from gateway.console.pages import KEPT, STATIC, asset
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, visitor
+from tests.console.conftest import module_guarded as guarded
+from tests.console.conftest import module_shop as shop
+
+__all__ = ["guarded", "shop"]
 
 PAGES = (
     *("/console", "/console/connections", "/console/connections/new", "/console/connections/demo"),

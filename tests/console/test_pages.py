@@ -33,8 +33,8 @@ BY_FILTER = {
 }
 
 
-async def test_tools_are_filtered_by_the_address(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_tools_are_filtered_by_the_address(module_shop: Running, signed_in: SignedIn) -> None:
+    someone = await signed_in(module_shop)
     for query, names in BY_FILTER.items():
         found = await rows(someone, f"/console/tools?format=json&{query}", "tools")
         listed = {row["name"] for row in found}
@@ -89,9 +89,9 @@ async def test_a_call_of_a_tool_that_is_not_there_is_listed(
 
 
 async def test_an_unknown_format_is_told_which_there_are(
-    shop: Running, signed_in: SignedIn
+    module_shop: Running, signed_in: SignedIn
 ) -> None:
-    someone = await signed_in(shop)
+    someone = await signed_in(module_shop)
     answer = await someone.get("/console/tools?format=xml")
     assert answer.status_code == 422
     assert "json, csv" in answer.text
@@ -136,14 +136,14 @@ async def test_a_form_without_a_decision_denies(shop: Running, signed_in: Signed
 
 
 async def test_a_connection_is_previewed_added_refreshed_and_deleted(
-    shop: Running, signed_in: SignedIn
+    module_shop: Running, signed_in: SignedIn
 ) -> None:
-    someone = await signed_in(shop)
+    someone = await signed_in(module_shop)
     async with provider() as peer:
         form = {"kind": "openapi", "source": peer.spec, "name": "items"}
         preview = (await someone.post("/console/connections/preview", **form)).text
         assert "items_get_items" in preview and "1 tool" in preview
-        assert "items" not in shop.app.gateway.snapshot.connections
+        assert "items" not in module_shop.app.gateway.snapshot.connections
         added = await someone.post("/console/connections", **form)
         assert added.headers["hx-redirect"] == "/console/connections/items"
         assert "items_get_items" in (await someone.get("/console/connections/items")).text
@@ -152,13 +152,13 @@ async def test_a_connection_is_previewed_added_refreshed_and_deleted(
         refreshed = await someone.post("/console/connections/items/refresh")
         assert "nothing has changed" in refreshed.text
         await someone.post("/console/connections/items/delete")
-    assert "items" not in shop.app.gateway.snapshot.connections
+    assert "items" not in module_shop.app.gateway.snapshot.connections
 
 
 async def test_a_preview_of_an_mcp_server_says_whose_sessions_there_will_be(
-    shop: Running, signed_in: SignedIn
+    module_shop: Running, signed_in: SignedIn
 ) -> None:
-    someone = await signed_in(shop)
+    someone = await signed_in(module_shop)
     words = {"handshake": "Each principal has a session of its own", "modern": "share one session"}
     for era, said in words.items():
         async with mcp_peer("handshake" if era == "handshake" else "modern") as peer:
@@ -167,9 +167,9 @@ async def test_a_preview_of_an_mcp_server_says_whose_sessions_there_will_be(
 
 
 async def test_a_definition_that_can_not_be_read_says_why(
-    shop: Running, signed_in: SignedIn
+    module_shop: Running, signed_in: SignedIn
 ) -> None:
-    someone = await signed_in(shop)
+    someone = await signed_in(module_shop)
     preview = await someone.post(
         "/console/connections/preview", kind="openapi", source="http://127.0.0.1:9/none.json"
     )
@@ -178,13 +178,14 @@ async def test_a_definition_that_can_not_be_read_says_why(
 
 
 async def test_secrets_of_a_connection_are_never_shown_again(
-    shop: Running, signed_in: SignedIn
+    module_shop: Running, signed_in: SignedIn
 ) -> None:
-    someone = await signed_in(shop)
+    someone = await signed_in(module_shop)
     async with provider() as peer:
         form = {"kind": "openapi", "source": peer.spec, "name": "items"}
         await someone.post("/console/connections", **form, auth="bearer", secret="very-secret-1")
         page = (await someone.get("/console/connections/items")).text
+        await someone.post("/console/connections/items/delete")
     assert "&#34;type&#34;: &#34;bearer&#34;" in page
     assert "very-secret-1" not in page
 

@@ -30,8 +30,8 @@ def cookie_of(answer: httpx2.Response) -> tuple[str, dict[str, str | bool]]:
     return morsel.key, {name: morsel[name] for name in flags}
 
 
-async def test_without_a_cookie_there_is_only_the_sign_in_page(guarded: Running) -> None:
-    async with visitor(guarded) as someone:
+async def test_without_a_cookie_there_is_only_the_sign_in_page(module_guarded: Running) -> None:
+    async with visitor(module_guarded) as someone:
         for path in ("/console", "/console/tools", "/console/executions?format=json"):
             answer = await someone.get(path)
             assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in")
@@ -39,14 +39,14 @@ async def test_without_a_cookie_there_is_only_the_sign_in_page(guarded: Running)
         assert (await someone.post("/console/permissions", level="full_access")).status_code == 401
 
 
-async def test_a_bearer_token_does_not_count(guarded: Running) -> None:
-    async with visitor(guarded) as someone:
+async def test_a_bearer_token_does_not_count(module_guarded: Running) -> None:
+    async with visitor(module_guarded) as someone:
         bearer = {"authorization": f"Bearer {TOKENS['root']}"}
         assert (await someone.get("/console", headers=bearer)).status_code == 303
 
 
-async def test_a_token_opens_a_session_with_a_strict_cookie(guarded: Running) -> None:
-    async with visitor(guarded) as someone:
+async def test_a_token_opens_a_session_with_a_strict_cookie(module_guarded: Running) -> None:
+    async with visitor(module_guarded) as someone:
         answer = await someone.sign_in(TOKENS["ann"])
         assert (answer.status_code, answer.headers["location"]) == (303, "/console")
         assert cookie_of(answer) == (
@@ -72,8 +72,8 @@ async def test_the_cookie_is_secure_where_the_world_comes_by_https(
         assert cookie_of(answer)[1]["secure"] is True
 
 
-async def test_a_wrong_token_is_told_so_and_no_more(guarded: Running) -> None:
-    async with visitor(guarded) as someone:
+async def test_a_wrong_token_is_told_so_and_no_more(module_guarded: Running) -> None:
+    async with visitor(module_guarded) as someone:
         for token in ("", "wrong-token-0123456789", "ann-token-012345678", "ä" * 2000):
             answer = await someone.sign_in(token)
             assert answer.status_code == 401
@@ -81,9 +81,9 @@ async def test_a_wrong_token_is_told_so_and_no_more(guarded: Running) -> None:
             assert "That token is not known here." in answer.text
 
 
-async def test_the_printed_link_works_once(guarded: Running) -> None:
-    link = guarded.app.console.link(guarded.url)
-    async with visitor(guarded) as first, visitor(guarded) as second:
+async def test_the_printed_link_works_once(module_guarded: Running) -> None:
+    link = module_guarded.app.console.link(module_guarded.url)
+    async with visitor(module_guarded) as first, visitor(module_guarded) as second:
         opened = await first.http.get(link)
         assert opened.status_code == 200
         assert '<meta http-equiv="refresh" content="0;url=/console">' in opened.text
@@ -95,21 +95,21 @@ async def test_the_printed_link_works_once(guarded: Running) -> None:
         assert "set-cookie" not in again.headers
 
 
-async def test_a_link_that_is_too_old_opens_nothing(guarded: Running) -> None:
-    seal = load_seal(guarded.config.parent / "state" / "secret.key")
+async def test_a_link_that_is_too_old_opens_nothing(module_guarded: Running) -> None:
+    seal = load_seal(module_guarded.config.parent / "state" / "secret.key")
     old = seal.seal_values(LINK, "a" * 32, time.time() - 1)
-    async with visitor(guarded) as someone:
+    async with visitor(module_guarded) as someone:
         assert (await someone.get("/console/sign-in", params={"link": old})).status_code == 401
     assert LINK_SECONDS == 15 * 60
 
 
-async def test_a_link_is_no_cookie_and_a_cookie_no_link(guarded: Running) -> None:
-    link = guarded.app.console.backend.sessions.link()
+async def test_a_link_is_no_cookie_and_a_cookie_no_link(module_guarded: Running) -> None:
+    link = module_guarded.app.console.backend.sessions.link()
     assert link is not None
-    async with visitor(guarded) as someone:
+    async with visitor(module_guarded) as someone:
         someone.http.cookies.set(COOKIE, link, path="/console")
         assert (await someone.get("/console")).status_code == 303
-    async with visitor(guarded) as someone:
+    async with visitor(module_guarded) as someone:
         answer = await someone.sign_in(TOKENS["ann"])
         cookie = SimpleCookie(answer.headers["set-cookie"])[COOKIE].value
         link_answer = await someone.get("/console/sign-in", params={"link": cookie})
@@ -171,12 +171,14 @@ async def test_another_token_ends_the_sessions_of_the_old_one(
     assert (await ann.get("/console")).status_code == 303
 
 
-async def test_signing_out_ends_the_cookie_for_good(guarded: Running, signed_in: SignedIn) -> None:
-    ann = await signed_in(guarded, "ann")
+async def test_signing_out_ends_the_cookie_for_good(
+    module_guarded: Running, signed_in: SignedIn
+) -> None:
+    ann = await signed_in(module_guarded, "ann")
     [kept] = [c.value for c in ann.http.cookies.jar if c.name == COOKIE]
     answer = await ann.post("/console/sign-out")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in")
-    async with visitor(guarded) as thief:
+    async with visitor(module_guarded) as thief:
         thief.http.cookies.set(COOKIE, kept, path="/console")
         assert (await thief.get("/console")).status_code == 303
 
@@ -218,9 +220,9 @@ def test_many_addresses_together_are_slowed_down_too() -> None:
 
 
 @pytest.mark.parametrize("look", [{"method": "HEAD"}, {"headers": {"sec-purpose": "prefetch"}}])
-async def test_a_look_ahead_does_not_use_the_link_up(guarded: Running, look: Any) -> None:
-    link = guarded.app.console.link(guarded.url)
-    async with visitor(guarded) as someone:
+async def test_a_look_ahead_does_not_use_the_link_up(module_guarded: Running, look: Any) -> None:
+    link = module_guarded.app.console.link(module_guarded.url)
+    async with visitor(module_guarded) as someone:
         ahead = await someone.http.request(url=link, **{"method": "GET", **look})
         assert "set-cookie" not in ahead.headers
         assert "set-cookie" in (await someone.http.get(link)).headers

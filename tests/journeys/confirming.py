@@ -17,8 +17,8 @@ from mcp.client.session import ElicitationFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, Implementation
 
-from tests.conftest import gateway_process
 from tests.peers import Provider
+from tests.processes import gateway_process
 
 FREELY = 'level = "full_access"'
 IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'

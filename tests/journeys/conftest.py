@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from tests.conftest import GatewayMaker, Running
 from tests.databases import migrated_file, own_postgres, postgres, store_url
@@ -37,9 +36,9 @@ async def ann(shop: Running) -> AsyncIterator[Api]:
         yield made
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def module_peer() -> AsyncIterator[Provider]:
-    """One shop for all tests of a module, on the module's loop."""
+    """One shop for all tests of a module."""
     async with provider() as shop:
         shop.document = orders_api(shop.url)
         yield shop

@@ -18,11 +18,11 @@ import aiohttp
 import orjson
 import psutil
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
 from tests.peers import Provider, provider, until
+from tests.processes import gateway_process
 
 MEBIBYTE = 1024 * 1024
 REQUEST_SECONDS = 4  # for a client to complete its request, or to go on reading
@@ -90,7 +90,7 @@ async def answer(request: web.Request) -> web.Response:
     return web.json_response({"text": "x" * LARGE_CHARS if large else "hello"})
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     config = tmp_path_factory.mktemp("crowds") / "config.toml"
     async with provider() as shop, many_connections() as http:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitRequestParams
 
 from tests.conftest import Running, gateway_on
@@ -31,10 +30,7 @@ MODES = ("legacy", "2026-07-28")
 BOTH = pytest.mark.parametrize("mode", MODES)
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def module_shop(
     module_peer: Provider, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Running]:
@@ -48,7 +44,7 @@ def peer(fresh_peer: Provider) -> Provider:
     return fresh_peer
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
 async def shop(module_shop: Running, peer: Provider) -> AsyncIterator[Running]:
     """The one gateway of this module; what a test left undecided or allowed is taken back."""
     yield module_shop

@@ -9,7 +9,6 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from mcp.shared.exceptions import MCPError
 from mcp_types import RequestParamsMeta
@@ -35,10 +34,8 @@ from tests.journeys.confirming import (
 )
 from tests.peers import Provider, provider, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def shop(
     module_peer: Provider, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Running]:
@@ -53,13 +50,13 @@ def peer(fresh_peer: Provider) -> Provider:
     return fresh_peer
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
 async def ann(shop: Running) -> AsyncIterator[Api]:
     async with api(shop.url, "ann") as made:
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
 async def own_shop(peer: Provider, tmp_path: Path) -> AsyncIterator[Running]:
     """A gateway without a history, which no other test sees."""
     text = config(peer, FREELY, connection=IDEMPOTENT)
@@ -67,7 +64,7 @@ async def own_shop(peer: Provider, tmp_path: Path) -> AsyncIterator[Running]:
         yield gateway
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
 async def own_ann(own_shop: Running) -> AsyncIterator[Api]:
     async with api(own_shop.url, "ann") as made:
         yield made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mcp.client.client import Client
 
-from tests.conftest import gateway_process
+from tests.processes import gateway_process
 
 SHIPPED = Path(__file__).parents[2] / "config.toml"
 BOOK_TOOLS = {

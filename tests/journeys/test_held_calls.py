@@ -20,11 +20,12 @@ import pytest
 from mcp_types import ElicitResult
 
 from tests.asking_peer import PAGE, AskingPeer
-from tests.conftest import Running, gateway_on, gateway_process, two_gateways
+from tests.conftest import Running, gateway_on, two_gateways
 from tests.journeys.confirming import TOKENS, Api, client
 from tests.mcp.speakers import Speaker
 from tests.peers import until
 from tests.peers_mcp import Era, mcp_peer
+from tests.processes import gateway_process
 
 ERAS: list[Era] = ["handshake", "modern"]
 ANN = {"action": "accept", "content": {"name": "Ann"}}

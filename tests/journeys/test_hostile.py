@@ -9,15 +9,12 @@ from typing import Any
 
 import aiohttp
 import orjson
-import pytest
 
 from tests.conftest import Running
 from tests.conftest import shared_gateway as gateway
 from tests.peers import items_api, provider
 
 __all__ = ["gateway"]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HUGE = "9" * 30  # no integer of 64 bits
 ENVELOPE = orjson.dumps(

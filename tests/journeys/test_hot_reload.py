@@ -17,8 +17,6 @@ from tests.peers import items_api, provider
 
 __all__ = ["gateway"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 
 async def own_call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)

@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from mcp.client.client import Client
 
@@ -38,10 +37,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": kind})
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     """A gateway before an API, and before an MCP server called `far`."""
     async with provider() as peer, mcp_peer() as far:

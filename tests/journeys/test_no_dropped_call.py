@@ -11,9 +11,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tests.conftest import OPEN, Running, gateway_on, gateway_process
+from tests.conftest import OPEN, Running, gateway_on
 from tests.journeys.trio import ADD, asked
 from tests.peers import items_api, provider
+from tests.processes import gateway_process
 
 CALL = "/api/v1/tools/shop_get_items/call"
 

@@ -17,8 +17,6 @@ from tests.mcp.speakers import Era, Speaker
 
 __all__ = ["served"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 MAX_GROWTH = 256 * MEBIBYTE  # half of what the crowd sends, in buffers that grow by copying
 CROWD = 64
 READERS = 16

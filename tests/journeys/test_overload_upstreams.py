@@ -17,8 +17,6 @@ from tests.raw_server import Connection, Conversation, always, answer, raw_serve
 
 __all__ = ["served"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 # An answer of 16 MiB, of which a connection holds one, is there several times on its way to the
 # store; the crowd's first 256 KiB each come on top.
 MAX_GROWTH = 256 * MEBIBYTE

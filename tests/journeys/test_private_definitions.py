@@ -11,15 +11,13 @@ import pytest
 from aiohttp import web
 from mcp.client.client import Client
 
-from tests.cli.test_commands import gateway_command
 from tests.conftest import OPEN, Running, gateway_on
 from tests.conftest import shared_gateway as gateway
 from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import Provider, items_api, provider, until
+from tests.processes import gateway_command
 
 __all__ = ["gateway"]
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-secret-of-its-own"
 BEARER = f"Bearer {SECRET}"

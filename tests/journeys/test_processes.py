@@ -8,16 +8,17 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-import pytest
 
 from gateway.server import bind
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
 from tests.journeys.trio import asked, plain_http
 from tests.peers import provider, until
+from tests.processes import ForkedGateway, gateway_process, users_process
 from tests.upstream.upstream_doors import STDIO_PEER
 
 READER = "gateway.reader"
@@ -34,15 +35,14 @@ def stdio_table(name: str, *options: str) -> str:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, workers: int, *options: str, port: int = 0, pass_fds: tuple[int, ...] = ()
+    folder: Path, workers: int, *tables: str, start: Any = gateway_process, **how: Any
 ) -> AsyncIterator[Any]:
-    """A gateway process with two stdio servers, each of them started; the process and its port."""
+    """A gateway process whose stdio servers are all started; the process and its port."""
     config = folder / "config.toml"
-    tables = stdio_table("one", *options) + stdio_table("two", *options)
-    text = f"{OPEN}[server]\nworkers = {workers}\n{tables}"
+    text = f"{OPEN}[server]\nworkers = {workers}\n{''.join(tables)}"
     await asyncio.to_thread(config.write_text, text, encoding="utf-8")
-    async with gateway_process(config, "--port", str(port), pass_fds=pass_fds) as (process, url):
-        await started(psutil.Process(process.pid), 2 * workers)
+    async with start(config, "--port", str(how.pop("port", 0)), **how) as (process, url):
+        await started(psutil.Process(process.pid), len(tables) * workers)
         yield process, urlsplit(url).port
 
 
@@ -75,13 +75,16 @@ def held_by(processes: list[psutil.Process]) -> set[tuple[int, ...]]:
     return {tuple(sorted(int(each.name) for each in folder.iterdir())) for folder in folders}
 
 
-async def test_children_hold_their_own_pipes_and_nothing_of_the_gateway(tmp_path: Path) -> None:
+async def test_children_hold_nothing_of_the_gateway_and_end_with_it_though_it_is_killed(
+    tmp_path: Path,
+) -> None:
     workers = 2
     left_open = os.open(tmp_path, os.O_RDONLY)  # by whoever started the gateway
+    users: dict[str, Any] = {"start": users_process, "pass_fds": (left_open,)}
     async with (
         provider() as peer,
         plain_http() as http,
-        serving(tmp_path, workers, pass_fds=(left_open,)) as (process, port),
+        serving(tmp_path, workers, stdio_table("one"), **users) as (process, port),
     ):
         os.close(left_open)
         url = f"http://127.0.0.1:{port}/api/v1/connections/shop"
@@ -90,48 +93,46 @@ async def test_children_hold_their_own_pipes_and_nothing_of_the_gateway(tmp_path
         with (tmp_path / "config.toml").open("a", encoding="utf-8") as config:
             config.write(stdio_table("late"))  # started while requests and definitions come in
         everyone = psutil.Process(process.pid)
-        await started(everyone, 3 * workers)
+        await started(everyone, 2 * workers)
         servers, readers = found(everyone, STDIO_PEER), found(everyone, READER)
         await until(lambda: held_by(servers) == {(0, 1, 2)}, SOON_SECONDS)
         assert held_by(readers) <= {(0, 1, 2), (0, 1, 2, 3)}  # one may be starting
         assert [each.net_connections() for each in readers] == [[]] * len(readers)
+        children = everyone.children(recursive=True)
+        process.kill()
+        await process.wait()
+        with bind("127.0.0.1", port, shared=True):
+            await until(lambda: not any(map(lives, children)), SOON_SECONDS)
+
+
+def lives(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 async def test_after_a_kill_the_port_is_free_even_where_a_child_lives_on(tmp_path: Path) -> None:
-    async with serving(tmp_path, 1, "--stubborn") as (process, port):
-        stubborn = found(psutil.Process(process.pid), STDIO_PEER)
+    tables = (stdio_table("one"), stdio_table("two", "--stubborn"))
+    async with serving(tmp_path, 1, *tables) as (process, port):
+        children = psutil.Process(process.pid).children(recursive=True)
+        [stubborn] = found(psutil.Process(process.pid), "--stubborn")
         process.kill()
         await process.wait()
         try:
-            async with serving(tmp_path, 1, port=port) as (_, again):
+            async with serving(tmp_path, 1, stdio_table("one"), port=port) as (_, again):
                 assert again == port
-            assert [each.is_running() for each in stubborn] == [True, True]
+            await until(lambda: [*filter(lives, children)] == [stubborn], SOON_SECONDS)
         finally:
-            for each in stubborn:
-                each.kill()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_children_end_with_a_gateway_that_is_killed(tmp_path: Path, workers: int) -> None:
-    async with serving(tmp_path, workers) as (process, port):
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        await process.wait()
-        with bind("127.0.0.1", port, shared=workers > 1):
-            await until(lambda: not any(each.is_running() for each in children), SOON_SECONDS)
+            stubborn.kill()
 
 
 async def test_workers_end_with_a_parent_that_is_killed_while_they_start(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f"{OPEN}[server]\nworkers = 2\n", encoding="utf-8")
-    parent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--config", str(config), "--port", "0"),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    words = ("serve", "--config", str(config), "--port", "0")
+    with TemporaryFile() as said:
+        parent = ForkedGateway(words, said.fileno(), said.fileno(), tmp_path)
     process = psutil.Process(parent.pid)
     await until(lambda: len(process.children()) == 2, SOON_SECONDS)
     workers = process.children()
     parent.kill()
     await parent.wait()
-    await until(lambda: not any(each.is_running() for each in workers), SOON_SECONDS)
+    await until(lambda: not any(map(lives, workers)), SOON_SECONDS)

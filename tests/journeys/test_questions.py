@@ -16,7 +16,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
 from mcp_types import (
@@ -35,8 +34,6 @@ from pydantic import FileUrl
 from tests.asking_peer import PAGE, TO_MODEL, TOOLS, asking_peer
 from tests.conftest import gateway_on
 from tests.peers import until
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLIENTS = ("legacy", "2026-07-28")
 SERVERS = ("http 2025", "http 2026", "stdio 2025", "stdio 2026")
@@ -78,7 +75,7 @@ class Shops:
         return [(row["tool"], row["status"]) for row in mine]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest.fixture(scope="module")
 async def shops(tmp_path_factory: Any) -> AsyncIterator[Shops]:
     folder, text = tmp_path_factory.mktemp("shops"), CONFIG
     async with AsyncExitStack() as stack:

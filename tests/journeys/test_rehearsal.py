@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 from mcp.client.client import Client
 
-from tests.cli.test_commands import gateway_command
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.journeys.test_hot_reload import own_call
+from tests.processes import gateway_command
 
 DEMO = OPEN + "\n[demo]\nenabled = true\n"
 

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-import pytest_asyncio
 
 from tests.databases import PostgresServer
 from tests.journeys.trio import (
@@ -25,8 +24,6 @@ from tests.journeys.trio import (
 from tests.mcp.speakers import Era, Speaker
 from tests.peers import items_api, provider
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 ERAS: tuple[Era, ...] = ("2025", "2026")
 CUSTOMERS = 8
 OTHER_NUMBERS = 1_000_000  # so that no token was used before
@@ -34,7 +31,7 @@ WAIT_SECONDS = 60.0  # that a call may wait for a person, and more
 SOON_SECONDS = 5.0  # it takes a tenth of one where the machine has nothing else to do
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest.fixture(scope="module")
 async def three(
     tmp_path_factory: pytest.TempPathFactory, own_postgres: PostgresServer
 ) -> AsyncIterator[Trio]:
@@ -43,7 +40,7 @@ async def three(
             yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with plain_http() as made:
         yield made

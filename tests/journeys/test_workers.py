@@ -12,33 +12,65 @@ import aiohttp
 import psutil
 from aiohttp import web
 
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
 from tests.journeys.trio import asked, plain_http
-from tests.peers import items_api, provider, until
+from tests.peers import Provider, items_api, provider, until
+from tests.processes import users_process
 
 LOOKS = 16  # on connections of their own: the kernel hands some to either
 SOON_SECONDS = 10.0  # a tenth of one, where the machine has nothing else to do
 
 
-async def test_what_one_worker_is_told_all_know_and_count_together(
-    tmp_path: Path, store_url: str
+async def test_workers_are_one_gateway_though_one_is_killed_and_everyone_hears_the_signal(
+    tmp_path: Path,
 ) -> None:
-    config = tmp_path / "config.toml"
-    text = f'{OPEN}\n[server]\nworkers = 2\n[store]\nurl = "{store_url}"\n'
-    config.write_text(text, encoding="utf-8")
-    async with provider() as peer, plain_http() as http, gateway_process(config) as (_, url):
-        base = url.removesuffix("/mcp")
-        limit = {"requests": 6, "window_seconds": 600}
-        put = {"kind": "openapi", "spec": peer.spec, "rate_limit": limit}
-        assert (await asked(http, "PUT", f"{base}/api/v1/connections/shop", put))[0] == 200
-        await listed_by_all(http, base, "shop_get_items")
-        peer.document = items_api(peer.url, "items", "pears")
-        await asked(http, "POST", f"{base}/api/v1/connections/shop/refresh")
-        await listed_by_all(http, base, "shop_get_pears")
+    arrived, go_on = asyncio.Event(), asyncio.Event()
 
-        call, body = f"{base}/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}}
-        answers = [(await asked(http, "POST", call, body))[0] for _ in range(LOOKS)]
-    assert sorted(answers) == [200] * 6 + [429] * (LOOKS - 6)
+    async def slow(request: web.Request) -> web.Response:
+        arrived.set()
+        await go_on.wait()
+        return web.json_response({"answer": 42})
+
+    config = tmp_path / "config.toml"
+    config.write_text(f"{OPEN}\n[server]\nworkers = 2\n", encoding="utf-8")
+    async with (
+        provider() as peer,
+        plain_http() as http,
+        users_process(config) as (process, url),
+        asyncio.timeout(60),
+    ):
+        base = url.removesuffix("/mcp")
+
+        await know_and_count_together(http, base, peer)
+        await replaced_when_killed(process, http, base)
+        peer.answer = slow
+        call = f"{base}/api/v1/tools/shop_get_pears/call"
+        asking = asyncio.create_task(asked(http, "POST", call, {"arguments": {"id": "1"}}))
+        await arrived.wait()
+        # As from a terminal, or an init system: the workers hear it, and once more by their parent.
+        for each in (*workers_of(process), process):
+            each.send_signal(signal.SIGINT)
+        while await answers(urlsplit(url).port):  # noqa: ASYNC110 - another process makes it so
+            await asyncio.sleep(0.05)
+        go_on.set()
+        assert (await asking)[1]["output"] == {"answer": 42}
+        assert await process.wait() == 0
+
+
+async def know_and_count_together(http: aiohttp.ClientSession, base: str, peer: Provider) -> None:
+    """What one worker is told all know, and a limit holds over all."""
+    limited, freely = (f"{base}/api/v1/connections/{name}" for name in ("limited", "shop"))
+    put = {"kind": "openapi", "spec": peer.spec}
+    limit = {"rate_limit": {"requests": 6, "window_seconds": 600}}
+    assert (await asked(http, "PUT", limited, {**put, **limit}))[0] == 200
+    assert (await asked(http, "PUT", freely, put))[0] == 200
+    await listed_by_all(http, base, "shop_get_items")
+    peer.document = items_api(peer.url, "items", "pears")
+    await asked(http, "POST", f"{freely}/refresh")
+    await listed_by_all(http, base, "shop_get_pears")
+    call, body = f"{base}/api/v1/tools/limited_get_items/call", {"arguments": {"id": "1"}}
+    found = [(await asked(http, "POST", call, body))[0] for _ in range(LOOKS)]
+    assert sorted(found) == [200] * 6 + [429] * (LOOKS - 6)
 
 
 async def listed_by_all(http: aiohttp.ClientSession, base: str, tool: str) -> None:
@@ -53,38 +85,6 @@ async def listed_by_all(http: aiohttp.ClientSession, base: str, tool: str) -> No
 async def lists(http: aiohttp.ClientSession, base: str, tool: str) -> bool:
     _, found = await asked(http, "GET", f"{base}/api/v1/tools")
     return tool in {each["name"] for each in found["tools"]}
-
-
-async def test_a_killed_worker_is_replaced_and_calls_finish_though_everyone_hears_the_signal(
-    tmp_path: Path,
-) -> None:
-    """As from a terminal, or an init system: the workers hear it, and once more by their parent."""
-    arrived, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(request: web.Request) -> web.Response:
-        arrived.set()
-        await go_on.wait()
-        return web.json_response({"answer": 42})
-
-    config = tmp_path / "config.toml"
-    async with provider() as peer, plain_http() as http:
-        peer.answer = slow
-        table = f'[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
-        config.write_text(f"{OPEN}\n[server]\nworkers = 2\n{table}", encoding="utf-8")
-        async with gateway_process(config) as (process, url), asyncio.timeout(60):
-            base = url.removesuffix("/mcp")
-            await replaced_when_killed(process, http, base)
-            body = {"arguments": {"id": "1"}}
-            asking = asked(http, "POST", f"{base}/api/v1/tools/shop_get_items/call", body)
-            call = asyncio.create_task(asking)
-            await arrived.wait()
-            for each in (*workers_of(process), process):
-                each.send_signal(signal.SIGINT)
-            while await answers(urlsplit(url).port):  # noqa: ASYNC110 - another process makes it so
-                await asyncio.sleep(0.05)
-            go_on.set()
-            assert (await call)[1]["output"] == {"answer": 42}
-            assert await process.wait() == 0
 
 
 async def replaced_when_killed(process: Any, http: aiohttp.ClientSession, base: str) -> None:

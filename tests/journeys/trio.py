@@ -16,8 +16,9 @@ import orjson
 from aiohttp import web
 
 from tests.balancer import RoundRobin, round_robin
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
 from tests.peers import Provider, items_api
+from tests.processes import gateway_process
 
 ORDER = "/api/v1/tools/shop_add_order/call"
 ITEM = "/api/v1/tools/shop_get_items/call"

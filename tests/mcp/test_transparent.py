@@ -12,13 +12,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 
 from tests.conftest import OPEN, gateway_on
 from tests.library_peer import NAME_FORM, SECRET, LibraryPeer, library_peer
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ONLY = """
 [demo]
@@ -43,7 +40,7 @@ class Pair:
     speak: Callable[..., Any]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=("2025", "2026"))
+@pytest.fixture(scope="module", params=("2025", "2026"))
 async def behind(request: Any, tmp_path_factory: Any) -> AsyncIterator[tuple[LibraryPeer, str]]:
     """A server of each era, and the gateway's address with it behind."""
     config = tmp_path_factory.mktemp("gateway") / "config.toml"
@@ -54,7 +51,7 @@ async def behind(request: Any, tmp_path_factory: Any) -> AsyncIterator[tuple[Lib
             yield peer, gateway.mcp
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=("2025", "2026"))
+@pytest.fixture(params=("2025", "2026"))
 async def pair(request: Any, behind: tuple[LibraryPeer, str]) -> AsyncIterator[Pair]:
     (peer, url), client = behind, request.param
     peer.prompts = ["review"]

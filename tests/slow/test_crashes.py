@@ -20,8 +20,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
 from tests.peers import Provider, items_api, provider
+from tests.processes import gateway_process
 
 CRASHES = int(os.environ.get("GATEWAY_CRASHES", "200"))
 WORK_SECONDS = 0.6

@@ -18,7 +18,8 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
+from tests.processes import gateway_process
 from tests.slow.hostile import FAMILY, Hostile
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,9 @@ import pytest
 from aiohttp import web
 from mcp import Client
 
-from tests.conftest import OPEN, gateway_process
+from tests.conftest import OPEN
 from tests.definitions import CORPUS
+from tests.processes import gateway_process
 from tests.slow.generating import WAYS, made_up
 from tests.slow.judging import Sent, faults
 from tests.slow.reading import Definition, Unjudged

@@ -1,0 +1,134 @@
+"""`gateway` as a process of its own: a command that ends, or one that serves.
+
+Most tests have it forked from a process that has loaded the gateway already, since loading it takes
+longer than anything they do with it. Tests of what a user's process is like have it started by its
+name, as users do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+START_SECONDS = 60.0  # two, where the machine has nothing else to do
+COMMAND = (sys.executable, "-m", "gateway")
+
+_forking = multiprocessing.get_context("forkserver")
+_forking.set_forkserver_preload(["gateway.server", "gateway.cli.check", "gateway.cli.inspect"])
+
+
+class ForkedGateway:
+    """A process that runs `gateway WORDS`, with as much of asyncio's `Process` as tests use."""
+
+    def __init__(self, words: tuple[str, ...], stdout: int, stderr: int, cwd: Path) -> None:
+        streams = [DupFd(stdout), DupFd(stderr)]
+        self._process = _forking.Process(target=_run, args=(words, str(cwd), *streams))
+        self._process.start()
+        self.pid: int = self._process.pid or 0
+        self.stdout = asyncio.StreamReader()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        if self.returncode is None:
+            sentinel = os.dup(self._process.sentinel)  # several may wait
+            loop.add_reader(sentinel, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(sentinel)
+                os.close(sentinel)
+        self._process.join()
+        return self._process.exitcode or 0
+
+
+def _run(words: tuple[str, ...], cwd: str, stdout: Any, stderr: Any) -> None:
+    for stream, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(stream.detach(), number)
+    os.chdir(cwd)
+    sys.argv = ["gateway", *words]
+    from gateway.cli import main
+
+    main()
+
+
+async def gateway_command(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `gateway WORDS`."""
+    with TemporaryFile() as out, TemporaryFile() as err:
+        process = ForkedGateway(words, out.fileno(), err.fileno(), cwd or Path.cwd())
+        async with asyncio.timeout(START_SECONDS):
+            code = await process.wait()
+        return code, *(_text(file) for file in (out, err))  # type: ignore[return-value]
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode())
+
+
+@asynccontextmanager
+async def gateway_process(config: Path, *options: str) -> AsyncIterator[tuple[Any, str]]:
+    """`gateway serve`; the process and the address it says it is ready at."""
+    reading, writing = os.pipe()
+    with TemporaryFile() as told:
+        words = ("serve", "--config", str(config), "--port", "0", *options)
+        process = ForkedGateway(words, writing, told.fileno(), Path.cwd())
+    os.close(writing)
+    protocol = asyncio.StreamReaderProtocol(process.stdout)
+    pipe = os.fdopen(reading, "rb")
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+    try:
+        async with ready(process) as url:
+            yield process, url
+    finally:
+        transport.close()
+
+
+@asynccontextmanager
+async def users_process(
+    config: Path, *options: str, pass_fds: tuple[int, ...] = ()
+) -> AsyncIterator[tuple[Any, str]]:
+    """`gateway serve` as users start it."""
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "serve", "--config", str(config), "--port", "0", *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        pass_fds=pass_fds,
+    )
+    async with ready(process) as url:
+        yield process, url
+
+
+@asynccontextmanager
+async def ready(process: Any) -> AsyncIterator[str]:
+    """The address a process says it is ready at; it is ended with the block."""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            line = (await process.stdout.readline()).decode()
+        assert line.startswith("Gateway ready: http://127.0.0.1:"), line
+        yield line.removeprefix("Gateway ready: ").strip()
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await process.wait()
