@@ -32,7 +32,7 @@ from gateway.catalog.changes import Adoption, Difference, by_operation
 from gateway.catalog.snapshot import ConnectionState, Found, RawDefinition, Snapshot, at_rest
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
-from gateway.config.settings import Permissions, Settings, bundle_trust_problems
+from gateway.config.settings import Permissions, Settings, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, NotFound, Overloaded, Refused
 from gateway.model import (
     Build,
@@ -377,10 +377,8 @@ def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None
         )
     if connection.trust != "untrusted":
         return
-    for bundle_name, bundle in settings.bundles.items():
-        if problems := bundle_trust_problems(bundle_name, bundle, {name}):
-            where, what = problems[0]
-            raise Fixable("connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle.")
+    for where, what in untrusted_in_bundles(settings, {name}):
+        raise Fixable("connection_invalid", f"{where}: {what}", "Trust it, or edit the bundle.")
 
 
 def refuse_edit(settings: Settings, current: Snapshot) -> None:
@@ -391,10 +389,6 @@ def refuse_edit(settings: Settings, current: Snapshot) -> None:
         if state.settings.trust == "untrusted" and state.origin not in ("config", "demo")
     }
     untrusted -= settings.connections.keys()
-    problems = [
-        f"config.toml: {where}: {what}"
-        for name, bundle in settings.bundles.items()
-        for where, what in bundle_trust_problems(name, bundle, untrusted)
-    ]
-    if problems:
+    found = untrusted_in_bundles(settings, untrusted)
+    if problems := [f"config.toml: {where}: {what}" for where, what in found]:
         raise ConfigInvalid(problems)

@@ -74,10 +74,7 @@ def parse_connection(name: str, values: Mapping[str, Any]) -> Connection:
     try:
         connection: Connection = _connection.validate_python(values)
     except ValidationError as error:
-        lines = list(describe(error))
-        raise Fixable(
-            "connection_invalid", "; ".join(lines[:5]), "Correct these keys.", problems=lines[:20]
-        ) from error
+        raise _refusal("connection_invalid", error) from error
     return connection
 
 
@@ -86,10 +83,12 @@ def parse_permissions(base: Permissions, values: Mapping[str, Any]) -> Permissio
     try:
         return Permissions.model_validate({**base.model_dump(), **values})
     except ValidationError as error:
-        lines = list(describe(error))
-        raise Fixable(
-            "invalid_arguments", "; ".join(lines[:5]), "Correct these keys.", problems=lines[:20]
-        ) from error
+        raise _refusal("invalid_arguments", error) from error
+
+
+def _refusal(code: str, error: ValidationError) -> Fixable:
+    lines = list(describe(error))
+    return Fixable(code, "; ".join(lines[:5]), "Correct these keys.", problems=lines[:20])
 
 
 def describe(error: ValidationError, keys: Callable[[], set[str]] | None = None) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -226,137 +227,84 @@ class Settings(Table):
     routes: dict[str, dict[str, dict[str, Strings]]] = Field(default_factory=dict)
 
 
+Wrong = Iterator[tuple[str, str]]  # key path, and what is wrong there
+
+
 def check_whole(settings: Settings) -> list[tuple[str, str]]:
     """What no single table can see, as (key path, what is wrong)."""
+    untrusted = {name for name, c in settings.connections.items() if c.trust == "untrusted"}
     return [
         *_names(settings),
-        *_azure_for_arm(settings),
-        *_loopback_only_without_tokens(settings),
-        *_distinct_tokens(settings),
+        *_surroundings(settings),
+        *_tokens(settings),
         *_roles_and_bundles(settings),
-        *_trust(settings),
+        *untrusted_in_bundles(settings, untrusted),
     ]
 
 
-def _names(settings: Settings) -> list[tuple[str, str]]:
-    found = [
-        (f"connections.{name}", f"the name must be {NAME_RULE}")
-        for name in settings.connections
-        if not NAME_PATTERN.fullmatch(name)
-    ]
+def _names(settings: Settings) -> Wrong:
+    for name in settings.connections:
+        if not NAME_PATTERN.fullmatch(name):
+            yield f"connections.{name}", f"the name must be {NAME_RULE}"
     addressed = [(f"bundles.{name}", name) for name in settings.bundles]
     for workflow, roles in settings.routes.items():
         steps = ((f"routes.{workflow}.{role}.{s}", s) for role in roles for s in roles[role])
         addressed += [(f"routes.{workflow}", workflow), *steps]
-    found += [
-        (where, f"{name!r} is part of an address: {ADDRESSED_RULE}")
-        for where, name in addressed
-        if not ADDRESSED.fullmatch(name)
-    ]
+    for where, name in addressed:
+        if not ADDRESSED.fullmatch(name):
+            yield where, f"{name!r} is part of an address: {ADDRESSED_RULE}"
     if settings.demo.enabled and "demo" in settings.connections:
-        found.append(("connections.demo", "the name is taken by [demo] while demo.enabled = true"))
-    return found
+        yield "connections.demo", "the name is taken by [demo] while demo.enabled = true"
 
 
-def _azure_for_arm(settings: Settings) -> list[tuple[str, str]]:
-    if settings.azure is not None:
-        return []
-    return [
-        (f"connections.{name}.kind", '"arm" needs an [azure] table: subscription, resource group')
-        for name, connection in settings.connections.items()
-        if connection.kind == "arm"
-    ]
+def _surroundings(settings: Settings) -> Wrong:
+    for name, connection in settings.connections.items():
+        if connection.kind == "arm" and settings.azure is None:
+            needed = '"arm" needs an [azure] table: subscription, resource group'
+            yield f"connections.{name}.kind", needed
+    host = settings.server.host
+    if settings.auth.mode == "none" and host not in LOOPBACK_HOSTS:
+        only = '"none" is only accepted on a loopback host, and server.host is'
+        yield "auth.mode", f'{only} {host!r}; use "tokens" or "jwt"'
 
 
-def _loopback_only_without_tokens(settings: Settings) -> list[tuple[str, str]]:
-    if settings.auth.mode != "none" or settings.server.host in LOOPBACK_HOSTS:
-        return []
-    return [
-        (
-            "auth.mode",
-            f'"none" is only accepted on a loopback host, and server.host is '
-            f'{settings.server.host!r}; use "tokens" or "jwt"',
-        )
-    ]
-
-
-def _distinct_tokens(settings: Settings) -> list[tuple[str, str]]:
-    found, seen = [], dict[str, str]()
+def _tokens(settings: Settings) -> Wrong:
+    seen = dict[str, str]()
     for name, principal in settings.principals.items():
         secret = principal.token.get_secret_value() if principal.token else principal.token_sha256
-        if secret is None:
-            if settings.auth.mode == "tokens":
-                found.append(
-                    (f"principals.{name}", "needs token_sha256 (see `gateway token`) or token")
-                )
-        elif secret.lower() in seen:
-            found.append((f"principals.{name}", f"has the same token as {seen[secret.lower()]}"))
-        else:
-            seen[secret.lower()] = name
-    return found
+        if secret is None and settings.auth.mode == "tokens":
+            yield f"principals.{name}", "needs token_sha256 (see `gateway token`) or token"
+        elif secret is not None and seen.setdefault(secret.lower(), name) != name:
+            yield f"principals.{name}", f"has the same token as {seen[secret.lower()]}"
 
 
-def _roles_and_bundles(settings: Settings) -> list[tuple[str, str]]:
-    found = []
+def _roles_and_bundles(settings: Settings) -> Wrong:
     for name, role in settings.roles.items():
-        found += _unknown_bundles(settings, f"roles.{name}.bundles", role.bundles)
+        yield from _unknown(f"roles.{name}.bundles", "bundle", role.bundles, settings.bundles)
     for name, principal in settings.principals.items():
-        if settings.roles and principal.role and principal.role not in settings.roles:
-            found.append(
-                (f"principals.{name}.role", _unknown("role", principal.role, settings.roles))
-            )
+        if settings.roles and principal.role:
+            yield from _unknown(f"principals.{name}.role", "role", [principal.role], settings.roles)
     for workflow, roles in settings.routes.items():
         for role_name, steps in roles.items():
             where = f"routes.{workflow}.{role_name}"
-            if role_name not in settings.roles:
-                found.append((where, _unknown("role", role_name, settings.roles)))
+            yield from _unknown(where, "role", [role_name], settings.roles)
             for step, bundles in steps.items():
-                found += _unknown_bundles(settings, f"{where}.{step}", bundles)
-    return found
+                yield from _unknown(f"{where}.{step}", "bundle", bundles, settings.bundles)
 
 
-def _unknown_bundles(
-    settings: Settings, where: str, bundles: tuple[str, ...]
-) -> list[tuple[str, str]]:
-    return [
-        (where, _unknown("bundle", bundle, settings.bundles))
-        for bundle in bundles
-        if bundle not in settings.bundles
-    ]
-
-
-def _trust(settings: Settings) -> list[tuple[str, str]]:
-    untrusted = {name for name, c in settings.connections.items() if c.trust == "untrusted"}
-    return [
-        problem
-        for name, bundle in settings.bundles.items()
-        for problem in bundle_trust_problems(name, bundle, untrusted)
-    ]
-
-
-def bundle_trust_problems(name: str, bundle: Bundle, untrusted: set[str]) -> list[tuple[str, str]]:
-    """Why this bundle may not hold these untrusted connections, as (key path, what is wrong)."""
-    held = sorted(untrusted.intersection(bundle.connections))
-    if not held:
-        return []
-    found = []
-    if bundle.mode != "meta":
-        found.append(
-            (
-                f"bundles.{name}.mode",
-                f'must be "meta": {", ".join(held)} is an untrusted connection',
-            )
-        )
-    if not bundle.explicit:
-        found.append(
-            (
-                f"bundles.{name}.allow",
-                f"must name tools, not wildcards alone: {', '.join(held)} is untrusted",
-            )
-        )
-    return found
-
-
-def _unknown(noun: str, name: str, known: dict[str, Any]) -> str:
+def _unknown(where: str, noun: str, names: Iterable[str], known: Collection[str]) -> Wrong:
     listed = ", ".join(sorted(known)) or "none is defined"
-    return f"there is no {noun} {name!r}; known: {listed}"
+    for name in names:
+        if name not in known:
+            yield where, f"there is no {noun} {name!r}; known: {listed}"
+
+
+def untrusted_in_bundles(settings: Settings, untrusted: set[str]) -> Wrong:
+    """Where bundles may not hold these untrusted connections as they do."""
+    for name, bundle in settings.bundles.items():
+        held = ", ".join(sorted(untrusted.intersection(bundle.connections)))
+        if held and bundle.mode != "meta":
+            yield f"bundles.{name}.mode", f'must be "meta": {held} is an untrusted connection'
+        if held and not bundle.explicit:
+            words = f"must name tools, not wildcards alone: {held} is untrusted"
+            yield f"bundles.{name}.allow", words
