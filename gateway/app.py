@@ -256,7 +256,6 @@ class Assembly:
         stored = StoredCatalog(self.db, self.seal)
         demo = {"demo": demo_connection(self.place.own_url)}
         self.catalog = Catalog(self.settings, discoverer, stored, demo)
-        self._stack.push_async_callback(self.catalog.close)
         self.catalog.on_change(self._follow_upstreams)
         self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
         self.upstreams.on_tools_changed = self.schedule.wake

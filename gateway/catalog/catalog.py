@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -42,7 +43,7 @@ from gateway.catalog.connections import (
     to_be_served,
 )
 from gateway.catalog.definitions import is_local, location_of
-from gateway.catalog.discover import Discoverer, Look, Looks, previewed
+from gateway.catalog.discover import Discoverer, Look, previewed
 from gateway.catalog.snapshot import (
     ConnectionState,
     Found,
@@ -81,8 +82,9 @@ class Catalog:
         self._demo = demo or {}
         self._states: dict[str, ConnectionState] = {}
         self._listing: RawDefinition | None = None  # of Azure's resource group
-        self._looks: Looks[Report] = Looks()
-        self._locks = self._looks.locks
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._asked: dict[str, float] = {}  # by name, when a look was last asked for
+        self._looked: dict[str, tuple[float, Report]] = {}  # and what the last one found
         self._choices: Mapping[tuple[str, str], Level] = {}
         self._permissions: Permissions | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -247,21 +249,40 @@ class Catalog:
         may be one of many that ask just now; they share one look. What was fetched for several
         connections counts if it was `since` then, or since now.
         """
-        since = time.monotonic() if since is None else since
-        gate, wait = asyncio.Semaphore(PARALLEL_REFRESHES), SETTLE_SECONDS if asked else 0.0
+        since = await self._ask(names, asked, since)
+        gate = asyncio.Semaphore(PARALLEL_REFRESHES)
 
         async def one(name: str) -> Report:
             async with gate:
-                look = partial(self._refresh_one, name, by)
-                report = await self._looks.share(name, look, since=since, wait=wait)
+                report = await self._share(name, partial(self._refresh_one, name, by), since)
             told(name)
             return report
 
         return list(await asyncio.gather(*(one(name) for name in sorted(set(names)))))
 
-    async def close(self) -> None:
-        """Ends every refresh."""
-        await self._looks.close()
+    async def _ask(self, names: Iterable[str], together: bool, since: float | None = None) -> float:
+        """Notes that a look is asked for, and gives others time who ask together with us."""
+        since = time.monotonic() if since is None else since
+        for name in names:
+            self._asked[name] = max(since, self._asked.get(name, since))
+        await asyncio.sleep(SETTLE_SECONDS if together else 0)
+        return since
+
+    async def _share(
+        self, name: str, look: Callable[[float], Awaitable[Report]], since: float
+    ) -> Report:
+        """What a look finds that goes by nothing older than `since`.
+
+        Those who ask for the same name before a look begins share that one. A look that has begun
+        may have seen what was there before they asked, so those who come later share the next.
+        """
+        async with self._locks[name]:
+            seen, report = self._looked.get(name, (since, None))
+            if report is None or seen < since:
+                seen = self._asked[name]
+                report = await look(seen)
+                self._looked[name] = seen, report
+            return report
 
     def mark_failing(self, name: str, error: GatewayError) -> bool:
         """A server can't be reached now; whether that is news."""
@@ -288,7 +309,8 @@ class Catalog:
         What was listed is in the store, so that the next start and the other replicas know it
         without asking Azure. A listing that fails leaves what was found before.
         """
-        await self._looks.share(LISTING, self._list_group, wait=SETTLE_SECONDS if asked else 0.0)
+        since = await self._ask([LISTING], asked)
+        await self._share(LISTING, self._list_group, since)
 
     async def refresh_group(self, *, by: str) -> None:
         """Lists the resource group and looks at everything that is in it."""

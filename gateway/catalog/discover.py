@@ -3,20 +3,13 @@
 One function a kind. Each gives a `Found`: the definition's bytes, and the tools that were built
 from them, off the event loop. Where neither the bytes nor anything that shapes the tools has
 changed, what was built before is used again.
-
-A look that has not begun is shared: those who ask for the same connection meanwhile wait for that
-one. A look that has begun may have seen what was there before they asked, so those who come later
-share the next.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -301,56 +294,3 @@ def _configured_addresses(settings: Connection) -> set[str]:
     if isinstance(settings.auth, NangoAuth):
         found.add(settings.auth.url)
     return found
-
-
-T = TypeVar("T")
-
-
-class Looks(Generic[T]):
-    """Looks by name, one after another for each name, shared by those who ask together."""
-
-    def __init__(self) -> None:
-        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._waiting: dict[str, tuple[asyncio.Task[T], float]] = {}
-        self._tasks: set[asyncio.Task[T]] = set()
-
-    async def share(
-        self,
-        name: str,
-        look: Callable[[float], Awaitable[T]],
-        *,
-        since: float | None = None,
-        wait: float = 0.0,
-    ) -> T:
-        """What the next look finds; it goes on to its end for others if this caller leaves.
-
-        `look` is told how new what it finds must be: the latest `since` (by the monotonic clock,
-        default: now) of all who share it. It begins `wait` seconds from now, in its turn.
-        """
-        since = time.monotonic() if since is None else since
-        if name in self._waiting:
-            task, others = self._waiting[name]
-            since = max(since, others)
-        else:
-            task = asyncio.create_task(self._begin(name, look, wait))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
-        self._waiting[name] = task, since
-        return await asyncio.shield(task)
-
-    async def close(self) -> None:
-        """Ends every look."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _begin(self, name: str, look: Callable[[float], Awaitable[T]], wait: float) -> T:
-        await asyncio.sleep(wait)
-        async with self.locks[name]:
-            _, since = self._waiting.pop(name)
-            return await look(since)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at: those who asked may all have left

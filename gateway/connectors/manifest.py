@@ -36,7 +36,7 @@ def load_builtin(name: str) -> bytes:
             f"manifest: {name!r} does not come with the gateway{did_you_mean(name, BUILTIN)}",
             f"Use one of {', '.join(BUILTIN)}, or the path of a file.",
         )
-    return (files("gateway") / "manifests" / f"{name}.toml").read_bytes()
+    return (files("gateway.connectors") / "manifests" / f"{name}.toml").read_bytes()
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:

@@ -57,9 +57,8 @@ def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> Li
     if len(text) > MAX_SCHEMA_BYTES:
         most = f"at most {MAX_SCHEMA_BYTES:,} are listed"
         raise Unusable(f"its inputs take {len(text):,} bytes, {most}")
-    anything = dict.fromkeys(schemas.refs_in(text), b"{}")
-    if not compiles(joined(text, anything)):
-        text = _loosened(orjson.loads(text), anything, report)
+    if not compiles(joined(text, dict.fromkeys(schemas.refs_in(text), b"{}"))):
+        raise Unusable("its inputs are not a valid schema")
     return Listed(joined(text, definitions), complete)
 
 
@@ -247,16 +246,3 @@ def _only_required(schema: dict[str, Any]) -> dict[str, Any]:
     closing = ("additionalProperties", "unevaluatedProperties", "properties")
     rest = {key: value for key, value in schema.items() if key not in closing}
     return {**rest, **({"properties": kept} if kept else {}), "description": _TAKES_MORE}
-
-
-def _loosened(root: Mapping[str, Any], anything: Mapping[str, bytes], report: Report) -> bytes:
-    """The same with every input that does not compile by itself left open."""
-    properties = dict(root["properties"])
-    for name, part in root["properties"].items():
-        if not compiles(joined(orjson.dumps({"properties": {name: part}}), anything)):
-            report("warning", f"the schema of {name} is not valid; anything is accepted there")
-            properties[name] = {}
-    text = written({**root, "properties": properties})
-    if not compiles(joined(text, anything)):
-        raise Unusable("its inputs are not a valid schema")
-    return text

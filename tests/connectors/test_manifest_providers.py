@@ -54,7 +54,7 @@ EVERYWHERE = {
 
 
 def test_three_providers_come_with_their_operations() -> None:
-    shipped = (entry.name for entry in (files("gateway") / "manifests").iterdir())
+    shipped = (entry.name for entry in (files("gateway.connectors") / "manifests").iterdir())
     assert sorted(shipped) == [f"{name}.toml" for name in BUILTIN]
     counts = {name: len(manifest.operations) for name, manifest in MANIFESTS.items()}
     assert counts == {"greenhouse": 28, "zoho-recruit": 26, "lever": 23}
