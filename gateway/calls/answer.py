@@ -192,7 +192,7 @@ def _onward(status: int, told: Mapping[str, str]) -> Iterator[str]:
     """What the text says of the headers: where the new thing is, and where the next page."""
     if status in (HTTPStatus.CREATED, HTTPStatus.ACCEPTED):
         yield from (f"{name.title()}: {told[name]}" for name in _PLACES if name in told)
-    links = (_LINK.match(link) for link in _LINKS.split(told.get("link", "")))
+    links = map(_LINK.match, _LINKS.split(told["link"]) if "link" in told else ())
     nexts = [link[1] for link in links if link and "next" in (link[2] or link[3]).lower().split()]
     nexts += [f"{name} {told[name]}" for name in told if _NEXT_NAME.fullmatch(name)]
     yield from (f"Next page: {each}" for each in nexts[:1])

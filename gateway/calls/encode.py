@@ -28,7 +28,6 @@ import orjson
 
 from gateway.blocklist import may_reroute
 from gateway.calls.arguments import problem
-from gateway.errors import Fixable
 from gateway.limits import MAX_REMEMBERED
 from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
 
@@ -64,7 +63,8 @@ def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -
     if style == "simple" and isinstance(value, (str, int, float)):
         return encode(scalar(value))
     if style == "matrix":
-        return _matrix(explode, name, value, encode)
+        found = pairs("form", explode, name, value, encode)
+        return "".join(f";{encode(key)}{text and '=' + text}" for key, text in found)
     lead, between = (".", "." if explode else ",") if style == "label" else ("", ",")
     return lead + _between(style, encode, between).join(_parts(explode, value, encode))
 
@@ -81,15 +81,6 @@ def _parts(explode: bool, value: Any, encode: Encode) -> Iterator[str]:
         yield from (encode(scalar(item)) for item in value if item is not None)
     else:
         yield encode(scalar(value))
-
-
-def _matrix(explode: bool, name: str, value: Any, encode: Encode) -> str:
-    if explode and isinstance(value, Mapping):
-        return "".join(f";{encode(key)}={encode(item)}" for key, item in _present(value))
-    if explode and isinstance(value, (list, tuple)):
-        return "".join(f";{encode(name)}={part}" for part in _parts(explode, value, encode))
-    text = ",".join(_parts(explode, value, encode))
-    return f";{encode(name)}={text}" if text else f";{encode(name)}"
 
 
 def pairs(
@@ -247,7 +238,7 @@ def _decoded(argument: str, value: Any) -> bytes:
     raise problem(argument, "must be the file's content in base64 (RFC 4648, with padding)")
 
 
-def _multipart_parts(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
+def _given_fields(body: Body, value: Any) -> Iterator[tuple[Field, Any]]:
     """The properties of a form, each with what is known of it; null ones are left out."""
     if not isinstance(value, Mapping):
         raise problem(body.whole or "body", "must be an object: it is sent as a form")
@@ -306,7 +297,7 @@ def _xml_name(key: str, layout: Mapping[str, Any]) -> str:
 
 def _form(body: Body, value: Any) -> bytes:
     texts = []
-    for field, item in _multipart_parts(body, value):
+    for field, item in _given_fields(body, value):
         if _as_json(field, item):
             texts.append((field.name, percent(orjson.dumps(item).decode())))
         else:
@@ -327,7 +318,7 @@ def _as_json(field: Field, item: Any) -> bool:
 def _multipart(body: Body, value: Any, arguments: Mapping[str, Any]) -> tuple[str, bytes]:
     parts = [
         _part(field, item, arguments, number)
-        for field, whole in _multipart_parts(body, value)
+        for field, whole in _given_fields(body, value)
         for number, item in enumerate(_items(field, whole))
     ]
     boundary = hashlib.sha256(b"".join(parts)).hexdigest()  # no part can hold its own hash
@@ -358,7 +349,7 @@ def _part(field: Field, item: Any, arguments: Mapping[str, Any], number: int) ->
         media_type = media_type or "application/json"
     else:
         content = scalar(item).encode()
-    kind = f"\r\nContent-Type: {_one_line(media_type)}" if media_type else ""
+    kind = f"\r\nContent-Type: {media_type}" if media_type else ""
     return f"{disposition}{kind}\r\n\r\n".encode() + content
 
 
@@ -413,9 +404,3 @@ def _quoted(name: str) -> str:
 
 
 _ESCAPES = {'"': "%22", "\r": "%0D", "\n": "%0A"}
-
-
-def _one_line(media_type: str) -> str:
-    if not media_type.isprintable():
-        raise Fixable("connection_invalid", "A media type of this operation can't be sent.")
-    return media_type

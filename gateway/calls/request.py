@@ -49,14 +49,27 @@ def build_request(
         )
     path = _path(operation, arguments)
     check_not_blocked(blocklist, operation.base_url, path)
-    query = _query(operation.parameters, arguments)
+    query: list[str] = []
+    cookies: list[str] = []
+    headers = {"Accept": operation.accept}
+    for parameter in operation.parameters:
+        value = None if parameter.place == "path" else _value(parameter, arguments)
+        if value is None:
+            continue
+        if parameter.place == "query":
+            query += _query_texts(operation, parameter, value)
+        elif parameter.place == "header":
+            headers[parameter.name] = _header_text(parameter, value)
+        else:
+            cookies += _cookie_texts(parameter, value)
+    if cookies:
+        headers["Cookie"] = "; ".join(cookies)
     body = encode_body(operation.body, arguments) if operation.body else None
-    headers = {"Accept": operation.accept, **dict(_headers(operation.parameters, arguments))}
     if body:
         headers.setdefault("Content-Type", body[0])
     return Request(
         operation.method.upper(),
-        with_query(join(operation.base_url, path), query),
+        _with_query(join(operation.base_url, path), query),
         tuple(headers.items()),
         body[1] if body else None,
     )
@@ -78,7 +91,7 @@ def join(base_url: str, path: str) -> str:
     return base + (path if path.startswith("/") else f"/{path}")
 
 
-def with_query(url: str, query: Sequence[str]) -> str:
+def _with_query(url: str, query: Sequence[str]) -> str:
     """The URL with these `name=value` texts, which are already encoded."""
     if not query:
         return url
@@ -114,31 +127,40 @@ def _argument(parameter: Parameter) -> str:
 
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 _TEMPLATE_SAFE = "/%!$&'()*+,;=:@?[]~"
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # which nobody takes for anything else
 
 
 def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
     if "{" not in operation.path:
         return _literal(operation.path)
     known = {p.name: p for p in operation.parameters if p.place == "path"}
-    segments = [
-        _segment(template, known, arguments) if "{" in template else _literal(template)
-        for template in operation.path.split("/")
-    ]
-    return "/".join(segments)
+    segments = _segments(operation.path)
+    return "/".join([_segment(texts, known, arguments) for texts in segments])
 
 
-def _segment(template: str, known: Mapping[str, Parameter], arguments: Mapping[str, Any]) -> str:
-    """One segment of the path that has a variable, or several."""
-    texts = _VARIABLE.split(template)
-    variables = [known.get(name) or Parameter(name, "path", name) for name in texts[1::2]]
-    plain, sent = texts.copy(), [_literal(text) for text in texts]
-    for index, variable in enumerate(variables):
-        value = _path_value(variable, arguments)
-        encode = _percent_twice if variable.double_encoded else percent
-        plain[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, str)
-        sent[1 + 2 * index] = joined(variable.style, variable.explode, variable.name, value, encode)
-    _check_segment(", ".join(map(_argument, variables)), "".join(plain))
-    return "".join(sent)
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _segments(path: str) -> list[list[str]]:
+    return [_VARIABLE.split(template) for template in path.split("/")]
+
+
+def _segment(
+    texts: Sequence[str], known: Mapping[str, Parameter], arguments: Mapping[str, Any]
+) -> str:
+    """One segment of the path: texts, and between them the names of variables."""
+    plain, sent = texts[0], _literal(texts[0])
+    if len(texts) == 1:
+        return sent
+    names = []
+    for name, text in zip(texts[1::2], texts[2::2], strict=True):
+        parameter = known.get(name) or Parameter(name, "path", name)
+        names.append(_argument(parameter))
+        style = (parameter.style, parameter.explode, name, _path_value(parameter, arguments))
+        encode = _percent_twice if parameter.double_encoded else percent
+        plain += joined(*style, str) + text
+        sent += joined(*style, encode) + _literal(text)
+    if not _PLAIN.fullmatch(plain):
+        _check_segment(", ".join(names), plain)
+    return sent
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
@@ -173,50 +195,24 @@ def _check_segment(name: str, text: str) -> None:
             raise problem(name, "can't hold an encoded slash; give the plain text")
 
 
-# --- query ----------------------------------------------------------------------------------------
+# --- query, headers, cookies ----------------------------------------------------------------------
 
 
-def _query(parameters: Sequence[Parameter], arguments: Mapping[str, Any]) -> list[str]:
-    names: set[str] = set()
-    texts: list[str] = []
-    for parameter in parameters:
-        if parameter.place != "query" or (value := _value(parameter, arguments)) is None:
-            continue
-        names = names or {p.name for p in parameters if p.place == "query"}
-        texts += [
-            f"{parameter_name(name)}={text}" for name, text in _query_pairs(parameter, value, names)
-        ]
-    return texts
-
-
-def _query_pairs(parameter: Parameter, value: Any, names: set[str]) -> Iterator[tuple[str, str]]:
+def _query_texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
     encode = percent_but_reserved if parameter.reserved else percent
-    value = _content(parameter, value)
     style = "form" if parameter.style == "simple" else parameter.style
+    value = _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
-        # The keys of an exploded object are the caller's: they may not pass for another parameter.
-        if name != parameter.name and (name in names or may_reroute(name, "query")):
-            raise problem(_argument(parameter), f"can't hold the key {name!r} here")
-        yield name, text
+        if name != parameter.name:
+            taken = any(p.place == "query" and p.name == name for p in operation.parameters)
+            _check_key(parameter, name, taken)
+        yield f"{parameter_name(name)}={text}"
 
 
-# --- headers and cookies --------------------------------------------------------------------------
-
-
-def _headers(
-    parameters: Sequence[Parameter], arguments: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    cookies: list[str] = []
-    for parameter in parameters:
-        value = _value(parameter, arguments)
-        if value is None:
-            continue
-        if parameter.place == "header":
-            yield parameter.name, _header_text(parameter, value)
-        elif parameter.place == "cookie":
-            cookies += _cookie_texts(parameter, value)
-    if cookies:
-        yield "Cookie", "; ".join(cookies)
+def _check_key(parameter: Parameter, name: str, taken: bool = False) -> None:
+    """The keys of an exploded object are the caller's: none may pass for another parameter."""
+    if taken or may_reroute(name, parameter.place):
+        raise problem(_argument(parameter), f"can't hold the key {name!r} here")
 
 
 _HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")
@@ -239,8 +235,8 @@ def _header_text(parameter: Parameter, value: Any) -> str:
 def _cookie_texts(parameter: Parameter, value: Any) -> Iterator[str]:
     value = _content(parameter, value)
     for name, text in pairs("form", parameter.explode, parameter.name, value, _cookie_value):
-        if name != parameter.name and may_reroute(name, "cookie"):
-            raise problem(_argument(parameter), f"can't hold the key {name!r} here")
+        if name != parameter.name:
+            _check_key(parameter, name)
         yield f"{percent(name)}={text}"
 
 

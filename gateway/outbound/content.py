@@ -89,6 +89,7 @@ async def collect(
     return body.getvalue(), size > most
 
 
+@lru_cache(maxsize=MAX_REMEMBERED)
 def essence(media_type: str) -> str:
     """`application/json` of `Application/JSON; charset=utf-8`."""
     return media_type.partition(";")[0].strip().lower()
