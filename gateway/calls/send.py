@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
 from gateway.calls.credentials import Credentials, Prepared, redactor_with
 from gateway.calls.questions import asker, check_offered
-from gateway.calls.record import Ask, Attempt, Caller, Notice, Progress, recorded_values
+from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
@@ -42,28 +43,18 @@ LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 SignInLink = Callable[[str, Connection], Awaitable[str | None]]
 
 
+@dataclass(slots=True)
 class Sender:
     """The two ways out of the gateway."""
 
-    def __init__(
-        self,
-        egress: Egress,
-        own_egress: Egress,
-        credentials: Credentials,
-        upstreams: Upstreams,
-        limits: Admission,
-        db: Database,
-        work: Work,
-        sign_in_link: SignInLink,
-    ) -> None:
-        self._egress = egress
-        self._own_egress = own_egress
-        self._credentials = credentials
-        self._upstreams = upstreams
-        self._limits = limits
-        self._db = db
-        self._work = work
-        self._sign_in_link = sign_in_link
+    egress: Egress
+    own_egress: Egress
+    credentials: Credentials
+    upstreams: Upstreams
+    limits: Admission
+    db: Database
+    work: Work
+    sign_in_link: SignInLink
 
     def __call__(self, attempt: Attempt, prepared: Prepared) -> Awaitable[Result]:
         """The result of the call."""
@@ -78,22 +69,22 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: HttpOperation
     ) -> Result:
         request = _request(attempt, prepared, operation)
-        await self._limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
-        with self._limits.large(prepared.name, attempt.max_output_bytes) as room:
+        await self.limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
+        with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             send = self._send_within(attempt, prepared, room)
-            async with self._limits.call(prepared.name) as passage:
+            async with self.limits.call(prepared.name) as passage:
                 wanted = (prepared.auth, request, operation.base_url, send)
                 began = time.perf_counter()
                 try:
-                    answer, grant = await self._credentials.send(*wanted)
+                    answer, grant = await self.credentials.send(*wanted)
                 except NoAnswer as error:
                     if not passage.may_retry(request.method, error):
                         raise
-                    answer, grant = await self._credentials.send(*wanted)
+                    answer, grant = await self.credentials.send(*wanted)
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 if prepared.envelope is not None:
-                    answer = await opened(answer, self._work)
+                    answer = await opened(answer, self.work)
                 passage.note_answer(answer.status, answer.header("retry-after"))
             attempt.redactor = redactor_with(prepared, grant)
             attempt.upstream_status = answer.status
@@ -106,7 +97,7 @@ class Sender:
     ) -> Callable[[Request], Awaitable[Answer]]:
         """Sends a request of the connection within its deadline and bounds."""
         limits = attempt.snapshot.settings.limits
-        egress = self._own_egress if attempt.state.origin == "demo" else self._egress
+        egress = self.own_egress if attempt.state.origin == "demo" else self.egress
         return partial(
             egress.send,
             deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
@@ -120,7 +111,7 @@ class Sender:
         state = attempt.state
         if status != 401 and state.status != "unauthenticated":
             return
-        link = await self._sign_in_link(state.name, state.settings)
+        link = await self.sign_in_link(state.name, state.settings)
         if link is not None:
             raise UpstreamFailed(
                 "sign_in_required",
@@ -149,29 +140,31 @@ class Sender:
         """Keeps a large answer for its caller to read in parts, under the call's own id."""
         until, owner = time.time() + RESULT_SECONDS, attempt.principal
         kept = LargeResult(attempt.id, owner, len(body), media_type, body, until)
-        await save_result(self._db, kept)
+        await save_result(self.db, kept)
 
     # --- upstream MCP servers ---------------------------------------------------------------------
 
     async def _send_upstream(
         self, attempt: Attempt, prepared: Prepared, operation: UpstreamOperation
     ) -> Result:
-        ask = _asker(attempt)
+        caller, ask = attempt.caller, None
+        if not attempt.unattended:
+            seconds = attempt.snapshot.permissions.timeout_seconds
+            ask = asker(caller, attempt.redactor, seconds, attempt.put)
         params = _params(attempt, prepared, operation, asks=ask is not None)
-        await self._limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
-        with self._limits.large(prepared.name, attempt.max_output_bytes) as room:
-            async with self._limits.call(prepared.name) as passage:
+        principal = attempt.principal
+        await self.limits.admit(prepared.name, principal, prepared.rate_limit)
+        with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
+            told = (_progress(attempt), ask, _notice(attempt))
+            hooks = Hooks(*told, caller.askable if ask else None, room.holds)
+            async with self.limits.call(prepared.name) as passage:
                 began = time.perf_counter()
                 try:
-                    result = await self._upstreams.request(
-                        prepared.name,
-                        "tools/call",
-                        params,
-                        principal=attempt.principal,
-                        hooks=_hooks(attempt, ask, room),
+                    result = await self.upstreams.request(
+                        prepared.name, "tools/call", params, principal=principal, hooks=hooks
                     )
                 except UpstreamRefused as error:
-                    if attempt.caller.refused is not None:
+                    if attempt.caller.refused is not None:  # another one, if it called again
                         attempt.caller.refused(cleared_refusal(error, attempt.redactor))
                     raise
                 finally:
@@ -211,14 +204,6 @@ def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> 
     return enveloped(request, operation.base_url, prepared.envelope)
 
 
-def _asker(attempt: Attempt) -> Ask | None:
-    """How the upstream's questions reach the caller; None: they don't."""
-    if attempt.unattended:
-        return None
-    seconds = attempt.snapshot.permissions.timeout_seconds
-    return asker(attempt.caller, attempt.redactor, seconds, attempt.put)
-
-
 def _params(
     attempt: Attempt, prepared: Prepared, operation: UpstreamOperation, *, asks: bool
 ) -> dict[str, Any]:
@@ -230,8 +215,8 @@ def _params(
     meta = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
     params = {"name": operation.tool, "arguments": arguments, "_meta": meta}
     # What a client says unasked is for the server, unless it is for the person who approves.
-    decision = decide(attempt.judged, attempt.snapshot.permissions)
-    if asks and attempt.token is None and decision.outcome == "allow":
+    asks = asks and attempt.token is None
+    if asks and decide(attempt.judged, attempt.snapshot.permissions).outcome == "allow":
         said = {"inputResponses": caller.input_responses, "requestState": caller.request_state}
         params |= {name: value for name, value in said.items() if value is not None}
     return params
@@ -246,12 +231,6 @@ def _injected(tool: Tool, operation: UpstreamOperation, prepared: Prepared) -> M
         if rule.tool == operation.tool and rule.as_ in (None, tool.name):
             values |= rule.inject
     return {name: value for name, value in values.items() if name in operation.inject}
-
-
-def _hooks(attempt: Attempt, ask: Ask | None, room: Room) -> Hooks:
-    """Where what the upstream says before its answer goes."""
-    capabilities = attempt.caller.askable if ask else None
-    return Hooks(_progress(attempt), ask, _notice(attempt), capabilities, room.holds)
 
 
 def _progress(attempt: Attempt) -> Progress | None:
