@@ -24,6 +24,7 @@ import structlog
 import uvloop
 from rich.console import Console as Terminal
 from rich.progress import Progress
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.azure.directory import AzureDirectory
@@ -63,7 +64,7 @@ from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import HostRules, Identity, RefusedRequest, check_host, fold, host_rules
+from gateway.web.guard import HostRules, Identity, check_host, fold, host_rules
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
 from gateway.web.watch import Health, consent_route, return_address
@@ -142,7 +143,7 @@ class App:
         if path not in PROBES:
             try:
                 check_host(self.rules, scope, fold(scope["headers"]))
-            except RefusedRequest as refusal:
+            except HTTPException as refusal:
                 await refusal_response(refusal)(scope, receive, send)
                 return
         if path == "/console" or path.startswith("/console/"):

@@ -19,6 +19,8 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
+from gateway.errors import Fixable
+
 Access = Literal["read", "write", "delete", "dangerous"]
 Risk = Literal["none", "low", "medium", "high"]
 Level = Literal["read-write", "read-only", "disabled"]
@@ -393,12 +395,8 @@ def json_value(data: bytes) -> Any:
     return json.loads(data) if data.startswith(b" ") else orjson.loads(data)
 
 
-class NotJson(ValueError):
-    """Text that is not exactly one JSON value, or that two readers would read differently."""
-
-
 def read_json(body: bytes) -> Any:
-    """The value of a JSON text, stricter than any one parser. Raises NotJson.
+    """The value of a JSON text, stricter than any one parser. Raises Fixable.
 
     A key given twice is refused, because the next reader may take the other value; an integer
     beyond 64 bits stays exact. Both show when the fast parser's output is written again, and only
@@ -410,10 +408,8 @@ def read_json(body: bytes) -> Any:
         if written == body or _is_kept_whole(body, written):
             return value
         return json.loads(body, object_pairs_hook=_unique)
-    except NotJson:
-        raise
     except (ValueError, RecursionError, TypeError):
-        raise NotJson("it is not JSON") from None
+        raise Fixable("invalid_arguments", "the body is not JSON") from None
 
 
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
@@ -433,7 +429,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for key, part in pairs:
         if key in value:
-            raise NotJson(f"the key {key[:64]!r} is given twice")
+            raise Fixable("invalid_arguments", f"the key {key[:64]!r} is given twice")
         value[key] = part
     return value
 

@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.server import patient_protocol
-from gateway.web.guard import RefusedRequest, fold, read_body, respond
+from gateway.web.guard import fold, read_body, respond
 
 QUIET_SECONDS = 0.3
 
@@ -23,8 +24,8 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Says what it got."""
     try:
         body = await read_body(fold(scope["headers"]), receive, 1000, 5.0)
-    except RefusedRequest as refusal:
-        await respond(send, refusal.status, refusal.message.encode(), refusal.headers)
+    except HTTPException as refusal:
+        await respond(send, refusal.status_code, refusal.detail.encode())
         return
     await respond(send, 200, b"%b %d %b" % (scope["method"].encode(), len(body), body))
 

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -46,7 +47,7 @@ from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, SIGNED_IN_S
 from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import Identity, RefusedRequest, Say, event_frame, fold, read_body
+from gateway.web.guard import Identity, Say, event_frame, fold, read_body
 from gateway.web.watch import Health
 
 log = structlog.get_logger("gateway.console")
@@ -129,7 +130,7 @@ class Console:
         self.backend = Backend(gateway, identity, sessions, health, contacts, public_url)
         self._throttle = Throttle()
         router = Router(self._routes(), default=self._answer_nowhere)
-        errors = (GatewayError, Unauthenticated, RefusedRequest, ConnectionError, Exception)
+        errors = (GatewayError, Unauthenticated, HTTPException, ConnectionError, Exception)
         self._app = ExceptionMiddleware(router, dict.fromkeys(errors, _answer_error))
 
     def link(self, url: str) -> str:
@@ -174,7 +175,7 @@ class Console:
             session = await self._session(request)
             form = await read_form(request, FORM_BYTES)
             if not session.owns(request.headers.get("x-csrf-token") or form.get("csrf", "")):
-                raise RefusedRequest(
+                raise HTTPException(
                     403, "This form is not from a page of your session: load it again."
                 )
             return await answer(await self._visit(request, form))
@@ -262,9 +263,9 @@ def check_origin(request: Request) -> None:
     fields = fold(request.scope["headers"])
     origin, host = fields.get(b"origin"), fields.get(b"host", b"")
     if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
-        raise RefusedRequest(403, "This form comes from another site.")
+        raise HTTPException(403, "This form comes from another site.")
     if fields.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
-        raise RefusedRequest(403, "This form comes from another site.")
+        raise HTTPException(403, "This form comes from another site.")
 
 
 async def read_form(request: Request, limit: int) -> Form:
@@ -273,12 +274,12 @@ async def read_form(request: Request, limit: int) -> Form:
     body = await read_body(fields, request.receive, limit)
     kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
     if body and kind != b"application/x-www-form-urlencoded":
-        raise RefusedRequest(415, "A form is expected here.")
+        raise HTTPException(415, "A form is expected here.")
     try:
         # In a thread: a pasted definition is megabytes.
         pairs = await asyncio.to_thread(parse_qsl, body.decode("ascii"), True, max_num_fields=500)
     except ValueError:
-        raise RefusedRequest(400, "The form can't be read.") from None
+        raise HTTPException(400, "The form can't be read.") from None
     return dict(pairs)
 
 
@@ -289,8 +290,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case Unauthenticated():
             return _to_sign_in(request)
-        case RefusedRequest():
-            return Response(error.message, error.status, media_type="text/plain")
+        case HTTPException():
+            return Response(error.detail, error.status_code, media_type="text/plain")
         case ConnectionError():
             return Response(status_code=400)  # the client has gone: nobody reads it
         case GatewayError():

@@ -27,6 +27,7 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import PROTOCOL_VERSION_META_KEY, SERVER_INFO_META_KEY
 from mcp_types.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
+from starlette.exceptions import HTTPException
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
@@ -69,7 +70,6 @@ from gateway.web.guard import (
     Fields,
     HostRules,
     Identity,
-    RefusedRequest,
     check_host,
     event_frame,
     fold,
@@ -133,9 +133,10 @@ class McpEndpoint:
             value = parse(body)
             era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
             await era.post(exchange, value)
-        except RefusedRequest as refusal:
-            error = RpcError(INVALID_REQUEST, refusal.message)
-            await respond(send, refusal.status, error_body(None, error), refusal.headers)
+        except HTTPException as refusal:
+            body = error_body(None, RpcError(INVALID_REQUEST, refusal.detail))
+            lines = [(k.encode(), v.encode()) for k, v in (refusal.headers or {}).items()]
+            await respond(send, refusal.status_code, body, lines)
         except RpcError as error:  # a body that can't be answered as the request it wants to be
             await respond(send, 400, error_body(None, error))
         except ConnectionError:
@@ -144,10 +145,10 @@ class McpEndpoint:
             await respond(send, 500, error_body(None, rpc_error(error)))
 
     async def _admit(self, scope: HttpScope, receive: Receive, send: Send) -> Exchange | None:
-        """The request with its principal; None: it has been answered. Raises RefusedRequest."""
+        """The request with its principal; None: it has been answered. Raises HTTPException."""
         view_scope = scope_of(scope["path"])
         if view_scope is None:
-            raise RefusedRequest(404, "Not Found")
+            raise HTTPException(404, "Not Found")
         lines: list[tuple[bytes, bytes]] = scope["headers"]
         fields = fold(lines)
         check_host(self._rules, scope, fields)
@@ -168,7 +169,7 @@ class McpEndpoint:
         takes_json, takes_stream = accepted_types(fields.get(b"accept", b""))
         if scope["method"] == "POST":
             if not takes_json:
-                raise RefusedRequest(406, "Not Acceptable: Client must accept application/json")
+                raise HTTPException(406, "Not Acceptable: Client must accept application/json")
             require_json(fields)
         return Exchange(principal, view_scope, fields, lines, receive, send, takes_stream)
 
@@ -176,17 +177,17 @@ class McpEndpoint:
         version = exchange.fields.get(b"mcp-protocol-version")
         modern = version is not None and version not in _HANDSHAKE
         if modern and version not in _KNOWN:
-            raise RefusedRequest(400, "Bad Request: Unsupported protocol version")
+            raise HTTPException(400, "Bad Request: Unsupported protocol version")
         try:
             if method == "GET" and not modern:
                 await self._era_2025.get(exchange)
             elif method == "DELETE" and not modern:
                 await self._era_2025.delete(exchange)
             else:
-                allow = b"POST" if modern else b"GET, POST, DELETE"
-                raise RefusedRequest(405, "Method Not Allowed", ((b"allow", allow),))
+                allow = "POST" if modern else "GET, POST, DELETE"
+                raise HTTPException(405, "Method Not Allowed", {"allow": allow})
         except GatewayError as error:
-            raise RefusedRequest(404, error.message) from error
+            raise HTTPException(404, error.message) from error
 
     def figures(self) -> dict[str, int]:
         """What goes on here now, for operators."""
@@ -283,7 +284,7 @@ class Era2026:
             return
         listens = message.method == "subscriptions/listen"
         if listens and not exchange.streaming:
-            raise RefusedRequest(406, "Not Acceptable: Client must accept text/event-stream")
+            raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         reply = Reply(exchange.send, exchange.streaming)
         try:
             request = self._request(exchange, message, reply)
@@ -294,7 +295,7 @@ class Era2026:
             await reply.finish(200, result_body(message.id, result))
         except Stopped:
             return  # the client hung up: nobody is there to be answered
-        except RefusedRequest:
+        except HTTPException:
             raise
         except Exception as error:
             failed = rpc_error(error, message.method)

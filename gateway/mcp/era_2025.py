@@ -22,6 +22,7 @@ import orjson
 from cachetools import LRUCache
 from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
+from starlette.exceptions import HTTPException
 
 from gateway.errors import GatewayError
 from gateway.limits import MAX_BATCH, MAX_SESSIONS, SESSION_SECONDS
@@ -53,7 +54,7 @@ from gateway.model import json_bytes
 from gateway.store.cluster import end_session, is_ended, signal_soon
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.guard import RefusedRequest, event_frame, respond
+from gateway.web.guard import event_frame, respond
 
 BATCH_VERSION = "2025-03-26"  # the one version that has batches
 ELICITATION_VERSION = "2025-06-18"  # the first one that has it
@@ -157,13 +158,13 @@ class Era2025:
         await reply.finish(200, await self._answer(exchange, session, message, reply))
 
     async def _open_session(self, exchange: Exchange) -> SealedSession:
-        """The session a request names. Raises RefusedRequest."""
+        """The session a request names. Raises HTTPException."""
         header = exchange.fields.get(SESSION_HEADER)
         if header is None:
-            raise RefusedRequest(400, "Bad Request: Missing session ID")
+            raise HTTPException(400, "Bad Request: Missing session ID")
         session = await self.sessions.open(header, exchange.principal.name)
         if session is None:
-            raise RefusedRequest(404, "Session not found")
+            raise HTTPException(404, "Session not found")
         return session
 
     async def _initialize(self, exchange: Exchange, message: Message) -> None:
@@ -271,7 +272,7 @@ class Era2025:
     async def get(self, exchange: Exchange) -> None:
         """Opens the stream on which a session hears of changes."""
         if not exchange.streaming:
-            raise RefusedRequest(406, "Not Acceptable: Client must accept text/event-stream")
+            raise HTTPException(406, "Not Acceptable: Client must accept text/event-stream")
         session, streams = await self._open_session(exchange), self._core.streams
         lists = streams.lists(exchange.principal, exchange.scope)
         # The event id is the digest of the view the client was last told of: a client that comes
@@ -299,7 +300,7 @@ class Era2025:
     async def _is_alive(self, exchange: Exchange) -> bool:
         try:
             await self._open_session(exchange)
-        except RefusedRequest:
+        except HTTPException:
             return False
         except GatewayError:
             return True  # the store is away: it is found out later

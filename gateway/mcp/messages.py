@@ -21,8 +21,9 @@ from mcp_types.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND,
 from pydantic import ValidationError
 from starlette.types import Receive, Send
 
+from gateway.errors import Fixable
 from gateway.limits import ATTEND_AFTER_SECONDS, MAX_QUEUED, PING_SECONDS, SEND_SECONDS
-from gateway.model import NotJson, json_bytes, read_json
+from gateway.model import json_bytes, read_json
 from gateway.web.guard import EVENT_STREAM_HEADERS, PING, event_frame, respond
 
 RequestId = str | int
@@ -52,8 +53,8 @@ def parse(body: bytes) -> Any:
     """The JSON value of a request's body. Raises RpcError."""
     try:
         return read_json(body)
-    except NotJson as error:
-        raise RpcError(PARSE_ERROR, f"Parse error: {error}") from None
+    except Fixable as error:
+        raise RpcError(PARSE_ERROR, f"Parse error: {error.message}") from None
 
 
 def read_message(value: object) -> Message:

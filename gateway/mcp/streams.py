@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 from cachetools import LRUCache
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
 from gateway.errors import GatewayError, Unauthenticated
@@ -27,7 +28,7 @@ from gateway.model import Principal, Scope
 from gateway.policy.view import offering
 from gateway.store.cluster import heard_within
 from gateway.web.gateway import Gateway
-from gateway.web.guard import EventStream, Identity, RefusedRequest, Say
+from gateway.web.guard import EventStream, Identity, Say
 
 log = structlog.get_logger(__name__)
 
@@ -122,9 +123,9 @@ class Streams:
         """Keeps a stream open until either side ends it."""
         name = stream.principal.name
         if self._closing:
-            raise RefusedRequest(503, "The gateway is going down", ((b"retry-after", b"1"),))
+            raise HTTPException(503, "The gateway is going down", {"retry-after": "1"})
         if self._count[name] >= self._max_per_principal:
-            raise RefusedRequest(429, "Too many open streams", ((b"retry-after", b"30"),))
+            raise HTTPException(429, "Too many open streams", {"retry-after": "30"})
         self._count[name] += 1
         self._open[stream] = None
         if self._keeper is None or self._keeper.done():

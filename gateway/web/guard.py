@@ -2,7 +2,7 @@
 
 Host and Origin are checked on every path: a web page that rebinds its own name to our address, or
 simply posts to us, is refused before a token is looked at. Bodies have a size and a deadline,
-because the server underneath has neither. A refusal here is an HTTP matter; each edge words it in
+because the server underneath has neither. A refusal here is an HTTPException; each edge words it in
 its own shape (JSON-RPC for MCP, `{"error": …}` for REST).
 
 `Identity.identify` is the one way from a request's headers to its principal: a bearer token we know
@@ -29,6 +29,7 @@ import jwt
 import orjson
 import structlog
 from cachetools import TLRUCache
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
@@ -70,18 +71,6 @@ _SINGLE = frozenset(
 )
 
 
-class RefusedRequest(Exception):
-    """An HTTP request that is answered without being understood: status, words, extra headers."""
-
-    def __init__(
-        self, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = headers
-
-
 # --- Host and Origin ------------------------------------------------------------------------------
 
 
@@ -117,14 +106,14 @@ def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
     server = scope.get("server")
     port = server[1] if server else None
     if not _is_own_host(rules, port, fields.get(b"host", b"")):
-        raise RefusedRequest(421, "Invalid Host header")
+        raise HTTPException(421, "Invalid Host header")
     origin = fields.get(b"origin")
     if origin is None:
         return
     scheme, _, host = origin.lower().partition(b"://")
     own_pages = _loopback_hosts(port) if scheme == b"http" else frozenset[bytes]()
     if host not in own_pages and not _is_allowed(origin.lower(), rules.origins):
-        raise RefusedRequest(403, "Invalid Origin header")
+        raise HTTPException(403, "Invalid Origin header")
 
 
 @lru_cache(maxsize=64)
@@ -161,7 +150,7 @@ def fold(lines: HeaderLines) -> dict[bytes, bytes]:
     seen: dict[bytes, bytes] = {}
     for name, value in lines:
         if name in seen and name in _SINGLE:
-            raise RefusedRequest(400, f"{name.decode('latin-1')} header appears more than once")
+            raise HTTPException(400, f"{name.decode('latin-1')} header appears more than once")
         seen[name] = seen[name] + b", " + value.strip() if name in seen else value.strip()
     return seen
 
@@ -170,10 +159,10 @@ def require_json(fields: Fields) -> None:
     """Refuses a body that does not say it is JSON."""
     content_type = fields.get(b"content-type", b"")
     if content_type != JSON_TYPE and content_type.split(b";")[0].strip().lower() != JSON_TYPE:
-        raise RefusedRequest(415, "Unsupported Media Type: Content-Type must be application/json")
+        raise HTTPException(415, "Unsupported Media Type: Content-Type must be application/json")
 
 
-_CLOSE = ((b"connection", b"close"),)  # the rest of a body that was not read is still on its way
+_CLOSE = {"connection": "close"}  # the rest of a body that was not read is still on its way
 
 
 async def read_body(
@@ -183,7 +172,7 @@ async def read_body(
     seconds: float = REQUEST_SECONDS,
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
-    too_large = RefusedRequest(413, f"Request body too large: at most {limit} bytes", _CLOSE)
+    too_large = HTTPException(413, f"Request body too large: at most {limit} bytes", _CLOSE)
     declared = fields.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
@@ -202,7 +191,7 @@ async def read_body(
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
-        raise RefusedRequest(408, "The request was not complete in time", _CLOSE) from None
+        raise HTTPException(408, "The request was not complete in time", _CLOSE) from None
 
 
 # --- who is asking --------------------------------------------------------------------------------

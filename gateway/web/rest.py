@@ -36,16 +36,15 @@ from gateway.errors import (
     NotFound,
     Refused,
     Unauthenticated,
-    UnknownTool,
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
-from gateway.model import Level, NotJson, Scope, json_bytes, read_json
+from gateway.model import Level, Scope, Tool, json_bytes, read_json
 from gateway.policy.access import admin_level, level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.web import own_tools, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
-from gateway.web.guard import METADATA_PATH, Identity, RefusedRequest, fold, read_body, require_json
+from gateway.web.guard import METADATA_PATH, Identity, fold, read_body, require_json
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
 from gateway.web.watch import event_stream
@@ -82,7 +81,9 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
 
     async def metadata(request: Request) -> Response:
         document = identity.resource_metadata()
-        return error_response(_NOWHERE, 404) if document is None else json_response(document)
+        if document is None:
+            raise HTTPException(404)
+        return json_response(document)
 
     async def challenge(request: Request, error: Exception) -> Response:
         hint = "Send a valid token as `Authorization: Bearer …`."
@@ -161,11 +162,10 @@ def error_response(error: GatewayError, status: int | None = None) -> Response:
     return json_response({"error": error.as_dict()}, status, _retry_header(error.details))
 
 
-def refusal_response(refusal: RefusedRequest) -> Response:
+def refusal_response(refusal: HTTPException) -> Response:
     """A request that is not even understood, in the one shape of this API."""
-    response = error_response(Fixable("invalid_arguments", refusal.message), refusal.status)
-    response.raw_headers.extend(refusal.headers)
-    return response
+    shown = {"error": Fixable("invalid_arguments", refusal.detail).as_dict()}
+    return json_response(shown, refusal.status_code, refusal.headers)
 
 
 def _retry_header(error: Mapping[str, Any]) -> Headers:
@@ -174,40 +174,19 @@ def _retry_header(error: Mapping[str, Any]) -> Headers:
     return None if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
-_NOWHERE = Fixable("invalid_arguments", "there is nothing at this address")
-
-
 async def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case GatewayError():
             return error_response(error)
-        case RefusedRequest():
-            return refusal_response(error)
-        case NotJson():
-            return error_response(Fixable("invalid_arguments", f"the body can't be read: {error}"))
-        case UnknownTool():
-            hint = "GET /api/v1/tools lists yours."
-            return error_response(NotFound("invalid_arguments", str(error), hint))
-        case HTTPException(headers={"Allow": methods}):
-            words = f"use {methods} here"
-            return refusal_response(RefusedRequest(405, words, ((b"allow", methods.encode()),)))
         case HTTPException():
-            return error_response(_NOWHERE, 404)
+            return refusal_response(error)
         case ConnectionError():
             return Response(status_code=400)  # the client has gone: nobody reads it
     # A stack must never reach a client; Starlette passes the error on to the server's log.
     return error_response(Broken("internal", "the gateway failed on this request"))
 
 
-_ERRORS = (
-    GatewayError,
-    RefusedRequest,
-    NotJson,
-    UnknownTool,
-    HTTPException,
-    ConnectionError,
-    Exception,
-)
+_ERRORS = (GatewayError, HTTPException, ConnectionError, Exception)
 
 
 # --- tools and connections ------------------------------------------------------------------------
@@ -285,10 +264,15 @@ def _expected(request: Request) -> int | None:
 
 
 async def get_tool(inquiry: Inquiry, name: str) -> Shown:
+    return shown.tool_detail(_known_tool(inquiry, name), inquiry.snapshot.permissions)
+
+
+def _known_tool(inquiry: Inquiry, name: str) -> Tool:
     tool = inquiry.view.tools.get(name)
     if tool is None:
-        raise UnknownTool(name)
-    return shown.tool_detail(tool, inquiry.snapshot.permissions)
+        hint = "GET /api/v1/tools lists yours."
+        raise NotFound("invalid_arguments", f"Unknown tool: {name}", hint)
+    return tool
 
 
 async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Shown:
@@ -302,10 +286,9 @@ async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None)
 
 
 async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any = None) -> Response:
-    tool = inquiry.view.tools.get(name)
-    if tool is None:
+    if name not in inquiry.view.tools:
         inquiry.gateway.note_unknown(inquiry, name)
-        raise UnknownTool(name)
+    tool = _known_tool(inquiry, name)
     wanted = {} if posted is None else _object(posted)
     arguments = wanted.get("arguments", {})
     if not isinstance(arguments, dict):
