@@ -26,11 +26,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway import __version__
+from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, json_bytes
-from gateway.model import Scope as ViewScope
-from gateway.policy.access import level, may_know, oversees
+from gateway.policy.access import level, may_know
 from gateway.policy.problems import configuration_problems
 from gateway.store.approvals import Approval, count_waiting, get_approvals
 from gateway.store.cluster import events_after, last_event_id
@@ -173,29 +173,19 @@ class Health:
 async def event_stream(inquiry: Inquiry, identity: Identity, request: Request) -> EventStream:
     """The stream of one reader, from the event after its last on; without one, of what is new."""
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
-    gateway, principal = inquiry.gateway, inquiry.principal
-    newest = await last_event_id(gateway.db)
+    feed, newest = inquiry.gateway.feed, await last_event_id(inquiry.gateway.db)
     known = last is not None and last.isascii() and last.isdigit() and len(last) < 19
     position = min(int(last or 0), newest) if known else newest
-    await gateway.feed.say_watched()
-    fields = fold(request.scope["headers"])
-    reader = Reader(gateway, identity, principal, fields, position)
-    return gateway.feed.stream(principal.name, reader.step)
+    await feed.say_watched()
+    reader = Reader(inquiry, identity, fold(request.scope["headers"]), position)
+    return feed.stream(inquiry.principal.name, reader.step)
 
 
 class Reader:
     """Who reads, and what of the tools and connections it was last told."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        identity: Identity,
-        principal: Principal,
-        fields: Fields,
-        position: int,
-    ) -> None:
-        self.gateway = gateway
-        self.principal = principal
+    def __init__(self, inquiry: Inquiry, identity: Identity, fields: Fields, position: int) -> None:
+        self._inquiry = inquiry
         self._identity = identity
         self._fields = fields
         self._position = position  # the last event that was told
@@ -203,10 +193,11 @@ class Reader:
 
     async def step(self, say: Say) -> bool:
         """Tells what is new; False: nobody may read any more."""
-        if self.gateway.feed.closing or not await self._may_read():
+        feed = self._inquiry.gateway.feed
+        if feed.closing or not await self._may_read():
             return False
         try:
-            await self.gateway.feed.say_watched()
+            await feed.say_watched()
             while events := await self._events():
                 self._position = events[-1][0]
                 seen = (event for event in events if self._may_see(event[2]))
@@ -216,38 +207,35 @@ class Reader:
         await say(b"".join(self._news()))
         return True
 
+    async def _may_read(self) -> bool:
+        """Whether the token still opens; what it shows may be other things now."""
+        try:
+            now = await self._identity.identify(self._fields)
+        except Unauthenticated:
+            return False
+        same = now.name == self._inquiry.principal.name
+        self._inquiry = self._inquiry.gateway.inquiry(Caller(now))
+        return same
+
     async def _events(self) -> list[tuple[int, str, dict[str, Any]]]:
         """The next events: id, kind, and the execution or approval as it is now."""
-        db = self.gateway.db
+        db = self._inquiry.gateway.db
         told = await events_after(db, self._position)
         ids = [each.payload for each in told]
         shown = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
         shown |= {id: _decision(row) for id, row in (await get_approvals(db, ids)).items()}
         return [(each.id, each.kind, shown.get(each.payload, {})) for each in told]
 
-    async def _may_read(self) -> bool:
-        """Whether the token still opens; the rights it gives may be others now."""
-        try:
-            now = await self._identity.identify(self._fields)
-        except Unauthenticated:
-            return False
-        same, self.principal = now.name == self.principal.name, now
-        return same
-
     def _may_see(self, data: dict[str, Any]) -> bool:
-        """Whether an event is the reader's business: its own, or anyone's for an admin."""
-        if not data:  # the row has gone meanwhile
-            return False
-        overseen = oversees(self.gateway.snapshot, self.principal, data["connection"])
-        return overseen or data["principal"] == self.principal.name
+        """Whether an event is the reader's business; of one whose row has gone nothing is known."""
+        return bool(data) and self._inquiry.concerns(data["principal"], data["connection"])
 
     def _news(self) -> list[bytes]:
         """What is not as it was last told."""
         before, (tools, connections) = self._connections, self._seen()
         frames = []
         if tools != self._tools:
-            revision = self.gateway.snapshot.revision
-            frames.append(frame("tools_changed", {"revision": revision}))
+            frames.append(frame("tools_changed", {"revision": self._inquiry.snapshot.revision}))
         for name in sorted(before.keys() | connections.keys()):
             if before.get(name) != connections.get(name):
                 gone = {"name": name, "status": "deleted"}
@@ -256,18 +244,17 @@ class Reader:
         return frames
 
     def _seen(self) -> tuple[str, dict[str, dict[str, Any]]]:
-        snapshot, principal = self.gateway.snapshot, self.principal
+        inquiry = self._inquiry
         connections = {
-            name: {
-                "name": name,
+            state.name: {
+                "name": state.name,
                 "status": state.status,
                 "tools": len(state.tools),
-                "effective_access": level(snapshot, principal, state),
+                "effective_access": level(inquiry.snapshot, inquiry.principal, state),
             }
-            for name, state in snapshot.connections.items()
-            if may_know(principal, state)
+            for state in inquiry.connections()
         }
-        return self.gateway.view_of(snapshot, principal, ViewScope()).digest, connections
+        return inquiry.view.digest, connections
 
 
 def _decision(approval: Approval) -> dict[str, Any]:
