@@ -37,10 +37,10 @@ from gateway.console.pages import (
 from gateway.errors import Fixable, NotFound
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
 from gateway.model import Level, Scope, Tool, json_bytes
-from gateway.policy.access import admin_level, decide, level, may_know, user_level
+from gateway.policy.access import decide, may_know
 from gateway.policy.view import bundles_of
 from gateway.web import rest
-from gateway.web.shown import tool_row
+from gateway.web.shown import access_row, tool_row
 
 
 async def tools(visit: Visit) -> Response:
@@ -345,9 +345,7 @@ def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:
                     "organization": principal.organization or "",
                     "bundles": list(bundles or ()),
                     "connection": state.name,
-                    "admin_access": admin_level(state),
-                    "user_access": user_level(snapshot, principal, state.name),
-                    "effective_access": level(snapshot, principal, state) or "disabled",
+                    **access_row(snapshot, principal, state),
                     "tools": counts[state.name],
                 }
 

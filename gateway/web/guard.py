@@ -387,17 +387,11 @@ def _read_keys(document: bytes) -> dict[str | None, Key]:
 # --- answers --------------------------------------------------------------------------------------
 
 
-async def respond(
-    send: Send,
-    status: int,
-    body: bytes = b"",
-    headers: HeaderLines = (),
-    content_type: bytes = JSON_TYPE,
-) -> None:
-    """Sends one whole answer."""
+async def respond(send: Send, status: int, body: bytes = b"", headers: HeaderLines = ()) -> None:
+    """Sends one whole answer: JSON, or nothing."""
     lines = [(b"content-length", b"%d" % len(body)), *headers]
     if body:
-        lines.append((b"content-type", content_type))
+        lines.append((b"content-type", JSON_TYPE))
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})
 

@@ -39,7 +39,6 @@ from gateway.errors import (
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, Tool, json_bytes, read_json
-from gateway.policy.access import admin_level, level
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.web import own_tools, shown
@@ -198,17 +197,13 @@ async def capabilities(inquiry: Inquiry) -> Shown:
 
 async def choose_access(inquiry: Inquiry, connection: str, access: Any = None) -> Shown:
     """The caller's own choice for one connection."""
-    gateway, principal, state = inquiry.gateway, inquiry.principal, inquiry.connection(connection)
+    catalog, principal, name = inquiry.gateway.catalog, inquiry.principal, connection
+    inquiry.connection(name)
     if access not in get_args(Level):
         raise Fixable("invalid_arguments", f"access must be one of {', '.join(get_args(Level))}")
-    await gateway.catalog.choose(principal.name, state.name, access)
-    snapshot = gateway.snapshot
-    return {
-        "connection": state.name,
-        "admin_access": admin_level(state),
-        "user_access": access,
-        "effective_access": level(snapshot, principal, snapshot.connections[state.name]),
-    }
+    await catalog.choose(principal.name, name, access)
+    now = catalog.current
+    return {"connection": name, **shown.access_row(now, principal, now.connections[name])}
 
 
 async def get_connection(inquiry: Inquiry, name: str) -> Response:

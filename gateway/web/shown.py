@@ -105,12 +105,19 @@ def capabilities(
             state.name: {
                 "provider": state.settings.kind,
                 "status": state.status,
-                "admin_access": admin_level(state),
-                "user_access": user_level(snapshot, principal, state.name),
-                "effective_access": level(snapshot, principal, state),
+                **access_row(snapshot, principal, state),
             }
             for state in states
         },
+    }
+
+
+def access_row(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> dict[str, Any]:
+    """What the admin gives, what the principal chose, and what holds."""
+    return {
+        "admin_access": admin_level(state),
+        "user_access": user_level(snapshot, principal, state.name),
+        "effective_access": level(snapshot, principal, state) or "disabled",
     }
 
 
@@ -139,8 +146,7 @@ def connection_detail(
 ) -> dict[str, Any]:
     """One connection with its settings; those of an admin's concern only for admins."""
     row = connection_row(snapshot, principal, state, refreshed_at) | {
-        "admin_access": admin_level(state),
-        "user_access": user_level(snapshot, principal, state.name),
+        **access_row(snapshot, principal, state),
         "base_url": masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
     }
