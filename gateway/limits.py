@@ -81,7 +81,7 @@ MAX_ROUNDS = 10  # of questions before an answer, of streams for one answer
 AZURE_BYTES = 32 * 1024 * 1024  # of one answer: the list of all connectors is one page
 AZURE_TRIES = 3  # of a request that Azure throttles
 AZURE_PAUSE_SECONDS = 10.0  # that Azure may ask for; a longer one is told instead of waited for
-KEEP_SECONDS = 60.0  # of listings, definitions, look-ups, links to sign in: then asked again
+KEEP_SECONDS = 60.0  # of listings, definitions, links to sign in: then asked again
 SIGN_IN_LINK_SECONDS = 5.0  # a call that fails for want of a sign-in waits that long for its link
 LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left open
 

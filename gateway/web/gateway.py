@@ -25,7 +25,6 @@ from gateway.calls.admission import Throttle
 from gateway.calls.approvals import Approvals, Ticket
 from gateway.calls.arguments import check_arguments
 from gateway.calls.call import CANCEL, Invoker
-from gateway.calls.lookups import LookUps
 from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
@@ -216,7 +215,6 @@ class Gateway:
         self.feed = feed
         self.directory = directory
         self.work = work
-        self.lookups = LookUps(invoker.call, db)
         self.wake: Callable[[str], None] = lambda name: None
         self.unknown_calls = 0
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded

@@ -12,6 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -19,7 +20,7 @@ import orjson
 
 from gateway.azure.directory import LISTING
 from gateway.calls.answer import read_part
-from gateway.calls.lookups import Question
+from gateway.calls.lookups import LookUp
 from gateway.catalog.changes import Report
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
@@ -335,17 +336,17 @@ async def lookup_values(
 ) -> Shown:
     """What may go into an input of a tool whose description says that it can be looked up. Give the
     inputs you have in `known`. To open a folder, give its `node` as the input's value."""
-    return await inquiry.gateway.lookups.values(_question(inquiry, tool, known), parameter)
+    return await _look_up(inquiry, tool, known).values(parameter)
 
 
 @own_tool("all", "Look up a schema")
 async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING) -> Shown:
     """The input schema of a tool whose inputs depend on each other, for those you have."""
-    schema = await inquiry.gateway.lookups.schema(_question(inquiry, tool, known))
+    schema = await _look_up(inquiry, tool, known).schema()
     return {"tool": tool, "input_schema": schema}
 
 
-def _question(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> Question:
+def _look_up(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> LookUp:
     tools = inquiry.view.tools
     tool = tools.get(name)
     if tool is None:
@@ -356,8 +357,8 @@ def _question(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> Question
         )
     # What the caller wants of this call (a token, to be run later) is not about the calls it makes.
     caller = replace(inquiry.caller, meta={}, input_responses=None, request_state=None)
-    bundle_ids = inquiry.view.bundle_ids
-    return Question(inquiry.snapshot, caller, tool, tools.keys(), known, bundle_ids)
+    call = partial(inquiry.gateway.invoker.call, bundle_ids=inquiry.view.bundle_ids)
+    return LookUp(call, inquiry.gateway.db, inquiry.snapshot, caller, tool, tools.keys(), known)
 
 
 # --- Azure's catalogue of connectors --------------------------------------------------------------
