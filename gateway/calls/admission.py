@@ -124,23 +124,21 @@ class Passage:
     end counts for nothing.
     """
 
-    __slots__ = ("_clock", "_health", "_overall", "_probes")
+    __slots__ = ("_clock", "_health", "_overall", "_probes", "_taken")
 
     def __init__(self, health: _Health, overall: Slots, clock: Clock) -> None:
         self._health = health
         self._overall = overall
         self._clock = clock
         self._probes = False
+        self._taken: list[Slots] = []
 
     async def __aenter__(self) -> Passage:
         self._check_rest()  # before queueing as well: a refusal need not wait
-        await self._health.slots.take()
         try:
-            await self._overall.take()
-        except BaseException:
-            self._health.slots.free()
-            raise
-        try:
+            for slots in (self._health.slots, self._overall):
+                await slots.take()
+                self._taken.append(slots)
             self._check_rest()
         except BaseException:
             await self.__aexit__(None, None)
@@ -153,8 +151,8 @@ class Passage:
             self.note_failure()
         if self._probes:
             self._health.probing = False
-        self._overall.free()
-        self._health.slots.free()
+        for slots in self._taken:
+            slots.free()
 
     def note_answer(self, status: int, retry_after: str | None = None) -> None:
         """An answer came; a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
@@ -201,27 +199,22 @@ class Slots:
         """Take a slot, which is to be freed; or `busy`."""
         if not self._free.locked():
             await self._free.acquire()
-        elif self._waiting >= MAX_WAITING_CALLS:
-            raise self._busy()
-        else:
-            await self._wait()
-
-    def free(self) -> None:
-        """Give a slot back."""
-        self._free.release()
-
-    async def _wait(self) -> None:
+            return
+        busy = _later("busy", f"{self._owner} has its hands full.", 1.0)
+        if self._waiting >= MAX_WAITING_CALLS:
+            raise busy
         self._waiting += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
                 await self._free.acquire()
         except TimeoutError:
-            raise self._busy() from None
+            raise busy from None
         finally:
             self._waiting -= 1
 
-    def _busy(self) -> Overloaded:
-        return _later("busy", f"{self._owner} has its hands full.", 1.0)
+    def free(self) -> None:
+        """Give a slot back."""
+        self._free.release()
 
 
 @dataclass(slots=True)
