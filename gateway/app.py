@@ -287,12 +287,7 @@ class Assembly:
         replica, prepared = this_replica(), PreparedConnections()
         db, seal, signals, current = self.db, self.seal, self.signals, self._current
         feed = Feed(db, signals, self.catalog)
-        approvals = Approvals(
-            *(db, seal, signals, current),
-            replica=replica.id,
-            told=feed.confirmation,
-            ended=feed.result,
-        )
+        approvals = Approvals(db, seal, signals, current, replica=replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
@@ -307,9 +302,7 @@ class Assembly:
         for listener in (feed.result, log_call):
             invoker.on_finished(listener)
         keeping = Housekeeping(
-            *(db, replica, lambda: current().settings.ledger.keep_days),
-            expire=approvals.expire,
-            ended=feed.result,
+            db, replica, lambda: current().settings.ledger.keep_days, expire=approvals.expire
         )
         await keeping.start()
         self._stack.push_async_callback(keeping.close)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -65,11 +65,12 @@ from gateway.limits import (
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
-from gateway.store.approvals import APPROVAL_CHANGED, Approval, StandingGrant
+from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.cluster import Signals, heard_within, living
 from gateway.store.database import Database
-from gateway.store.ledger import FINISHED, Execution, get_execution, get_executions
+from gateway.store.ledger import Execution, get_execution
 from gateway.store.secrets import Seal
+from gateway.store.tables import CONFIRMATION
 
 log = structlog.get_logger("gateway.approvals")
 
@@ -98,16 +99,12 @@ class Approvals:
         current: Callable[[], Snapshot],
         *,
         replica: str,
-        told: Callable[[Approval], None] = lambda approval: None,
-        ended: Callable[[Execution], None] = lambda execution: None,
     ) -> None:
         self._db = db
         self._seal = seal
         self._signals = signals
         self._current = current
         self._replica = replica
-        self._told = told
-        self._ended = ended
         # By execution: the approval it waits for, and whether its caller has gone.
         self._waiting: dict[str, tuple[str, Callable[[], bool]]] = {}
         self._draining = False
@@ -158,7 +155,7 @@ class Approvals:
         """Sends those who wait away; their questions stay, for when they call again."""
         self._draining = True
         for approval_id, _ in self._waiting.values():
-            self._signals.hear(APPROVAL_CHANGED, approval_id)
+            self._signals.hear(CONFIRMATION, approval_id)
 
     async def _grant(self, attempt: Attempt) -> StandingGrant | None:
         """The "always allow" that holds for this call: of its session, else of its client."""
@@ -244,7 +241,6 @@ class Approvals:
             warnings=tuple(looked_at_twice),
         )
         await store.create_approval(self._db, approval, execution)
-        self._told(approval)
         return approval
 
     def _question_as_answer(self, attempt: Attempt, approval: Approval) -> Result:
@@ -259,7 +255,7 @@ class Approvals:
         self._waiting[attempt.id] = (approval.id, attempt.caller.gone)
         asking = asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
         try:
-            with self._signals.awaiting(APPROVAL_CHANGED, approval.id) as heard:
+            with self._signals.awaiting(CONFIRMATION, approval.id) as heard:
                 while not self._waits_for_nobody(attempt.caller):
                     with suppress(GatewayError):  # the wait outlasts an outage of the store
                         approval = await store.get_approval(self._db, approval.id) or approval
@@ -329,11 +325,11 @@ class Approvals:
 
     async def void(self, approval: Approval) -> None:
         """Withdraws an approval that was given for something else than there is now."""
-        await self._tell(await store.void_approval(self._db, approval.id, time.time()))
+        await store.void_approval(self._db, approval.id, time.time())
 
     async def expire(self) -> None:
         """Ends what nobody decided in time, or used in time."""
-        await self._tell(await store.expire_approvals(self._db, time.time()))
+        await store.expire_approvals(self._db, time.time())
 
     async def _decide(self, approval: Approval, decision: Decision, by: str) -> Approval | None:
         """One compare-and-set; None: it had been decided, or was too late."""
@@ -351,18 +347,8 @@ class Approvals:
             log.info(
                 "approval decided", approval=decided.id, tool=decided.tool, by=by, as_=decision
             )
-            await self._tell([decided])
+            self._signals.hear(CONFIRMATION, decided.id)  # sooner than by the store
         return decided
-
-    async def _tell(self, approvals: Sequence[Approval]) -> None:
-        """Tells of approvals that have changed, and of calls that ended with them."""
-        for approval in approvals:
-            self._signals.hear(APPROVAL_CHANGED, approval.id)
-            self._told(approval)
-        ids = [each.execution_id for each in approvals if each.status != "approved"]
-        for execution in (await get_executions(self._db, ids)).values() if ids else ():
-            self._signals.hear(FINISHED, execution.id)
-            self._ended(execution)
 
     # --- for those who make calls that were approved ----------------------------------------------
 
@@ -395,7 +381,7 @@ class Approvals:
         compare-and-set, so that one of them makes the call and the others find nothing to do.
         """
         woken, making = asyncio.Event(), set[str]()
-        self._signals.on(APPROVAL_CHANGED, lambda _: woken.set())
+        self._signals.on(CONFIRMATION, lambda _: woken.set())
 
         async def make_one(approval: Approval) -> None:
             try:

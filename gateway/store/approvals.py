@@ -25,7 +25,15 @@ from gateway.errors import NotApproved
 from gateway.limits import STORE_ROWS
 from gateway.store import tables
 from gateway.store.database import Database, many, one, signal, upsert, values
-from gateway.store.ledger import Begun, Execution, begin_in, ended_if_unheard, insert_in, lock_of
+from gateway.store.ledger import (
+    Begun,
+    Execution,
+    begin_in,
+    ended_if_unheard,
+    insert_in,
+    lock_of,
+    tell_ended_in,
+)
 
 _approvals = tables.approvals
 _grants = tables.standing_grants
@@ -34,7 +42,6 @@ _changes = tables.changes
 _claims = tables.claims
 
 ApprovalStatus = Literal["pending", "approved", "denied", "expired", "used", "void"]
-APPROVAL_CHANGED = "approval"  # the signal, with the approval's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +93,7 @@ async def create_approval(db: Database, approval: Approval, execution: Execution
     def unit(tx: Connection) -> None:
         insert_in(tx, execution)
         tx.execute(insert(_approvals), values(approval))
-        signal(tx, APPROVAL_CHANGED, approval.id)
+        signal(tx, tables.CONFIRMATION, approval.id)
 
     await db.write(unit)
 
@@ -260,13 +267,15 @@ def _move(
     """Gives approvals another status, and ends the executions that end with them."""
     statement = update(_approvals).where(which).values(status=status, **changed)
     moved = many(tx, statement.returning(_approvals), Approval)
-    for approval in moved:
-        signal(tx, APPROVAL_CHANGED, approval.id)
+    for approval in moved if status != "used" else ():
+        signal(tx, tables.CONFIRMATION, approval.id)
     if moved and status in _ENDINGS:
         how, code = _ENDINGS[status]
         ended = _executions.c.id.in_([each.execution_id for each in moved]) & _waits
         values = {"status": how, "error_code": code, "finished_at": now}
-        tx.execute(update(_executions).where(ended).values(values))
+        tell = update(_executions).where(ended).values(values).returning(_executions.c.id)
+        for id in tx.execute(tell).scalars():
+            tell_ended_in(tx, id)
     return moved
 
 

@@ -40,7 +40,6 @@ REVISION_LOCK = "~revision"  # sorts behind every other key: see `Database.write
 RECONNECTED = "reconnected"
 SESSION_ENDED = "session_ended"  # the signal, with the session's id
 LETTER = "letter"  # the signal: to which process, which letter, what it says
-EVENTS = ("confirmation", "result")  # signals of the feed, with the approval's or execution's id
 
 T = TypeVar("T")
 Wish = dict[str, Any]
@@ -94,12 +93,13 @@ def signal_soon(db: Database, kind: str, payload: str) -> None:
 
 async def events_after(db: Database, last_id: int) -> list[Signal]:
     """The events that came after one, oldest first, some at a time."""
-    return await db.read(lambda tx: _signals_after(tx, last_id, _signals.c.kind.in_(EVENTS)))
+    events = _signals.c.kind.in_(tables.EVENTS)
+    return await db.read(lambda tx: _signals_after(tx, last_id, events))
 
 
 async def last_event_id(db: Database) -> int:
     """Where a reader begins that wants only what is new."""
-    newest = select(func.max(_signals.c.id)).where(_signals.c.kind.in_(EVENTS))
+    newest = select(func.max(_signals.c.id)).where(_signals.c.kind.in_(tables.EVENTS))
     return await db.read(lambda tx: tx.execute(newest).scalar() or 0)
 
 

@@ -24,9 +24,8 @@ from gateway.errors import GatewayError
 from gateway.limits import HEARTBEAT_SECONDS, LONGEST_PAUSE_SECONDS, STORE_ROWS
 from gateway.model import new_id
 from gateway.store import tables
-from gateway.store.cluster import EVENTS
 from gateway.store.database import Database, insert_new, store_time, values
-from gateway.store.ledger import Execution, mark_unknown
+from gateway.store.ledger import mark_unknown
 
 _replicas = tables.replicas
 
@@ -108,13 +107,11 @@ class Housekeeping:
         keep_days: Callable[[], float],
         *,
         expire: Callable[[], Awaitable[None]],
-        ended: Callable[[Execution], None],
     ) -> None:
         self._db = db
         self._replica = replica
         self._keep_days = keep_days
         self._expire = expire
-        self._ended = ended
         self._swept = time.monotonic()
 
     async def start(self) -> None:
@@ -140,7 +137,6 @@ class Housekeeping:
     async def _end_unheard(self) -> None:
         for execution in await mark_unknown(self._db, now=time.time()):
             log.warning("outcome unknown", execution=execution.id, tool=execution.tool)
-            self._ended(execution)
 
     async def _sweep(self) -> None:
         if time.monotonic() - self._swept < LONGEST_PAUSE_SECONDS:
@@ -173,7 +169,7 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
     ended = t.executions.c.status.not_in(["executing", "pending_confirmation"])
     decided = t.approvals.c.status.not_in(["pending", "approved"])
     settled = t.changes.c.status != "held"
-    heard = t.signals.c.kind.not_in(EVENTS) & (t.signals.c.at < minute_ago)
+    heard = t.signals.c.kind.not_in(tables.EVENTS) & (t.signals.c.at < minute_ago)
     return [
         (t.executions, ended & (t.executions.c.created_at < oldest)),
         (t.approvals, decided & (t.approvals.c.created_at < oldest)),

@@ -199,11 +199,16 @@ async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
         ended = {"status": "unknown", "error_code": "outcome_unknown", "finished_at": now}
         found = many(tx, update(_table).where(gone).values(ended).returning(_table), Execution)
         for execution in found:
-            if execution.idempotency_token is not None:
-                signal(tx, FINISHED, execution.id)
+            tell_ended_in(tx, execution.id)
         return found
 
     return await db.write(unit, "replicas")
+
+
+def tell_ended_in(tx: Connection, id: str) -> None:
+    """Tells of a call that ended otherwise than by its own process, which tells by itself."""
+    signal(tx, FINISHED, id)
+    signal(tx, tables.RESULT, id)
 
 
 def _get(tx: Connection, id: str) -> Execution | None:

@@ -316,7 +316,9 @@ windows = Table(
     Column("current", Counter, nullable=False),
 )
 
-# What processes tell one another, in the order of commits: see `cluster`.
+# What processes tell one another, in the order of commits: see `cluster`. The feed shows two kinds:
+# an approval was asked for or decided, a call ended; each with the id.
+CONFIRMATION, RESULT = EVENTS = ("confirmation", "result")
 signals = Table(
     "signals",
     metadata,

@@ -46,9 +46,10 @@ from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.store import approvals
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change, get_change
-from gateway.store.cluster import EVENTS, Signals, signal_soon
+from gateway.store.cluster import Signals, signal_soon
 from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_execution
+from gateway.store.tables import EVENTS, RESULT
 from gateway.web.guard import EventStream, Step
 from gateway.web.proxy import ProxyRequest, proxied
 
@@ -374,14 +375,10 @@ class Feed:
             signals.on(kind, lambda _: self.wake())
         signals.on(WATCHED, lambda _: self._watched())
 
-    def confirmation(self, approval: Approval) -> None:
-        """Tells of a question, or of what was answered to it."""
-        signal_soon(self._db, "confirmation", approval.id)
-
     def result(self, execution: Execution) -> None:
         """Tells of a call that ended."""
         if execution.access != "read" or time.monotonic() < self._watched_until:
-            signal_soon(self._db, "result", execution.id)
+            signal_soon(self._db, RESULT, execution.id)
 
     def wake(self) -> None:
         """There may be something new for every reader."""

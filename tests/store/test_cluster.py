@@ -38,7 +38,7 @@ from tests.store.test_ledger import silence
 US = Replica("us", this_host(), os.getpid(), 1.0)
 
 Heard = tuple[str, str]
-KINDS = ("cancel", "approval", "session_ended", "answered", RECONNECTED)
+KINDS = ("cancel", "confirmation", "session_ended", "answered", RECONNECTED)
 
 
 @asynccontextmanager
@@ -136,7 +136,7 @@ async def test_decision_made_elsewhere_is_heard(db: Database, other_db: Database
 
     async with listening(db) as heard:
         await decide_approval(other_db, "a1", "approved", by="eve", now=1001.0, usable_until=1300.0)
-        await next_heard(heard, ("approval", "a1"))
+        await next_heard(heard, ("confirmation", "a1"))
 
 
 async def test_session_ended_elsewhere_is_heard(db: Database, other_db: Database) -> None:
