@@ -28,9 +28,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.azure.directory import AzureDirectory
-from gateway.calls.admission import Admission
+from gateway.calls.admission import CANCEL, Admission
 from gateway.calls.approvals import Approvals
-from gateway.calls.call import CANCEL, Invoker
+from gateway.calls.call import Invoker
 from gateway.calls.credentials import (
     Credentials,
     PreparedConnections,
@@ -308,7 +308,7 @@ class Assembly:
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)
         self._run(keeping.run())
-        self._run(approvals.make_approved(self.gateway.resume))
+        self._run(invoker.make_approved(partial(self.gateway.door, unattended=True)))
 
     def _current(self) -> Snapshot:
         return self.catalog.current

@@ -6,6 +6,7 @@
     pause       an API that said `Retry-After` is not asked before
     retry       a read that never left is repeated once, unless the call before it failed too
     large       few answers larger than most are held at the same time; the others are cut
+    running     calls that no request carries, few at a time for each principal
     failures    wrong tokens and unknown names, from one source and in all, within a minute
 
 Where several processes share a store, rates are counted in it; all else is per process and bounded.
@@ -17,10 +18,12 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from cachetools import LRUCache
 
@@ -38,12 +41,13 @@ from gateway.limits import (
     MOMENT_SECONDS,
     OPEN_SECONDS,
 )
-from gateway.model import RateLimit
+from gateway.model import RateLimit, Result
 from gateway.outbound.client import NoAnswer
 from gateway.outbound.content import Room
 from gateway.store.cluster import take_of_window
 from gateway.store.database import Database
 
+CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
 Clock = Callable[[], float]
 
 
@@ -246,6 +250,64 @@ def retry_after_seconds(value: str | None, now: datetime | None = None) -> float
 def _later(code: str, message: str, seconds: float) -> Overloaded:
     wait = max(1, math.ceil(seconds))
     return Overloaded(code, message, f"Try again in {wait} s.", retry_after=wait)
+
+
+class Running:
+    """The calls of this process that no request carries, and what is left to do of others.
+
+    A write runs in a task of its own: once begun it is finished and recorded, whether or not its
+    caller is still there; a caller who says so stops it.
+    """
+
+    def __init__(self) -> None:
+        # With the execution, and who is to have few of them.
+        self._tasks: dict[asyncio.Task[Any], tuple[str, object]] = {}
+
+    async def finish(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
+        """What the work gives; a caller who leaves does not stop it, one who says so does."""
+        task = self.start(work, id)
+        try:
+            result: Result = await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if error.args == (CANCEL,):
+                task.cancel()
+            raise
+        return result
+
+    def count(self, owner: object) -> int:
+        """How many calls run for this owner."""
+        return sum(whose == owner for _, whose in self._tasks.values())
+
+    def start(
+        self, work: Coroutine[Any, Any, Any], id: str = "", owner: object = None
+    ) -> asyncio.Task[Any]:
+        """Runs the work: the call of this id, among those of this owner."""
+        task = asyncio.create_task(work, name=f"call {id}")
+        self._tasks[task] = (id, owner)
+        task.add_done_callback(self._end)
+        return task
+
+    def cancel(self, id: str) -> list[asyncio.Task[Any]]:
+        """Cancels a call; its task, if it runs here, which ends when the call is recorded."""
+        return [task for task, (of, _) in self._tasks.items() if of == id and task.cancel()]
+
+    async def drain(self, seconds: float) -> None:
+        """Waits until nothing runs any more, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._tasks:  # one may begin another
+                    await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Ends what still runs; each call is recorded as what it then is."""
+        tasks = [task for task in self._tasks if task.cancel()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; nobody may have to
 
 
 class Throttle:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,6 @@ from gateway.calls.record import (
     Caller,
     Door,
     arguments_digest,
-    describe_failure,
     execution_of,
     failed_result,
     input_required,
@@ -107,7 +106,7 @@ class Approvals:
         self._replica = replica
         # By execution: the approval it waits for, and whether its caller has gone.
         self._waiting: dict[str, tuple[str, Callable[[], bool]]] = {}
-        self._draining = False
+        self.draining = False
 
     # --- for those who call -----------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class Approvals:
 
     def drain(self) -> None:
         """Sends those who wait away; their questions stay, for when they call again."""
-        self._draining = True
+        self.draining = True
         for approval_id, _ in self._waiting.values():
             self._signals.hear(CONFIRMATION, approval_id)
 
@@ -275,7 +274,7 @@ class Approvals:
                 store.let_go(self._db, attempt.id, self._replica)
 
     def _waits_for_nobody(self, caller: Caller) -> bool:
-        return self._draining or caller.gone()
+        return self.draining or caller.gone()
 
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
         """Asks the caller itself, where its client can be asked on the call's own stream."""
@@ -344,9 +343,7 @@ class Approvals:
             grant=grant_of(approval, by, now, permissions) if decision == "always_allow" else None,
         )
         if decided is not None:
-            log.info(
-                "approval decided", approval=decided.id, tool=decided.tool, by=by, as_=decision
-            )
+            log.info("approval decided", approval=decided.id, by=by, as_=decision)
             self._signals.hear(CONFIRMATION, decided.id)  # sooner than by the store
         return decided
 
@@ -374,47 +371,13 @@ class Approvals:
         found = await self.judge(attempt.caller.principal, attempt.door, approval)
         attempt.snapshot, attempt.tool, attempt.judged = found
 
-    async def make_approved(self, make: Callable[[Approval, Ticket], Awaitable[None]]) -> None:
-        """Has approved calls made that nobody waits for, REST's and background ones, for ever.
-
-        Every process looks, woken by the store or every few seconds. Using an approval up is a
-        compare-and-set, so that one of them makes the call and the others find nothing to do.
-        """
-        woken, making = asyncio.Event(), set[str]()
-        self._signals.on(CONFIRMATION, lambda _: woken.set())
-
-        async def make_one(approval: Approval) -> None:
-            try:
-                ticket = self._open_ticket(approval)
-                await (make(approval, ticket) if ticket else self.void(approval))
-            except GatewayError as error:
-                # Another process was faster, or the store fails: then it is found again.
-                log.debug("approved call not made", approval=approval.id, code=error.code)
-            except Exception as error:  # one call's trouble must not stop the others
-                log.error("approved call failed", approval=approval.id, **describe_failure(error))
-            making.discard(approval.id)
-
-        async with asyncio.TaskGroup() as group:
-            while not self._draining:  # then they are left to other processes
-                await heard_within(woken, MOMENT_SECONDS)
-                for approval in await self._approved(CALLS_PER_PRINCIPAL - len(making)):
-                    if approval.id not in making:
-                        making.add(approval.id)
-                        group.create_task(make_one(approval))
-
-    async def _approved(self, limit: int) -> list[Approval]:
-        try:
-            return await store.approved_of_era(self._db, UNATTENDED, time.time(), limit)
-        except GatewayError as error:
-            log.warning("approved calls not read", code=error.code)
-            return []
-
-    def _open_ticket(self, approval: Approval) -> Ticket | None:
+    async def open_ticket(self, approval: Approval) -> Ticket:
+        """What an approved call is made from; an approval whose ticket can't be opened is void."""
         try:
             return msgspec.convert(self._seal.decrypt_json(approval.sealed_arguments), Ticket)
-        except (InvalidToken, ValueError, msgspec.ValidationError):
-            log.error("approved call can't be opened", approval=approval.id)
-            return None
+        except (InvalidToken, ValueError, msgspec.ValidationError) as error:
+            await self.void(approval)
+            raise ApprovalVoid("approval_expired", "The call can't be opened.") from error
 
 
 def _call_of(attempt: Attempt) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from typing import Any
 
 import structlog
 
-from gateway.calls.approvals import Approvals, Target, Ticket
+from gateway.calls.admission import Running
+from gateway.calls.approvals import Approvals, Target
 from gateway.calls.arguments import fitting_arguments
 from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.questions import HeldCalls
@@ -31,6 +32,7 @@ from gateway.calls.record import (
     BACKGROUND_META,
     REFUSED_UPSTREAM,
     TOKEN_META,
+    UNATTENDED,
     Attempt,
     Caller,
     Door,
@@ -60,7 +62,7 @@ from gateway.errors import (
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
-from gateway.store.approvals import Approval, first_with_token, use_approval
+from gateway.store.approvals import Approval, approved_of_era, first_with_token, use_approval
 from gateway.store.cluster import Signals, heard_within
 from gateway.store.database import Database
 from gateway.store.ledger import (
@@ -74,11 +76,13 @@ from gateway.store.ledger import (
     record_finished,
 )
 from gateway.store.secrets import Seal
+from gateway.store.tables import CONFIRMATION
 
 log = structlog.get_logger("gateway.call")
 
-CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
+APPROVED = object()  # whose calls are that were approved after their callers had left
 Send = Callable[[Attempt, Prepared], Awaitable[Result]]
+OpenDoor = Callable[[Mapping[str, Any]], Door]  # from what a ticket keeps of it
 
 
 class Invoker:
@@ -130,8 +134,31 @@ class Invoker:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
-    async def resume(self, approval: Approval, ticket: Ticket, door: Door) -> None:
-        """Carries out a call that was approved after its caller had left."""
+    async def make_approved(self, open_door: OpenDoor) -> None:
+        """Makes approved calls that nobody waits for, REST's and background ones, for ever.
+
+        Every process looks, woken by the store or every few seconds. Using an approval up is a
+        compare-and-set, so that one of them makes the call and the others find nothing to do.
+        """
+        woken = asyncio.Event()
+        self._signals.on(CONFIRMATION, lambda _: woken.set())
+        while not self._approvals.draining:  # then they are left to other processes
+            await heard_within(woken, MOMENT_SECONDS)
+            room = CALLS_PER_PRINCIPAL - self.running.count(APPROVED)
+            approved: list[Approval] = []
+            with suppress(GatewayError):  # the store fails: the next time will do
+                approved = await approved_of_era(self._db, UNATTENDED, time.time(), room)
+            for approval in approved:
+                try:
+                    await self._resume(approval, open_door)
+                except Exception as error:  # one call's trouble must not stop the others
+                    failure = describe_failure(error)
+                    log.warning("approved call not made", approval=approval.id, **failure)
+
+    async def _resume(self, approval: Approval, open_door: OpenDoor) -> None:
+        """Starts a call that was approved after its caller had left."""
+        ticket = await self._approvals.open_ticket(approval)
+        door = open_door(ticket.door)
         snapshot, tool, judged = await self._approvals.judge(ticket.principal, door, approval)
         caller = Caller(ticket.principal, session=approval.session, client=approval.client)
         about = (ticket.arguments, caller, door, self._redactor(snapshot, tool), self._replica)
@@ -140,7 +167,7 @@ class Invoker:
         attempt.token, attempt.background = ticket.token, True
         self._decide(attempt)
         self._check(attempt)
-        await self.running.finish(attempt.id, self._make_write(attempt, approval))
+        self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)
 
     def _redactor(self, snapshot: Snapshot, tool: Tool) -> Redactor:
         return self._prepared.of(snapshot, tool.connection).redactor
@@ -180,7 +207,12 @@ class Invoker:
 
     async def _make_in_background(self, attempt: Attempt, approval: Approval | None) -> Result:
         """Begins a call and answers at once; the outcome is read from its record."""
-        self.running.check_room(attempt.principal)
+        if self.running.count(attempt.principal) >= CALLS_PER_PRINCIPAL:
+            raise Overloaded(
+                "busy",
+                f"{CALLS_PER_PRINCIPAL} of your calls are running in the background.",
+                "Wait until one has ended, or cancel one.",
+            )
         first = await self._claim(attempt, approval)
         if first is not None:
             return first
@@ -415,69 +447,3 @@ def _first_error(attempt: Attempt, first: Execution) -> GatewayError:
         f"The first call with this token was not sent: it ended as {first.status}.",
         "It may be tried again with the same token.",
     )
-
-
-# --- calls that no request carries ----------------------------------------------------------------
-
-
-class Running:
-    """The calls of this process that no request carries, and what is left to do of others.
-
-    A write runs in a task of its own: once begun it is finished and recorded, whether or not its
-    caller is still there; a caller who says so stops it.
-    """
-
-    def __init__(self) -> None:
-        # With the execution, and for a call in the background its principal.
-        self._tasks: dict[asyncio.Task[Any], tuple[str, str]] = {}
-
-    async def finish(self, id: str, work: Coroutine[Any, Any, Result]) -> Result:
-        """What the work gives; a caller who leaves does not stop it, one who says so does."""
-        task = self.start(work, id)
-        try:
-            result: Result = await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if error.args == (CANCEL,):
-                task.cancel()
-            raise
-        return result
-
-    def check_room(self, principal: str) -> None:
-        """Refuses one background call too many."""
-        if [whose for _, whose in self._tasks.values()].count(principal) >= CALLS_PER_PRINCIPAL:
-            raise Overloaded(
-                "busy",
-                f"{CALLS_PER_PRINCIPAL} of your calls are running in the background.",
-                "Wait until one has ended, or cancel one.",
-            )
-
-    def start(
-        self, work: Coroutine[Any, Any, Any], id: str = "", principal: str = ""
-    ) -> asyncio.Task[Any]:
-        """Runs the work: the call of this id, in the background for this principal."""
-        task = asyncio.create_task(work, name=f"call {id}")
-        self._tasks[task] = (id, principal)
-        task.add_done_callback(self._end)
-        return task
-
-    def cancel(self, id: str) -> list[asyncio.Task[Any]]:
-        """Cancels a call; its task, if it runs here, which ends when the call is recorded."""
-        return [task for task, (of, _) in self._tasks.items() if of == id and task.cancel()]
-
-    async def drain(self, seconds: float) -> None:
-        """Waits until nothing runs any more, at most so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._tasks:  # one may begin another
-                    await asyncio.wait(self._tasks)
-
-    async def close(self) -> None:
-        """Ends what still runs; each call is recorded as what it then is."""
-        tasks = [task for task in self._tasks if task.cancel()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=MOMENT_SECONDS)
-
-    def _end(self, task: asyncio.Task[Any]) -> None:
-        del self._tasks[task]
-        if not task.cancelled():
-            task.exception()  # whoever waits has it; nobody may have to

@@ -31,7 +31,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Send
 
 from gateway import __version__
-from gateway.calls.call import CANCEL
+from gateway.calls.admission import CANCEL
 from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress
 from gateway.calls.record import Notice as TakeNotice

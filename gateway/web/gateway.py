@@ -21,10 +21,10 @@ import structlog
 from cachetools import LRUCache
 
 from gateway.azure.directory import AzureDirectory
-from gateway.calls.admission import Throttle
-from gateway.calls.approvals import Approvals, Ticket
+from gateway.calls.admission import CANCEL, Throttle
+from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
-from gateway.calls.call import CANCEL, Invoker
+from gateway.calls.call import Invoker
 from gateway.calls.record import Caller, Door, refusal_of
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
@@ -339,10 +339,6 @@ class Gateway:
         if tool is None:
             raise UnknownTool(ticket["tool"])
         return tool, tool
-
-    async def resume(self, approval: Approval, ticket: Ticket) -> None:
-        """Makes a call that was approved after its caller had left."""
-        await self.invoker.resume(approval, ticket, self.door(ticket.door, unattended=True))
 
     async def search(
         self, snapshot: Snapshot, query: str, names: Collection[str], limit: int
