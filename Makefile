@@ -14,6 +14,7 @@ run: .venv/ready
 	.venv/bin/gateway serve --config config.toml
 
 test: .venv/ready
+	@command -v npm >/dev/null && $(MAKE) --silent tests/oauth/node_modules/ready || true  # a real OpenID provider
 	@$(PY) -m compileall -q gateway tests -x node_modules  # for the processes that tests start
 	$(PY) -m pytest --numprocesses auto --dist worksteal
 

@@ -29,7 +29,7 @@ from cryptography.fernet import Fernet
 from bench.processes import Measured
 from bench.rows import Row
 from gateway.store.secrets import Seal
-from gateway.web.guard import Identity
+from gateway.web.identity import Identity
 from tests.mcp.conftest import OPEN, serving
 from tests.mcp.toolbox import Toolbox, endpoint_over
 

@@ -54,6 +54,7 @@ from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes
+from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
 from gateway.server import GatewayServer, bind
@@ -64,7 +65,8 @@ from gateway.store.secrets import check_seal, load_seal
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import HostRules, Identity, check_host, fold, host_rules
+from gateway.web.guard import HostRules, check_host, fold, host_rules
+from gateway.web.identity import Identity
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
 from gateway.web.watch import Health, consent_route, return_address
@@ -141,8 +143,11 @@ class App:
         """Answers what is not MCP."""
         path: str = scope["path"]
         if path not in PROBES:
+            fields = fold(scope["headers"])
+            if is_open_to_all(path):
+                fields.pop(b"origin", None)
             try:
-                check_host(self.rules, scope, fold(scope["headers"]))
+                check_host(self.rules, scope, fields)
             except HTTPException as refusal:
                 await refusal_response(refusal)(scope, receive, send)
                 return
@@ -325,10 +330,16 @@ class Assembly:
         mcp.listen_to(self.signals)
         health = Health(gateway, identity, mcp.figures)
         gateway.invoker.on_finished(health.metrics.finished)
-        others = [*health.routes, consent_route(gateway, self.seal)]
-        rest = http_app(gateway, identity, others)
         shown = (health, mcp.contacts, self.public_url)
         console = Console(gateway, identity, self.seal, *shown)
+        self.front_door = FrontDoor(
+            *(self.db, self.seal, self.egress, identity, console.backend.sessions),
+            lambda: self.catalog.current.settings,
+            self.public_url,
+        )
+        self.front_door.let_in(self.signals)
+        others = [*health.routes, consent_route(gateway, self.seal), *self.front_door.routes()]
+        rest = http_app(gateway, identity, others)
         ways_in = (mcp, health, identity, rules, bookshop(), rest, console)
         return App(gateway, *ways_in)
 
@@ -370,6 +381,7 @@ class Assembly:
         self.signals.on(REVISION, self.catalog.hear)
         await self.signals.start(self.db)
         self._stack.push_async_callback(self.signals.close)
+        await self.front_door.grants.load()
         for wish in reversed(await kept_wishes(self.db, time.time())):
             self.wishes.take(wish)
         self._run(self.schedule.run())

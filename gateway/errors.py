@@ -4,7 +4,8 @@
     ├── Refused                  a rule said no: read_only, access_denied, blocked_path,
     │   │                        not_connected, unsupported_provider, approval_denied,
     │   │                        approval_expired
-    │   └── NotApproved          a person, or time, said no; ApprovalVoid: it was for another thing
+    │   ├── NotApproved          a person, or time, said no; ApprovalVoid: it was for another thing
+    │   └── InsufficientScope    the person may, but the client's token lacks a scope
     ├── Fixable                  the caller can mend it: invalid_arguments, connection_invalid,
     │   │                        idempotency_conflict, precondition (REST: a wrong If-Match)
     │   ├── DefinitionUnreadable a definition that can't be read or is out of bounds
@@ -32,7 +33,8 @@ from typing import Any
 STATUS_OF_CODE: Mapping[str, int] = {
     code: status
     for status, codes in {
-        403: "read_only access_denied blocked_path approval_denied approval_expired",
+        403: "read_only access_denied blocked_path approval_denied approval_expired"
+        " insufficient_scope",
         404: "unsupported_provider",
         409: "not_connected sign_in_required idempotency_conflict",
         412: "precondition",
@@ -80,6 +82,16 @@ class NotApproved(Refused):
 
 class ApprovalVoid(NotApproved):
     """What was approved is not there any more."""
+
+
+class InsufficientScope(Refused):
+    """The person may do this, but let their client in for less."""
+
+    def __init__(self, *scopes: str) -> None:
+        words = f"this client was let in without {scopes[-1]}"
+        hint = "Sign in again from the client, and allow it."
+        super().__init__("insufficient_scope", words, hint, scope=" ".join(scopes))
+        self.scopes = scopes
 
 
 class Fixable(GatewayError):

@@ -125,6 +125,20 @@ TOKEN_SECONDS = 10.0  # for a token endpoint's answer, and between two tries to 
 AZURE_SECONDS = 20.0  # for an answer of Azure itself, which is slow to list
 TOKEN_LIFE_SECONDS = 300.0  # of a token that does not say
 
+# --- oauth ----------------------------------------------------------------------------------------
+
+CODE_SECONDS = 60.0  # a code is used at once, by a program
+REFRESH_GRACE_SECONDS = 10.0  # a refresh whose answer was lost, or that two processes made
+SIGN_IN_SECONDS = 600.0  # for a person to sign in at a provider, or to decide on a client
+CLIENT_DOCUMENT_BYTES = 16 * 1024  # of a client's document, registration or form
+CLIENT_DOCUMENT_SECONDS = 5.0
+CLIENT_KEPT_SECONDS = 300.0  # a client's document is believed at least, and at most:
+CLIENT_LONGEST_KEPT_SECONDS = 24 * 3600.0
+DISCOVERY_SECONDS = 3600.0  # a provider's own document is believed
+MAX_OAUTH_CLIENTS = 20_000  # that registered themselves; the oldest unused give way
+REGISTRATIONS_A_MINUTE = 60  # from one address
+AUTHORIZATIONS_A_MINUTE = 600
+
 # --- store ----------------------------------------------------------------------------------------
 
 # Reads, and writes, that may wait for the store at once; one more is told `busy`.

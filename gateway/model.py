@@ -347,6 +347,7 @@ class Principal:
     role: str | None = None
     access: Level = "read-write"
     connections: Mapping[str, Level] = field(default_factory=dict)
+    withheld: frozenset[str] = frozenset()  # scopes the person has, and their client's token lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +356,14 @@ class Scope:
 
     kind: Literal["own", "bundles", "step"] = "own"
     names: tuple[str, ...] = ()  # bundle ids, or (workflow, step)
+
+    @property
+    def address(self) -> str:
+        """Where this view is served: what a token of the front door is for."""
+        if self.kind == "own":
+            return "/mcp"
+        names = "+".join(self.names) if self.kind == "bundles" else "/".join(self.names)
+        return f"/mcp/{'bundles' if self.kind == 'bundles' else 'steps'}/{names}"
 
 
 def elicitation_modes(capabilities: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Today's figures. They may fall; nothing may raise them but a capability with a room of its own.
 MAX_CODE_LINES = 24_726
 MAX_FILES = 129
+# What came later, by the name of its modules: their own lines and files.
+CAPABILITIES = {"oauth": (1_370, 9), "store.oauth": (140, 1)}
 MAX_FILE_LINES = 499
 MAX_FUNCTION_LINES = 73
 MAX_CHAIN = 20
@@ -41,7 +43,7 @@ PLAIN = {"errors", "model", "blocklist", "limits", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
-ALL = MIDDLE | DOORS | {"mcp", "web", "console", "demo", "reload", "app", "server"}
+ALL = MIDDLE | DOORS | {"mcp", "web", "console", "oauth", "demo", "reload", "app", "server"}
 # `catalog.snapshot` is a value that policy and calls may know; the rest of catalog is not.
 MAY_IMPORT: dict[str, set[str]] = {
     "": set(),
@@ -65,9 +67,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
     "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},
-    "mcp": DOORS | {"web.guard", "web.gateway"},
+    "mcp": DOORS | {"web.guard", "web.identity", "web.gateway"},
     "web": DOORS | {"azure"},
     "console": DOORS | {"mcp", "web"},
+    "oauth": DOORS | {"mcp", "web", "console"},
     "reload": PLAIN | {"config"},
     "app": ALL,
     "server": ALL,
@@ -107,8 +110,14 @@ def test_chains_of_imports_are_short() -> None:
 
 def test_the_house_is_no_bigger_than_it_was() -> None:
     modules = HOUSE.modules.values()
-    assert sum(module.code_lines for module in modules) <= MAX_CODE_LINES
-    assert len(modules) <= MAX_FILES
+    rest = list(modules)
+    for name, (lines, files) in CAPABILITIES.items():
+        its = [module for module in rest if f"{module.name}.".startswith(f"{name}.")]
+        assert sum(module.code_lines for module in its) <= lines
+        assert len(its) <= files
+        rest = [module for module in rest if module not in its]
+    assert sum(module.code_lines for module in rest) <= MAX_CODE_LINES
+    assert len(rest) <= MAX_FILES
     assert {m.name for m in modules if m.text.count("\n") > MAX_FILE_LINES} == set()
 
 

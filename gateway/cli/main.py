@@ -194,6 +194,68 @@ def discover(
         raise typer.Exit(1)
 
 
+SignIn = Literal["none", "token", "oidc"]
+SIGN_IN_SECTIONS: dict[SignIn, str] = {
+    "none": """
+[auth]
+mode = "none"                      # everybody on this machine; others can't reach it
+""",
+    "token": """
+[auth]
+mode = "oauth"                     # clients that know only the address sign people in
+
+[auth.oauth]
+sign_in = "token"                  # with the token of their [principals] table
+
+[principals.admin]
+token_sha256 = "{sha256}"
+admin = true
+""",
+    "oidc": """
+[auth]
+mode = "oauth"                     # clients that know only the address sign people in
+
+[auth.oauth]
+sign_in = "oidc"                   # its redirect to us: PUBLIC_URL/oauth/callback
+issuer = "https://login.example.com/tenant"
+client_id = "gateway"
+client_secret = "${{OIDC_SECRET}}"
+principal_claim = "email"
+
+[principals.admin]                 # for machines, and for the first sign-in to the console
+token_sha256 = "{sha256}"
+admin = true
+""",
+}
+
+
+@app.command()
+def init(
+    config: ConfigOption = CONFIG,
+    sign_in: Annotated[
+        SignIn | None, typer.Option(help="How people prove who they are; asked if not given.")
+    ] = None,
+) -> None:
+    """Write a first config.toml: the demo, and how people sign in.
+
+    Example: `gateway init --sign-in token`
+    """
+    if config.exists():
+        raise ConfigInvalid([f"{config}: is there already; `gateway check` says what it lacks"])
+    if sign_in is None:
+        words = "How do people sign in? none (this machine only), token, oidc"
+        sign_in = typer.prompt(words, default="none") if sys.stdin.isatty() else "none"
+    if sign_in not in SIGN_IN_SECTIONS:
+        raise ConfigInvalid([f"--sign-in: must be one of {', '.join(SIGN_IN_SECTIONS)}"])
+    made = secrets.token_urlsafe(32)
+    digest = hashlib.sha256(made.encode()).hexdigest()
+    text = "[demo]\nenabled = true\n" + SIGN_IN_SECTIONS[sign_in].format(sha256=digest)
+    config.write_text(f"# `gateway check` validates this file.\n{text}", encoding="utf-8")
+    print(f"Wrote {config}. Start with: gateway serve --config {config}")
+    if sign_in != "none":
+        print(f"The admin's token, shown once: {made}")
+
+
 @app.command()
 def token(as_json: JsonOption = False) -> None:
     """Make a token: shown once, with the line for the configuration.
@@ -214,6 +276,7 @@ app.command()(stdio)
 app.add_typer(manage.top)
 app.add_typer(manage.connections, name="connections")
 app.add_typer(manage.approvals, name="approvals")
+app.add_typer(manage.grants, name="grants")
 app.add_typer(manage.changes, name="changes")
 app.add_typer(manage.executions, name="executions")
 

@@ -19,6 +19,7 @@ from gateway.cli.remote import Remote, fail, remote_command, segment, show_table
 
 top = typer.Typer()  # its commands stand beside `gateway serve`
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
+grants = typer.Typer(help="What clients were given at the front door.", no_args_is_help=True)
 approvals = typer.Typer(help="Calls that wait for a person.", no_args_is_help=True)
 changes = typer.Typer(help="What refreshes brought, and what is held.", no_args_is_help=True)
 executions = typer.Typer(help="Past and running calls.", no_args_is_help=True)
@@ -255,6 +256,27 @@ def revoke_grant(gateway: Remote, id: Id) -> None:
     Example: `gateway approvals revoke 01a1…`
     """
     gateway.act("DELETE", f"/standing-grants/{segment(id)}", "{tool} is asked about again")
+
+
+# --- grants ---------------------------------------------------------------------------------------
+
+
+@remote_command(grants, "list")
+def list_oauth_grants(gateway: Remote) -> None:
+    """List what clients were given at the front door: which client, for whom, for which address.
+
+    Example: `gateway grants list`
+    """
+    gateway.list_rows("/grants", "id client_name principal resource scope last_used_at")
+
+
+@remote_command(grants, "revoke")
+def revoke_oauth_grant(gateway: Remote, id: Id) -> None:
+    """End what a client was given: it has to ask its person again.
+
+    Example: `gateway grants revoke 01a1…`
+    """
+    gateway.act("DELETE", f"/grants/{segment(id)}", "{client_name} is let in no longer")
 
 
 # --- changes --------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
 
@@ -61,8 +62,65 @@ class Store(Table):
         return self.url if place == self.url else f"sqlite:///{(folder / place).resolve()}"
 
 
+class EnterpriseSettings(Table):
+    """The company's own provider, whose assertions (ID-JAG) let people in without a browser."""
+
+    issuer: str
+    jwks_url: str
+    principal_claim: str = "sub"
+
+
+class OAuthSettings(Table):
+    """The front door: how people sign in, and what their clients are given."""
+
+    sign_in: Literal["oidc", "token"] = "token"
+    issuer: str | None = None
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    scopes: Strings = ("openid", "email")
+    principal_claim: str = "email"
+    role_claim: str | None = None
+    organization_claim: str | None = None
+    admin_claim: str | None = None
+    registration: Annotated[tuple[Literal["metadata", "dynamic"], ...], Field(strict=False)] = (
+        "metadata",
+        "dynamic",
+    )
+    access_minutes: Annotated[float, Field(gt=0, le=1440)] = 60
+    refresh_days: Annotated[float, Field(gt=0, le=365)] = 30
+    enterprise: EnterpriseSettings | None = None
+
+    @model_validator(mode="after")
+    def _provider_is_complete(self) -> OAuthSettings:
+        missing = [key for key in ("issuer", "client_id") if not getattr(self, key)]
+        if self.sign_in == "oidc" and missing:
+            raise ValueError(f'sign_in = "oidc" needs {" and ".join(missing)}')
+        return self
+
+
+class ClientSettings(Table):
+    """One client that is known beforehand."""
+
+    client_id: str
+    client_secret: SecretStr | None = None
+    display_name: str | None = None
+    redirect_uris: Strings = ()
+    principal: str | None = None  # whose rights it has by itself (client credentials)
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> ClientSettings:
+        if self.client_id.startswith("https://"):
+            raise ValueError("client_id can't be an address: those are metadata documents")
+        if not self.redirect_uris and self.principal is None:
+            raise ValueError("needs redirect_uris (for people), or principal (to act by itself)")
+        if self.principal is not None and self.client_secret is None:
+            raise ValueError("a client that acts by itself needs client_secret")
+        return self
+
+
 class AuthMode(Table):
-    mode: Literal["tokens", "jwt", "none"] = "tokens"
+    mode: Literal["tokens", "jwt", "oauth", "none"] = "tokens"
+    oauth: OAuthSettings | None = None
     issuer: str | None = None
     audience: str | None = None
     jwks_url: str | None = None
@@ -213,6 +271,7 @@ class Settings(Table):
     store: Store = Store()
     auth: AuthMode = AuthMode()
     principals: dict[str, PrincipalSettings] = Field(default_factory=dict)
+    clients: dict[str, ClientSettings] = Field(default_factory=dict)
     permissions: Permissions = Permissions()
     limits: Limits = Limits()
     cache: Cache = Cache()
@@ -237,6 +296,7 @@ def check_whole(settings: Settings) -> list[tuple[str, str]]:
         *_names(settings),
         *_surroundings(settings),
         *_tokens(settings),
+        *_front_door(settings),
         *_roles_and_bundles(settings),
         *untrusted_in_bundles(settings, untrusted),
     ]
@@ -276,6 +336,42 @@ def _tokens(settings: Settings) -> Wrong:
             yield f"principals.{name}", "needs token_sha256 (see `gateway token`) or token"
         elif secret is not None and seen.setdefault(secret.lower(), name) != name:
             yield f"principals.{name}", f"has the same token as {seen[secret.lower()]}"
+
+
+def _front_door(settings: Settings) -> Wrong:
+    for name, client in settings.clients.items():
+        named = [client.principal] if client.principal is not None else []
+        yield from _unknown(f"clients.{name}.principal", "principal", named, settings.principals)
+    if settings.auth.mode != "oauth":
+        return
+    oauth, people = settings.auth.oauth or OAuthSettings(), settings.principals.values()
+    if oauth.sign_in == "token" and not any(each.token or each.token_sha256 for each in people):
+        words = '"token" lets nobody in: no principal has a token (see `gateway token`)'
+        yield "auth.oauth.sign_in", words
+    addresses = {"auth.oauth.issuer": oauth.issuer if oauth.sign_in == "oidc" else None}
+    if oauth.enterprise is not None:
+        addresses["auth.oauth.enterprise.jwks_url"] = oauth.enterprise.jwks_url
+    for where, address in addresses.items():
+        if address and not is_safe_address(address, settings.network.allow):
+            yield where, "must be https, or http at an address that network.allow lists"
+    public, here = settings.server.public_url, ("127.0.0.0/8", "::1/128")
+    if public and not is_safe_address(public, here):
+        words = 'must be https where auth.mode = "oauth": clients sign in over it'
+        yield "server.public_url", words
+
+
+def is_safe_address(address: str, allow: Sequence[str]) -> bool:
+    """Whether secrets may be sent there: https, or http to an address that is listed as allowed."""
+    parts = urlsplit(address)
+    if parts.scheme == "https":
+        return bool(parts.hostname)
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    listed = any(ip in ipaddress.ip_network(network, strict=False) for network in allow)
+    return parts.scheme == "http" and listed
 
 
 def _roles_and_bundles(settings: Settings) -> Wrong:

@@ -11,12 +11,10 @@ simply sees fewer steps. Lists with a filter are told by a named event that ther
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from urllib.parse import parse_qsl
 
 import structlog
 from starlette.datastructures import MutableHeaders
@@ -32,7 +30,6 @@ from gateway.calls.record import Caller
 from gateway.console import calls, connections, tools
 from gateway.console.pages import (
     Backend,
-    Form,
     Navigation,
     Visit,
     is_partial,
@@ -41,32 +38,36 @@ from gateway.console.pages import (
     render,
     static_routes,
 )
-from gateway.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
-from gateway.errors import STATUS_OF_CODE, Broken, GatewayError, NotFound, Refused, Unauthenticated
-from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES, SIGNED_IN_SECONDS
+from gateway.console.sessions import (
+    COOKIE,
+    ConsoleSession,
+    ConsoleSessions,
+    set_session_cookie,
+)
+from gateway.errors import (
+    STATUS_OF_CODE,
+    Broken,
+    GatewayError,
+    NotFound,
+    Refused,
+    Unauthenticated,
+)
+from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES
 from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Feed, Gateway
-from gateway.web.guard import Identity, Say, event_frame, fold, read_body
+from gateway.web.guard import (
+    PAGE_HEADERS,
+    Form,
+    Say,
+    check_origin,
+    event_frame,
+    read_form,
+)
+from gateway.web.identity import Identity
 from gateway.web.watch import Health
 
 log = structlog.get_logger("gateway.console")
-
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
-        "img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
-        "base-uri 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    # Nothing to other sites; "no-referrer" would make browsers hide the origin of our own forms.
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "cache-control": "no-store",
-}
 
 Handler = Callable[[Visit], Awaitable[Response]]
 Live = Callable[[Visit, Navigation], Awaitable[dict[str, str]]]  # a page's moving parts, by id
@@ -81,8 +82,7 @@ async def _sign_out(visit: Visit) -> Response:
     """Ends the session on every process, and its cookie."""
     await visit.backend.sessions.end(visit.session)
     response = RedirectResponse("/console/sign-in", 303)
-    secure = visit.backend.public_url.startswith("https://")
-    response.delete_cookie(COOKIE, "/console", secure=secure, httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, "/")
     return response
 
 
@@ -109,6 +109,7 @@ ACTIONS: Mapping[str, Handler] = {
     "/standing-grants/{id}/revoke": calls.revoke,
     "/executions/{id}/cancel": calls.cancel,
     "/access/{name}": tools.choose,
+    "/grants/{id}/revoke": tools.revoke_client,
     "/permissions": tools.permissions,
     "/sign-out": _sign_out,
 }
@@ -143,7 +144,7 @@ class Console:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in PAGE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -227,8 +228,9 @@ class Console:
             return self._sign_in_page(old if link else "That token is not known here.", 401)
 
     def _sign_in_page(self, problem: str = "", status: int = 200) -> Response:
-        mode = self.backend.identity.auth.mode
-        text = render("sign_in.html", problem=problem, mode=mode)
+        auth = self.backend.identity.auth
+        oidc = auth.mode == "oauth" and auth.oauth is not None and auth.oauth.sign_in == "oidc"
+        text = render("sign_in.html", problem=problem, mode=auth.mode, by_provider=oidc)
         return Response(text, status, media_type="text/html")
 
     def _signed_in(self, cookie: str, *, by_link: bool = False) -> Response:
@@ -238,49 +240,13 @@ class Console:
             response = Response(render("signed_in.html"), media_type="text/html")
         else:
             response = RedirectResponse("/console", 303)
-        response.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=int(SIGNED_IN_SECONDS),
-            path="/console",
-            secure=self.backend.public_url.startswith("https://"),
-            httponly=True,
-            samesite="strict",
-        )
+        set_session_cookie(response, cookie, self.backend.public_url)
         return response
 
 
 def _is_opened(request: Request) -> bool:
     """Whether a person opens the address; a look ahead must not use their link up."""
     return request.method == "GET" and "prefetch" not in request.headers.get("sec-purpose", "")
-
-
-# --- forms ----------------------------------------------------------------------------------------
-
-
-def check_origin(request: Request) -> None:
-    """Refuses a post that another site's page makes; `allowed_origins` are for MCP, not for us."""
-    fields = fold(request.scope["headers"])
-    origin, host = fields.get(b"origin"), fields.get(b"host", b"")
-    if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
-        raise HTTPException(403, "This form comes from another site.")
-    if fields.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
-        raise HTTPException(403, "This form comes from another site.")
-
-
-async def read_form(request: Request, limit: int) -> Form:
-    """The fields of a posted form."""
-    fields = fold(request.scope["headers"])
-    body = await read_body(fields, request.receive, limit)
-    kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if body and kind != b"application/x-www-form-urlencoded":
-        raise HTTPException(415, "A form is expected here.")
-    try:
-        # In a thread: a pasted definition is megabytes.
-        pairs = await asyncio.to_thread(parse_qsl, body.decode("ascii"), True, max_num_fields=500)
-    except ValueError:
-        raise HTTPException(400, "The form can't be read.") from None
-    return dict(pairs)
 
 
 # --- errors ---------------------------------------------------------------------------------------

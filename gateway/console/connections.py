@@ -20,7 +20,6 @@ from starlette.responses import Response
 
 from gateway.config.connection import NAME_RULE
 from gateway.console.pages import (
-    Form,
     Navigation,
     Visit,
     choose_rows,
@@ -42,6 +41,7 @@ from gateway.model import Tool, decode_tool
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import list_changes
 from gateway.web import own_tools
+from gateway.web.guard import Form
 from gateway.web.shown import change_row, tool_row
 
 KINDS = {

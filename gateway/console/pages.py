@@ -38,11 +38,11 @@ from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
 from gateway.store.approvals import Approval, list_open
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import Identity
+from gateway.web.guard import Form
+from gateway.web.identity import Identity
 from gateway.web.own_tools import connection_rows
 from gateway.web.watch import Health
 
-Form = Mapping[str, str]
 Row = Mapping[str, Any]
 
 
@@ -183,7 +183,8 @@ async def page(
         stream=f"/console/events{quote(visit.path)}" + (f"?{query}" if query else ""),
         nav=nav or await navigation(visit),
         mcp_url=_mcp_url(visit),
-        with_token=visit.snapshot.settings.auth.mode != "none",
+        with_token=visit.snapshot.settings.auth.mode in ("tokens", "jwt"),
+        signs_in=visit.snapshot.settings.auth.mode == "oauth",
         contact=_last_contact(visit),
         **values,
     )

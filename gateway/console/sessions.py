@@ -13,19 +13,19 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jwt
+from starlette.responses import Response
 
-from gateway.config.settings import AuthMode
 from gateway.errors import Unauthenticated
 from gateway.limits import LINK_SECONDS, SIGNED_IN_SECONDS
 from gateway.model import Principal
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.guard import Identity
+from gateway.web.identity import Identity, as_claimed
 
 COOKIE = "gateway_console"
 LINK, SESSION = "console link", "console session"  # what is sealed; each ends at its second value
@@ -39,6 +39,7 @@ class ConsoleSession:
     id: str
     principal: Principal
     expires: float
+    by: str = "token"  # what proved the person: a token, or an OpenID provider
 
     @property
     def csrf(self) -> str:
@@ -80,21 +81,26 @@ class ConsoleSessions:
         until = _expiry(token) if self._identity.auth.mode == "jwt" else math.inf
         return self._cookie(principal, until)
 
+    def open_for(self, person: Principal) -> str:
+        """The cookie for a person whom the OpenID provider has signed in."""
+        return self._cookie(person, by="oidc")
+
     async def current(self, cookie: str | None) -> ConsoleSession:
         """The session of a cookie, if it still holds."""
         id, expires, name, proof, claimed = self._opened(cookie or "", SESSION)
         principal = self._principal_now(name, proof, claimed)
         if principal is None or await is_ended(self._db, id):
             raise Unauthenticated("the session is over")
-        return ConsoleSession(id, principal, expires)
+        return ConsoleSession(id, principal, expires, claimed["by"])
 
     async def end(self, session: ConsoleSession) -> None:
         """Signs out, everywhere."""
         await first_use(self._db, session.id, session.expires)
 
-    def _cookie(self, principal: Principal, until: float = math.inf) -> str:
+    def _cookie(self, principal: Principal, until: float = math.inf, by: str = "token") -> str:
         expires = min(time.time() + SIGNED_IN_SECONDS, until)
         claimed = {name: getattr(principal, name) for name in ("role", "organization", "admin")}
+        claimed["by"] = by
         whose = (principal.name, self._proof(principal.name), claimed)
         return self._seal.seal_values(SESSION, secrets.token_hex(16), expires, *whose)
 
@@ -103,8 +109,9 @@ class ConsoleSessions:
         if not hmac.compare_digest(proof, self._proof(name)):
             return None
         known = identity.principals.get(name)
-        if identity.auth.mode == "jwt":
-            return _as_claimed(identity.auth, known or Principal(name), claimed)
+        by_provider = identity.auth.mode == "oauth" and claimed["by"] == "oidc"
+        if identity.auth.mode == "jwt" or by_provider:
+            return as_claimed(identity.auth, known or Principal(name), claimed)
         if identity.auth.mode == "none":
             return (known or LOCAL) if name == LOCAL.name else None
         return known
@@ -128,14 +135,21 @@ def first_admin(identity: Identity) -> Principal | None:
     return next((each for each in identity.principals.values() if each.admin), None)
 
 
-def _as_claimed(auth: AuthMode, known: Principal, claimed: Mapping[str, Any]) -> Principal:
-    """What a token claimed can't be asked again; what is configured beside it is as it is now."""
-    claims = {
-        "role": auth.role_claim,
-        "organization": auth.organization_claim,
-        "admin": auth.admin_claim,
-    }
-    return replace(known, **{name: claimed[name] for name, claim in claims.items() if claim})
+def set_session_cookie(response: Response, cookie: str, public_url: str) -> None:
+    """Signs a browser in, for the console and for the front door.
+
+    Lax, since a client sends the browser to the front door from elsewhere; what changes anything is
+    a form, which proves its page by a token of the session.
+    """
+    response.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=int(SIGNED_IN_SECONDS),
+        path="/",
+        secure=public_url.startswith("https://"),
+        httponly=True,
+        samesite="lax",
+    )
 
 
 def _expiry(token: str) -> float:

@@ -325,7 +325,14 @@ async def access(visit: Visit) -> Response:
         stored=snapshot.stored_permissions is not None,
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),
+        **await rest.list_client_grants(visit.inquiry),
     )
+
+
+async def revoke_client(visit: Visit) -> Response:
+    """Ends what a client was given at the front door."""
+    grant = await rest.delete_client_grant(visit.inquiry, visit.id)
+    return toast(visit, f"{clip(grant['client_name'], 60)} is let in no longer")
 
 
 def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,6 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
-from gateway.config.settings import ADDRESSED
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, MAX_STREAMS_PER_PRINCIPAL, NAME_CHARS
 from gateway.mcp.era_2025 import SAID, Era2025
@@ -60,7 +59,7 @@ from gateway.mcp.methods import (
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.streams import ClientStream, Streams
 from gateway.mcp.wishes import WISHED
-from gateway.model import Scope, json_bytes
+from gateway.model import json_bytes
 from gateway.store.cluster import SESSION_ENDED, Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
@@ -69,7 +68,6 @@ from gateway.web.guard import (
     JSON_TYPE,
     Fields,
     HostRules,
-    Identity,
     check_host,
     event_frame,
     fold,
@@ -77,6 +75,7 @@ from gateway.web.guard import (
     require_json,
     respond,
 )
+from gateway.web.identity import Identity, scope_of
 
 _HANDSHAKE = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 _KNOWN = frozenset(version.encode() for version in KNOWN_PROTOCOL_VERSIONS)
@@ -107,7 +106,7 @@ class McpEndpoint:
         wishes, marks = pass_through.wishes, pass_through.marks
         streams = Streams(gateway, identity, wishes, marks, max_streams)
         pass_through.report_to(streams.look_again, streams.tell_notice)
-        self._core = Core(gateway, pass_through, streams)
+        self._core = Core(gateway, identity, pass_through, streams)
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what it calls itself.
         self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
@@ -158,9 +157,10 @@ class McpEndpoint:
                 await respond(send, 204, headers=_PREFLIGHT)
                 return None
         try:
-            principal = await self._identity.identify(fields)
+            principal = await self._identity.identify(fields, view_scope.address)
         except Unauthenticated as error:
-            challenge = self._identity.challenge(b"authorization" in fields)
+            presented = b"authorization" in fields
+            challenge = self._identity.challenge(presented, view_scope.address)
             body = json_bytes({"error": "invalid_token", "error_description": str(error)})
             await respond(send, 401, body, [(b"www-authenticate", challenge)])
             return None
@@ -200,20 +200,6 @@ class McpEndpoint:
     def close_streams(self) -> None:
         """Ends all streams, and takes no new ones."""
         self._core.streams.close()
-
-
-def scope_of(path: str) -> Scope | None:
-    """The view an address asks for; None: there is nothing at that address."""
-    match path.removesuffix("/").split("/"):
-        case ["", "mcp"]:
-            return Scope()
-        case ["", "mcp", "bundles", names]:
-            scope = Scope("bundles", tuple(names.split("+")))
-        case ["", "mcp", "steps", workflow, step]:
-            scope = Scope("step", (workflow, step))
-        case _:
-            return None
-    return scope if all(map(ADDRESSED.fullmatch, scope.names)) else None
 
 
 @lru_cache(maxsize=256)

@@ -212,6 +212,10 @@ class Era2025:
             return result_body(message.id, await find_method(request)(request))
         except Stopped:
             return error_body(message.id, RpcError(-32800, "Request cancelled"))
+        except HTTPException as refusal:
+            if reply is not None:
+                raise
+            return error_body(message.id, RpcError(INVALID_REQUEST, refusal.detail))
         except Exception as error:
             return error_body(message.id, rpc_error(error, message.method))
 

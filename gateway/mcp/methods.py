@@ -28,6 +28,7 @@ from mcp_types.jsonrpc import (
     UNSUPPORTED_PROTOCOL_VERSION,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
 from gateway import __version__
@@ -35,7 +36,7 @@ from gateway.calls.admission import CANCEL
 from gateway.calls.questions import unanswered
 from gateway.calls.record import AskClient, Caller, Progress
 from gateway.calls.record import Notice as TakeNotice
-from gateway.errors import GatewayError, UnknownTool, UpstreamRefused
+from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
 from gateway.limits import NAME_CHARS
 from gateway.mcp.messages import (
     Message,
@@ -54,6 +55,7 @@ from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible
 from gateway.web.gateway import Gateway, error_result
 from gateway.web.guard import Fields, event_frame
+from gateway.web.identity import Identity
 
 SERVER_INFO = {
     "name": "dynamic-mcp-gateway",
@@ -71,8 +73,11 @@ log = structlog.get_logger(__name__)
 class Core:
     """What all requests share."""
 
-    def __init__(self, gateway: Gateway, pass_through: PassThrough, streams: Streams) -> None:
+    def __init__(
+        self, gateway: Gateway, identity: Identity, pass_through: PassThrough, streams: Streams
+    ) -> None:
         self.gateway = gateway
+        self.identity = identity
         self.pass_through = pass_through
         self.streams = streams
         self.calls = Calls()
@@ -180,6 +185,12 @@ async def _call_tool(request: RpcRequest) -> bytes:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {cut(error.name, 256)}") from None
         except UpstreamRefused as error:
             raise _refusal(error) from error
+        except InsufficientScope as error:
+            exchange = request.exchange
+            challenge = request.core.identity.challenge(True, exchange.scope.address, error.scopes)
+            raise HTTPException(
+                403, error.message, {"www-authenticate": challenge.decode()}
+            ) from error
         except GatewayError as error:
             result = error_result(error)
     return json_bytes(_stamped(result) if request.era == "2026" else result)

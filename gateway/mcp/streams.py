@@ -28,7 +28,8 @@ from gateway.model import Principal, Scope
 from gateway.policy.view import offering
 from gateway.store.cluster import heard_within
 from gateway.web.gateway import Gateway
-from gateway.web.guard import EventStream, Identity, Say
+from gateway.web.guard import EventStream, Say
+from gateway.web.identity import Identity
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +194,8 @@ class Streams:
         """The lists that the stream's token sees now; None: it has no right to see any."""
         shown = stream.authorization
         try:
-            principal = await self._identity.identify({b"authorization": shown} if shown else {})
+            fields = {b"authorization": shown} if shown else {}
+            principal = await self._identity.identify(fields, stream.scope.address)
             same = principal.name == stream.principal.name
             return self.lists(principal, stream.scope) if same else None
         except (Unauthenticated, GatewayError):

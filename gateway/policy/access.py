@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.settings import Permissions, PrincipalSettings, Settings
-from gateway.errors import GatewayError, Refused, UnknownTool
+from gateway.errors import GatewayError, InsufficientScope, Refused, UnknownTool
 from gateway.model import Level, Principal, Tool
 
 LEVELS: tuple[Level, ...] = ("disabled", "read-only", "read-write")
@@ -125,6 +125,8 @@ def permit(
     state = snapshot.connections[tool.connection]
     if not shows(level(snapshot, principal, state), tool):
         raise Refused("access_denied", f"you have no access to {state.display_name}")
+    if tool.access != "read" and "tools:write" in principal.withheld:
+        raise InsufficientScope("tools:read", "tools:write")
     decision = decide(judged or tool, snapshot.permissions)
     if decision.outcome == "block":
         read_only = f"You have read-only access to {state.display_name}"
@@ -159,16 +161,18 @@ def permit_again(
 def principal_now(settings: Settings, known: Principal) -> Principal | None:
     """A principal whose call waited, with the rights it has now; None: it has none any more."""
     configured, auth = settings.principals.get(known.name), settings.auth
-    if configured is None and auth.mode != "jwt":
+    by_provider = auth.oauth if auth.oauth and auth.oauth.sign_in == "oidc" else None
+    rules = {"jwt": auth, "oauth": by_provider}.get(auth.mode)
+    if configured is None and rules is None:
         return known if auth.mode == "none" else None
     now = configured_principal(known.name, configured) if configured else Principal(known.name)
-    if auth.mode != "jwt":
+    if rules is None:
         return now
     # What its token claimed can't be asked again; what is configured beside it can.
     claims = {
-        "role": auth.role_claim,
-        "organization": auth.organization_claim,
-        "admin": auth.admin_claim,
+        "role": rules.role_claim,
+        "organization": rules.organization_claim,
+        "admin": rules.admin_claim,
     }
     return replace(now, **{name: getattr(known, name) for name, claim in claims.items() if claim})
 

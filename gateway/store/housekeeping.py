@@ -170,12 +170,18 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
     decided = t.approvals.c.status.not_in(["pending", "approved"])
     settled = t.changes.c.status != "held"
     heard = t.signals.c.kind.not_in(tables.EVENTS) & (t.signals.c.at < minute_ago)
+    # An access token, which lives for a day at most, is known to be revoked by its grant's row.
+    revoked = t.oauth_grants.c.revoked_at < day_ago - 86_400
+    let_go = revoked | (t.oauth_grants.c.expires_at <= day_ago)
+    never_used = t.oauth_clients.c.used_at.is_(None)
     return [
         (t.executions, ended & (t.executions.c.created_at < oldest)),
         (t.approvals, decided & (t.approvals.c.created_at < oldest)),
         (t.changes, settled & (t.changes.c.at < oldest)),
         (t.results, t.results.c.expires_at <= now),
         (t.standing_grants, t.standing_grants.c.expires_at <= now),
+        (t.oauth_grants, let_go),
+        (t.oauth_clients, never_used & (t.oauth_clients.c.created_at < now - 90 * 86_400)),
         (t.ended_sessions, t.ended_sessions.c.expires_at <= now),
         (t.wishes, t.wishes.c.expires_at <= now),
         (t.signals, heard | (t.signals.c.at < hour_ago)),

@@ -290,6 +290,48 @@ standing_grants = Table(
     Column("expires_at", Time, nullable=False, index=True),
 )
 
+# Clients that registered themselves at the front door (RFC 7591).
+oauth_clients = Table(
+    "oauth_clients",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("metadata", Json, nullable=False),
+    Column("created_at", Time, nullable=False, index=True),
+    Column("used_at", Time),
+)
+
+# Which clients a person has allowed, as they described themselves then.
+oauth_consents = Table(
+    "oauth_consents",
+    metadata,
+    Column("principal", Plain, primary_key=True),
+    Column("client_id", Plain, primary_key=True),
+    Column("digest", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("at", Time, nullable=False),
+)
+
+oauth_grants = Table(
+    "oauth_grants",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("code_id", Text, nullable=False, unique=True),
+    Column("client_id", Plain, nullable=False),
+    Column("client_name", Plain, nullable=False),
+    Column("principal", Plain, nullable=False, index=True),
+    Column("claimed", Json, nullable=False),
+    Column("resource", Plain, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("refresh_sha256", Text, nullable=False),
+    Column("previous_sha256", Text),
+    Column("rotated_at", Time),
+    Column("rotated_answer", LargeBinary),  # sealed
+    Column("created_at", Time, nullable=False),
+    Column("last_used_at", Time, nullable=False),
+    Column("expires_at", Time, nullable=False, index=True),
+    Column("revoked_at", Time),
+)
+
 ended_sessions = Table(
     "ended_sessions",
     metadata,

@@ -32,6 +32,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import (
     Broken,
     GatewayError,
+    InsufficientScope,
     NotFound,
     Overloaded,
     Refused,
@@ -51,6 +52,7 @@ from gateway.store.database import Database, signal
 from gateway.store.ledger import Execution, get_execution
 from gateway.store.tables import EVENTS, RESULT
 from gateway.web.guard import EventStream, Step
+from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, proxied
 
 log = structlog.get_logger("gateway.edge")
@@ -280,6 +282,8 @@ class Gateway:
         """The wire dict of a tool's result. Raises UnknownTool for what is not in the view."""
         inquiry = self.inquiry(caller)
         tool = inquiry.view.direct.get(name)
+        if inquiry.principal.withheld:
+            self._check_scope(inquiry.principal, name, tool)
         if tool is not None and tool.upstream is not None:
             return await self._call_upstream(inquiry, tool, arguments)
         if tool is not None:
@@ -288,6 +292,14 @@ class Gateway:
             return await self._call_own(inquiry, self._own[name], arguments)
         self.note_unknown(inquiry, name)
         raise UnknownTool(name)
+
+    def _check_scope(self, principal: Principal, name: str, tool: Tool | None) -> None:
+        """Refuses at the door what the client's token is too narrow for, so that it can ask."""
+        if tool is not None and tool.access != "read" and "tools:write" in principal.withheld:
+            raise InsufficientScope("tools:read", "tools:write")
+        own = self._own.get(name)
+        if own is not None and own.audience == "admin" and "admin" in principal.withheld:
+            raise InsufficientScope(*SCOPES)
 
     def note_unknown(self, inquiry: Inquiry, name: str) -> None:
         """Records a call of a tool that the caller does not have, whoever else may have it."""

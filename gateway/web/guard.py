@@ -4,50 +4,34 @@ Host and Origin are checked on every path: a web page that rebinds its own name 
 simply posts to us, is refused before a token is looked at. Bodies have a size and a deadline,
 because the server underneath has neither. A refusal here is an HTTPException; each edge words it in
 its own shape (JSON-RPC for MCP, `{"error": …}` for REST).
-
-`Identity.identify` is the one way from a request's headers to its principal: a bearer token we know
-by its hash, a JWT we can verify, or nobody in particular. Only hashes of tokens are ever held. A
-JWT is verified against the issuer's keys with asymmetric algorithms only, and remembered by its
-hash until it expires, a minute at most. Other settings forget everything remembered: a removed
-token ends with its next request or stream check.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-import jwt
-import orjson
 import structlog
-from cachetools import TLRUCache
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
-from gateway.config.settings import AuthMode, PrincipalSettings, Settings
-from gateway.errors import Unauthenticated
 from gateway.limits import (
     MAX_BODY_BYTES,
-    MAX_REMEMBERED,
     MOMENT_SECONDS,
     PING_SECONDS,
     REQUEST_SECONDS,
     SEND_SECONDS,
-    SIGNING_KEYS_KEPT_SECONDS,
-    VERIFIED_SECONDS,
 )
 from gateway.model import Principal
-from gateway.policy.access import configured_principal
 
 Fields = Mapping[bytes, bytes]
 HeaderLines = Iterable[tuple[bytes, bytes]]
@@ -59,7 +43,6 @@ ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
-METADATA_PATH = "/.well-known/oauth-protected-resource"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 JSON_TYPE = b"application/json"
 
@@ -194,196 +177,6 @@ async def read_body(
         raise HTTPException(408, "The request was not complete in time", _CLOSE) from None
 
 
-# --- who is asking --------------------------------------------------------------------------------
-
-
-class Identity:
-    """Finds the principal of a request."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        public_url: str = "",
-        fetch: Fetch | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock = clock
-        self._fetch = fetch
-        self._listeners: list[Callable[[], None]] = []
-        self._known: tuple[object, ...] = ()
-        self.follow(settings, public_url)
-
-    def follow(self, settings: Settings, public_url: str) -> None:
-        """Goes by these settings from now on, and forgets what was found out under others."""
-        known, self._known = self._known, (settings.auth, settings.principals, public_url)
-        if known == self._known:
-            return
-        self.auth, self._public_url = settings.auth, public_url
-        tables = settings.principals
-        self.principals = {name: configured_principal(name, each) for name, each in tables.items()}
-        hashes = {name: _token_hash(each) for name, each in tables.items()}
-        self.token_hashes = {name: digest for name, digest in hashes.items() if digest}
-        self._owners = {bytes.fromhex(digest): name for name, digest in self.token_hashes.items()}
-        self._keys = SigningKeys(settings.auth, self._fetch, self._clock)
-        self._verified: TLRUCache[bytes, Verified] = TLRUCache(
-            MAX_REMEMBERED,
-            ttu=lambda digest, verified, now: min(verified[1], now + VERIFIED_SECONDS),
-            timer=self._clock,
-        )
-        for listener in self._listeners:
-            listener()
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called when other settings hold."""
-        self._listeners.append(listener)
-
-    async def identify(self, fields: Fields) -> Principal:
-        """The principal of a request with these headers. Raises Unauthenticated."""
-        mode = self.auth.mode
-        if mode == "none":
-            return self.principals.get("local") or Principal("local", admin=True)
-        token = bearer_token(fields.get(b"authorization"))
-        digest = hashlib.sha256(token).digest()
-        if mode == "tokens":
-            return self._owner_of(digest)
-        verified = self._verified.get(digest)
-        if verified is None:
-            verified = self._verified[digest] = await self._verify(token)
-        return verified[0]
-
-    def _owner_of(self, digest: bytes) -> Principal:
-        # How long looking a hash up takes says nothing of the token that it is the hash of.
-        owner = self._owners.get(digest)
-        if owner is None:
-            raise Unauthenticated("The token is not known")
-        return self.principals[owner]
-
-    async def _verify(self, token: bytes) -> Verified:
-        try:
-            claims = jwt.decode(
-                token,
-                await self._keys.key_of(token),
-                algorithms=ALGORITHMS,
-                issuer=self.auth.issuer,
-                audience=self.auth.audience,
-                options={"require": ["exp", "iss", "aud"]},
-            )
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise Unauthenticated("The token could not be verified") from error
-        return _claimed(claims, self.auth, self.principals), float(claims["exp"])
-
-    def challenge(self, presented: bool) -> bytes:
-        """The WWW-Authenticate value for a request that was not let in."""
-        parts = ['error="invalid_token"'] if presented else []
-        if self.auth.mode == "jwt":
-            parts.append(f'resource_metadata="{self._public_url}{METADATA_PATH}/mcp"')
-        return ("Bearer " + ", ".join(parts)).strip().encode()
-
-    def resource_metadata(self) -> dict[str, Any] | None:
-        """The protected-resource metadata document, in jwt mode."""
-        if self.auth.mode != "jwt":
-            return None
-        return {
-            "resource": f"{self._public_url}/mcp",
-            "authorization_servers": [self.auth.issuer],
-            "bearer_methods_supported": ["header"],
-        }
-
-
-def _token_hash(principal: PrincipalSettings) -> str | None:
-    if principal.token is not None:
-        return hashlib.sha256(principal.token.get_secret_value().encode()).hexdigest()
-    return principal.token_sha256
-
-
-def bearer_token(authorization: bytes | None) -> bytes:
-    """The token of an Authorization header. Raises Unauthenticated."""
-    scheme, _, token = (authorization or b"").partition(b" ")
-    if scheme.lower() != b"bearer" or not token.strip():
-        raise Unauthenticated("A bearer token is required")
-    return token.strip()
-
-
-def _claimed(
-    claims: Mapping[str, Any], settings: AuthMode, known: Mapping[str, Principal]
-) -> Principal:
-    """The principal that a token names, with what its claims say over what is configured."""
-    name = claims.get(settings.principal_claim)
-    if not isinstance(name, str) or not name:
-        raise Unauthenticated(f"The token has no usable claim {settings.principal_claim}")
-    changes: dict[str, Any] = {}
-    if settings.role_claim:
-        changes["role"] = _text(claims.get(settings.role_claim))
-    if settings.organization_claim:
-        changes["organization"] = _text(claims.get(settings.organization_claim))
-    if settings.admin_claim:
-        changes["admin"] = claims.get(settings.admin_claim) is True
-    return replace(known.get(name) or Principal(name), **changes)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-class SigningKeys:
-    """The public keys of one issuer, by key id: fetched when needed and kept for a while.
-
-    A token signed with a key we have not seen makes us look again, at most once a minute, so that
-    nobody can make us hammer the issuer by inventing key ids. When the issuer can't be reached the
-    keys we have stay good.
-    """
-
-    def __init__(self, settings: AuthMode, fetch: Fetch | None, clock: Callable[[], float]) -> None:
-        self._settings = settings
-        self._fetch = fetch
-        self._clock = clock
-        self._keys: dict[str | None, Key] = {}
-        self._looked = float("-inf")
-        self._lock = asyncio.Lock()
-
-    async def key_of(self, token: bytes) -> Key:
-        """The key a token says it was signed with. Raises jwt.PyJWTError if there is none."""
-        kid = jwt.get_unverified_header(token).get("kid")
-        async with self._lock:
-            enough = VERIFIED_SECONDS if self._find(kid) is None else SIGNING_KEYS_KEPT_SECONDS
-            if self._clock() - self._looked >= enough:
-                self._looked = self._clock()
-                await self._refresh()
-        if (key := self._find(kid)) is None:
-            raise jwt.InvalidKeyError("no such key")
-        return key
-
-    def _find(self, kid: str | None) -> Key | None:
-        if kid is None and len(self._keys) == 1:
-            return next(iter(self._keys.values()))
-        return self._keys.get(kid)
-
-    async def _refresh(self) -> None:
-        file, url = self._settings.jwks_file, self._settings.jwks_url
-        try:
-            if file is not None:
-                self._keys = _read_keys(await asyncio.to_thread(Path(file).read_bytes))
-            elif url is not None and self._fetch is not None:
-                self._keys = _read_keys(await self._fetch(url))
-        except Exception as error:  # the issuer's answer is not ours to trust or to crash on
-            log.warning("jwks_not_loaded", error=type(error).__name__)
-
-
-def _read_keys(document: bytes) -> dict[str | None, Key]:
-    """The usable keys of a JWKS document: public ones, meant for signatures."""
-    keys: dict[str | None, Key] = {}
-    for entry in orjson.loads(document)["keys"]:
-        if entry.get("kty") in ("RSA", "EC", "OKP") and entry.get("use", "sig") == "sig":
-            with suppress(jwt.PyJWTError):  # one key we can't read must not cost the others
-                key = jwt.PyJWK.from_dict(entry)
-                # A key that names its algorithm is good for that one only; one that doesn't is good
-                # for any its kind allows, where PyJWT would settle on a default.
-                keys[entry.get("kid")] = key if "alg" in entry else key.key
-    if not keys:
-        raise ValueError("no usable key")
-    return keys
-
-
 # --- answers --------------------------------------------------------------------------------------
 
 
@@ -479,3 +272,49 @@ class EventStream(Response):
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+# --- pages and forms ------------------------------------------------------------------------------
+
+Form = Mapping[str, str]
+
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+        "img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
+        "base-uri 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Nothing to other sites; "no-referrer" would make browsers hide the origin of our own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+
+def check_origin(request: Request) -> None:
+    """Refuses a post that another site's page makes; `allowed_origins` are for MCP, not for us."""
+    fields = fold(request.scope["headers"])
+    origin, host = fields.get(b"origin"), fields.get(b"host", b"")
+    if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
+        raise HTTPException(403, "This form comes from another site.")
+    if fields.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
+        raise HTTPException(403, "This form comes from another site.")
+
+
+async def read_form(request: Request, limit: int) -> Form:
+    """The fields of a posted form."""
+    fields = fold(request.scope["headers"])
+    body = await read_body(fields, request.receive, limit)
+    kind = fields.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if body and kind != b"application/x-www-form-urlencoded":
+        raise HTTPException(415, "A form is expected here.")
+    try:
+        # In a thread: a pasted definition is megabytes.
+        pairs = await asyncio.to_thread(parse_qsl, body.decode("ascii"), True, max_num_fields=500)
+    except ValueError:
+        raise HTTPException(400, "The form can't be read.") from None
+    return dict(pairs)

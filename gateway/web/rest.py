@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -41,12 +42,16 @@ from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
 from gateway.model import Level, Scope, Tool, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
+from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
 from gateway.web import own_tools, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
-from gateway.web.guard import METADATA_PATH, Identity, fold, read_body, require_json
+from gateway.web.guard import fold, read_body, require_json
+from gateway.web.identity import Identity
 from gateway.web.proxy import NAME as PROXY
 from gateway.web.proxy import proxied, proxy_request
 from gateway.web.watch import event_stream
+
+log = structlog.get_logger("gateway.edge")
 
 PREFIX = "/api/v1"
 POSTING = ("POST", "PUT", "PATCH")
@@ -78,12 +83,6 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
     async def events(inquiry: Inquiry, request: Request) -> Response:
         return await event_stream(inquiry, identity, request)
 
-    async def metadata(request: Request) -> Response:
-        document = identity.resource_metadata()
-        if document is None:
-            raise HTTPException(404)
-        return json_response(document)
-
     async def challenge(request: Request, error: Exception) -> Response:
         hint = "Send a valid token as `Authorization: Bearer …`."
         response = error_response(Refused("access_denied", str(error), hint), 401)
@@ -95,7 +94,6 @@ def http_app(gateway: Gateway, identity: Identity, others: Sequence[Route]) -> S
         method, path = address.split()
         routes[PREFIX + path][method] = run
     api = [Route(path, endpoint(each), methods=list(each)) for path, each in routes.items()]
-    api += [Route(path, metadata) for path in (METADATA_PATH, f"{METADATA_PATH}/mcp")]
     handlers = {**dict.fromkeys(_ERRORS, _answer_error), Unauthenticated: challenge}
     return Starlette(routes=[*api, *others], exception_handlers=handlers)
 
@@ -369,6 +367,24 @@ async def delete_grant(inquiry: Inquiry, id: str) -> Shown:
     return shown.grant_row(await inquiry.revoke_grant(id)) | {"revoked": True}
 
 
+async def list_client_grants(inquiry: Inquiry) -> Shown:
+    """What people gave their clients: to an admin all of it, to others their own."""
+    me, found = inquiry.principal, await list_grants_that_hold(inquiry.gateway.db, time.time())
+    mine = [each for each in found if me.admin or each.principal == me.name]
+    return {"grants": [shown.client_grant_row(each) for each in mine]}
+
+
+async def delete_client_grant(inquiry: Inquiry, id: str) -> Shown:
+    """Ends what a client was given, in every process."""
+    me, db = inquiry.principal, inquiry.gateway.db
+    grant = await get_client_grant(db, id)
+    if grant is None or not (me.admin or grant.principal == me.name):
+        raise NotFound("invalid_arguments", "there is no such grant", "GET /grants names yours.")
+    await revoke_client_grants(db, time.time(), id=id)
+    log.info("grant revoked", grant=id, of=grant.principal, by=me.name)
+    return shown.client_grant_row(grant) | {"revoked": True}
+
+
 async def list_changes(
     inquiry: Inquiry, status: str = "", connection: str = "", limit: int = PAGE_ENTRIES
 ) -> Shown:
@@ -445,6 +461,8 @@ ADDRESSES: Mapping[str, Run] = {
     "POST /approvals/{id}": decide_approval,
     "GET /standing-grants": list_grants,
     "DELETE /standing-grants/{id}": delete_grant,
+    "GET /grants": list_client_grants,
+    "DELETE /grants/{id}": delete_client_grant,
     "GET /changes": list_changes,
     "POST /changes/{id}/accept": accept_change,
     "POST /changes/{id}/reject": reject_change,

@@ -26,6 +26,7 @@ from gateway.policy.view import View
 from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.catalog import Change
 from gateway.store.ledger import Execution
+from gateway.store.oauth import ClientGrant
 
 MASK = "**********"
 GOING_ON = ("pending_confirmation", "executing")
@@ -289,6 +290,12 @@ def approval_row(approval: Approval) -> dict[str, Any]:
 def decided_row(approval: Approval) -> dict[str, Any]:
     """An approval with what became of it."""
     return approval_row(approval) | _fields(approval, _DECISION)
+
+
+def client_grant_row(grant: ClientGrant) -> dict[str, Any]:
+    """What a client was given, as lists show it."""
+    names = "id client_id client_name principal resource scope created_at last_used_at".split()
+    return {name: getattr(grant, name) for name in names}
 
 
 def grant_row(grant: StandingGrant) -> dict[str, Any]:

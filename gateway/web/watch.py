@@ -38,7 +38,8 @@ from gateway.store.ledger import get_executions
 from gateway.store.secrets import Seal
 from gateway.telemetry import Metrics
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import EventStream, Fields, Identity, Say, event_frame, fold
+from gateway.web.guard import EventStream, Fields, Say, event_frame, fold
+from gateway.web.identity import Identity
 from gateway.web.shown import azure_resource, decided_row, execution_event
 
 log = structlog.get_logger("gateway.watch")

@@ -9,7 +9,7 @@ import uvloop
 from cryptography.fernet import Fernet
 
 from gateway.store.secrets import Seal
-from gateway.web.guard import Identity
+from gateway.web.identity import Identity
 from tests.conformance.surface import Surface
 from tests.mcp.conftest import OPEN
 from tests.mcp.toolbox import endpoint_over

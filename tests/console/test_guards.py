@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.console.app import HEADERS
 from gateway.console.pages import KEPT, STATIC, asset
+from gateway.web.guard import PAGE_HEADERS
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, visitor
 from tests.console.conftest import module_guarded as guarded
@@ -30,14 +30,14 @@ async def test_every_page_forbids_what_does_not_come_from_here(
     for path in (*PAGES, *NOWHERE):
         answer = await someone.get(path)
         assert (path, answer.status_code) == (path, 404 if path in NOWHERE else 200)
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert {name: answer.headers[name] for name in PAGE_HEADERS} == PAGE_HEADERS
         for inline in ("<script>", " style=", " onclick"):
             assert inline not in answer.text
 
 
 def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
     policy = dict(
-        rule.strip().split(" ", 1) for rule in HEADERS["content-security-policy"].split(";")
+        rule.strip().split(" ", 1) for rule in PAGE_HEADERS["content-security-policy"].split(";")
     )
     assert policy == {
         "default-src": "'none'",

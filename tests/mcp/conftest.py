@@ -17,7 +17,7 @@ from cryptography.fernet import Fernet
 from gateway.config.settings import AuthMode, Settings
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.store.secrets import Seal
-from gateway.web.guard import Identity
+from gateway.web.identity import Identity
 from tests.mcp.toolbox import Toolbox, endpoint_over
 
 TOKENS = {"ann": "ann-token-0123456789", "bob": "bob-token-0123456789"}

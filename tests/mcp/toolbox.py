@@ -31,7 +31,8 @@ from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
-from gateway.web.guard import Identity, host_rules
+from gateway.web.guard import host_rules
+from gateway.web.identity import Identity
 from tests.upstream.upstream_doors import upstreams
 
 SNAPSHOT = Snapshot(0, Settings())

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from gateway.config.settings import Settings
 from gateway.errors import Unauthenticated
 from gateway.model import Principal
-from gateway.web.guard import Identity
+from gateway.web.identity import Identity
 
 ISSUER, AUDIENCE = "https://issuer.example", "gateway"
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -256,6 +256,12 @@ def test_the_challenge_leads_to_the_issuer() -> None:
         f'Bearer error="invalid_token", resource_metadata="{where}"'.encode()
     )
     assert Identity(tokens()).challenge(False) == b"Bearer"
+    assert identity.resource_metadata("/mcp") == {
+        "resource": "https://gateway.example/mcp",
+        "authorization_servers": [ISSUER],
+        "bearer_methods_supported": ["header"],
+    }
+    assert Identity(tokens()).resource_metadata("/mcp") is None
 
 
 async def test_what_is_configured_of_a_principal_is_known_of_its_requests() -> None:

@@ -1,0 +1,212 @@
+"""What clients ask of the front door by themselves: tokens, their registration, revocation.
+
+Answers and errors are OAuth's own (RFC 6749, 7009, 7591), open to pages of every site, since what
+is asked here takes proof of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import jwt
+import orjson
+from mcp.shared.auth import JWT_BEARER_GRANT_TYPE
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.errors import GatewayError, Unauthenticated
+from gateway.limits import (
+    CLIENT_DOCUMENT_BYTES,
+    REGISTRATIONS_A_MINUTE,
+)
+from gateway.model import Principal
+from gateway.oauth.clients import Client
+from gateway.oauth.documents import granted_scope
+from gateway.oauth.grants import AuthorizationRequest, OAuthError
+from gateway.oauth.premises import CORS, Handler, Premises, claims_of, json_answer
+from gateway.oauth.provider import principal_name
+from gateway.store.cluster import first_use
+from gateway.web.guard import read_body, read_form
+from gateway.web.identity import (
+    ALGORITHMS,
+    SigningKeys,
+    claimed_principal,
+)
+
+Form = Mapping[str, str]
+
+
+class Desk:
+    """Answers clients."""
+
+    def __init__(self, premises: Premises) -> None:
+        self._at = premises
+        self._assertion_keys: tuple[object, SigningKeys] | None = None
+
+    def routes(self) -> list[Route]:
+        """The addresses that clients ask; those that some of them guess are there too."""
+        found = {"/token": self._token, "/register": self._register, "/revoke": self._revoke}
+        return [
+            Route(f"{folder}{path}", self._answered(handler), methods=["POST", "OPTIONS"])
+            for path, handler in found.items()
+            for folder in ("/oauth", "")
+        ]
+
+    def _answered(self, answer: Handler) -> Handler:
+        """What goes wrong is JSON, too, and all of it is open to every origin."""
+
+        async def endpoint(request: HttpRequest) -> Response:
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=CORS)
+            try:
+                self._at.require_open()
+                response = await answer(request)
+            except OAuthError as error:
+                response = _error_response(error)
+            except HTTPException as refusal:
+                told = OAuthError("invalid_request", refusal.detail, refusal.status_code)
+                response = _error_response(told)
+            except GatewayError as error:
+                told = OAuthError("temporarily_unavailable", error.message, 503)
+                response = _error_response(told)
+            response.headers.update({**CORS, "cache-control": "no-store", "pragma": "no-cache"})
+            return response
+
+        return endpoint
+
+    # --- clients: tokens, registration, revocation ------------------------------------------------
+
+    async def _token(self, request: HttpRequest) -> Response:
+        form, basic = await _client_form(request)
+        audiences = (self._at.url, f"{self._at.url}/oauth/token")
+        client = await self._at.clients.authenticate(form, basic, audiences)
+        kind = form.get("grant_type", "")
+        resource = self._at.resource(form["resource"]) if form.get("resource") else None
+        match kind:
+            case "authorization_code":
+                answer = await self._at.grants.exchange(
+                    form.get("code", ""),
+                    client.id,
+                    form.get("redirect_uri", ""),
+                    form.get("code_verifier", ""),
+                    resource,
+                )
+            case "refresh_token":
+                token = form.get("refresh_token", "")
+                answer = await self._at.grants.refresh(token, client.id, resource)
+            case "client_credentials":
+                answer = await self._by_itself(client, form.get("scope"), resource)
+            case _ if kind == JWT_BEARER_GRANT_TYPE and self._at.oauth.enterprise is not None:
+                answer = await self._by_assertion(client, form, resource)
+            case _:
+                raise OAuthError("unsupported_grant_type", "that grant_type is not known here")
+        return json_answer(answer)
+
+    async def _by_itself(
+        self, client: Client, scope: str | None, resource: str | None
+    ) -> Mapping[str, Any]:
+        """A token for a machine that is configured with the rights of a principal."""
+        person = self._at.identity.principals.get(client.principal or "")
+        if person is None or client.secret_sha256 is None:
+            raise OAuthError("unauthorized_client", "the client may not act by itself")
+        return await self._grant_alone(client, person, "token", scope, resource)
+
+    async def _by_assertion(
+        self, client: Client, form: Form, resource: str | None
+    ) -> Mapping[str, Any]:
+        """A token for a person whom the company's own provider vouches for (ID-JAG)."""
+        oauth = self._at.oauth
+        settings = oauth.enterprise
+        assert settings is not None
+        token = form.get("assertion", "").encode()
+        try:
+            if jwt.get_unverified_header(token).get("typ") != "oauth-id-jag+jwt":
+                raise OAuthError("invalid_grant", "the assertion is no ID-JAG")
+            claims = jwt.decode(
+                token,
+                await self._keys_for(settings.jwks_url).key_of(token),
+                algorithms=ALGORITHMS,
+                issuer=settings.issuer,
+                audience=self._at.url,
+                options={"require": ["exp", "iat", "iss", "aud", "sub", "jti", "client_id"]},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise OAuthError("invalid_grant", "the assertion could not be verified") from error
+        if claims["client_id"] != client.id:
+            raise OAuthError("invalid_grant", "the assertion was made for another client")
+        if "resource" in claims:
+            resource = self._at.resource(str(claims["resource"]))
+        used = f"id-jag {claims['iss']} {claims['jti']}"
+        if not await first_use(self._at.db, used[:500], float(claims["exp"])):
+            raise OAuthError("invalid_grant", "the assertion was used before")
+        try:
+            rules = oauth.model_copy(update={"principal_claim": settings.principal_claim})
+            principal_name(claims, rules)
+            person = claimed_principal(claims, rules, self._at.identity.principals)
+        except Unauthenticated as error:
+            raise OAuthError("invalid_grant", str(error)) from error
+        return await self._grant_alone(client, person, "oidc", claims.get("scope"), resource)
+
+    async def _grant_alone(
+        self, client: Client, person: Principal, by: str, scope: str | None, resource: str | None
+    ) -> Mapping[str, Any]:
+        """An access token without a refresh token: who may have one can ask for the next."""
+        granted = " ".join(granted_scope(scope, admin=person.admin))
+        where = resource or f"{self._at.url}/mcp"
+        asked = AuthorizationRequest(client.id, client.name, "", "", "", where, granted)
+        claims, code_id = claims_of(person, by), secrets.token_hex(16)
+        return await self._at.grants.open(asked, person.name, claims, code_id, renewable=False)
+
+    def _keys_for(self, jwks_url: str) -> SigningKeys:
+        if self._assertion_keys is None or self._assertion_keys[0] != jwks_url:
+            keys = SigningKeys(None, jwks_url, self._at.identity.fetch, time.time)
+            self._assertion_keys = jwks_url, keys
+        return self._assertion_keys[1]
+
+    async def _register(self, request: HttpRequest) -> Response:
+        self._at.count(request, "register", REGISTRATIONS_A_MINUTE)
+        body = await read_body(
+            dict(request.scope["headers"]), request.receive, CLIENT_DOCUMENT_BYTES
+        )
+        try:
+            value = orjson.loads(body)
+        except ValueError:
+            raise OAuthError("invalid_client_metadata", "the body is not JSON") from None
+        return json_answer(await self._at.clients.register(value), 201)
+
+    async def _revoke(self, request: HttpRequest) -> Response:
+        form, basic = await _client_form(request)
+        client = await self._at.clients.authenticate(form, basic, (self._at.url,))
+        await self._at.grants.revoke_token(form.get("token", ""), client.id)
+        return json_answer({})
+
+
+async def _client_form(request: HttpRequest) -> tuple[Form, tuple[str, str] | None]:
+    """The fields of a client's request, and what it says in an Authorization header."""
+    form = await read_form(request, CLIENT_DOCUMENT_BYTES)
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return form, None
+    try:
+        id, _, secret = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        raise OAuthError("invalid_client", "the Authorization header can't be read", 401) from None
+    return form, (unquote(id), unquote(secret))
+
+
+def _error_response(error: OAuthError) -> Response:
+    body = {"error": error.code, "error_description": error.description}
+    response = json_answer(body, error.status)
+    if error.status == 401:
+        response.headers["www-authenticate"] = 'Basic realm="gateway"'
+    if error.status == 429:
+        response.headers["retry-after"] = "60"
+    return response

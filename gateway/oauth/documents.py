@@ -1,0 +1,84 @@
+"""The documents by which clients find the front door, and the addresses that tokens are for.
+
+Each address under /mcp is a resource of its own: its document (RFC 9728) names exactly the address
+a person typed, and a token for one address opens no other. The authorization server is the gateway
+itself, or in jwt mode the configured issuer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from mcp.shared.auth import JWT_BEARER_GRANT_TYPE
+
+from gateway.config.settings import OAuthSettings
+from gateway.web.identity import SCOPES
+
+SCOPE_WORDS = {
+    "tools:read": "Read through your tools",
+    "tools:write": "Change things through your tools, after confirmation where it is asked for",
+    "admin": "Manage this gateway as an admin",
+}
+
+
+def authorization_server(
+    public_url: str, settings: OAuthSettings, machines: bool
+) -> dict[str, Any]:
+    """What the gateway says of itself as an authorization server (RFC 8414)."""
+    grants = ["authorization_code", "refresh_token"]
+    grants += ["client_credentials"] if machines else []
+    grants += [JWT_BEARER_GRANT_TYPE] if settings.enterprise else []
+    methods = ["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
+    found: dict[str, Any] = {
+        "issuer": public_url,
+        "authorization_endpoint": f"{public_url}/oauth/authorize",
+        "token_endpoint": f"{public_url}/oauth/token",
+        "revocation_endpoint": f"{public_url}/oauth/revoke",
+        "response_types_supported": ["code"],
+        "response_modes_supported": ["query"],
+        "grant_types_supported": grants,
+        "code_challenge_methods_supported": ["S256"],
+        "scopes_supported": [*SCOPES, "offline_access"],
+        "token_endpoint_auth_methods_supported": methods,
+        "token_endpoint_auth_signing_alg_values_supported": ["RS256", "ES256", "EdDSA"],
+        "revocation_endpoint_auth_methods_supported": methods[:3],
+        "authorization_response_iss_parameter_supported": True,
+        "client_id_metadata_document_supported": "metadata" in settings.registration,
+    }
+    if "dynamic" in settings.registration:
+        found["registration_endpoint"] = f"{public_url}/oauth/register"
+    if settings.enterprise:
+        profile = "urn:ietf:params:oauth:grant-profile:id-jag"
+        found["authorization_grant_profiles_supported"] = [profile]
+    return found
+
+
+def resource_address(value: str, public_url: str) -> str | None:
+    """The path that a `resource` names here; case and one slash are forgiven."""
+    try:
+        parts, own = urlsplit(value), urlsplit(public_url)
+        same = (parts.scheme.lower(), parts.hostname, parts.port or _port(parts.scheme)) == (
+            own.scheme.lower(),
+            own.hostname,
+            own.port or _port(own.scheme),
+        )
+    except ValueError:
+        return None
+    if not same or parts.fragment or parts.query or "@" in parts.netloc:
+        return None
+    if not parts.path.startswith(own.path):
+        return None
+    return parts.path.removeprefix(own.path).removesuffix("/") or "/mcp"
+
+
+def _port(scheme: str) -> int | None:
+    return {"http": 80, "https": 443}.get(scheme.lower())
+
+
+def granted_scope(asked: str | None, *, admin: bool) -> tuple[str, ...]:
+    """What a client may be given of what it asks for; all, where it asks for nothing we know."""
+    known = [scope for scope in SCOPES if scope in (asked or "").split()] or list(SCOPES)
+    if "admin" in known or "tools:write" in known:  # a broad scope has the narrow ones in it
+        known = [*SCOPES[: SCOPES.index(known[-1]) + 1]]
+    return tuple(scope for scope in known if scope != "admin" or admin)

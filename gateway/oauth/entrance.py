@@ -1,0 +1,386 @@
+"""The pages of the front door: who a browser belongs to, and whether they allow its client.
+
+    client sends the browser    GET /oauth/authorize   who is the client, where is its redirect
+    person signs in             at the OpenID provider, or by a token in our own form
+    person decides              once for each client, again when it describes itself anew
+    browser goes back           with a code, or with what was wrong, and `iss` (RFC 9207)
+
+Nothing is kept between these steps but in sealed values that the browser carries, so any process
+can go on with what another began. A client or redirect that is not known is told to the person on a
+page of ours; any other mistake goes back to the client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import structlog
+from cryptography.fernet import InvalidToken
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from gateway.calls.admission import Throttle
+from gateway.console.pages import render
+from gateway.console.sessions import COOKIE, ConsoleSession, set_session_cookie
+from gateway.errors import GatewayError, Unauthenticated
+from gateway.limits import (
+    AUTHORIZATIONS_A_MINUTE,
+    CLIENT_DOCUMENT_BYTES,
+    SIGN_IN_SECONDS,
+)
+from gateway.oauth.clients import Client
+from gateway.oauth.documents import (
+    SCOPE_WORDS,
+    granted_scope,
+)
+from gateway.oauth.grants import AuthorizationRequest, OAuthError
+from gateway.oauth.premises import Handler, Premises, claims_of
+from gateway.oauth.provider import NoSignIn, Provider, new_secret, principal_name
+from gateway.store.oauth import (
+    Consent,
+    get_consent,
+    save_consent,
+)
+from gateway.web.guard import PAGE_HEADERS, check_origin, read_form
+from gateway.web.identity import claimed_principal
+
+log = structlog.get_logger("gateway.oauth")
+
+CALLBACK = "/oauth/callback"
+_CHALLENGE = 43  # characters of a SHA-256 in base64url
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Consideration:
+    """An authorization request that may be granted: by whom it is made, and what it wants."""
+
+    client: Client
+    request: AuthorizationRequest
+    query: str
+
+
+class Entrance:
+    """Takes in people who come with a client."""
+
+    def __init__(self, premises: Premises) -> None:
+        self._at = premises
+        self._provider: Provider | None = None
+        self._throttle = Throttle()
+
+    def routes(self) -> list[Route]:
+        """The addresses that a browser opens; one that clients guess is there too."""
+        pages: dict[tuple[str, str], Handler] = {
+            ("GET", "/oauth/authorize"): self._authorize,
+            ("GET", "/authorize"): self._authorize,
+            ("GET", CALLBACK): self._callback,
+            ("GET", "/oauth/sign-in"): self._begin_sign_in,
+            ("POST", "/oauth/sign-in"): self._sign_in_by_token,
+            ("POST", "/oauth/consent"): self._consent,
+            ("POST", "/oauth/sign-out"): self._sign_out,
+        }
+        return [
+            Route(path, self._shown(handler), methods=[method])
+            for (method, path), handler in pages.items()
+        ]
+
+    def _shown(self, answer: Handler) -> Handler:
+        """What goes wrong is a page, too."""
+
+        async def endpoint(request: HttpRequest) -> Response:
+            try:
+                self._at.require_open()
+                response = await answer(request)
+            except OAuthError as error:
+                title = "That client can't be let in"
+                response = _error_page(title, error.description, error.status)
+            except NoSignIn as error:
+                response = _error_page("Signing in did not work", str(error), 400)
+            except HTTPException as refusal:
+                response = _error_page("That did not work", refusal.detail, refusal.status_code)
+            except GatewayError as error:
+                response = _error_page("That did not work", error.sentence, 503)
+            for name, value in PAGE_HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return endpoint
+
+    # --- authorize --------------------------------------------------------------------------------
+
+    async def _authorize(self, request: HttpRequest) -> Response:
+        self._at.count(request, "authorize", AUTHORIZATIONS_A_MINUTE)
+        query = request.scope["query_string"].decode("latin-1")
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=50)
+        given = dict(pairs)
+        client = await self._at.clients.find(given.get("client_id", ""))
+        if client is None:
+            words = "The client is not known here. Remove the gateway from it and add it again."
+            raise OAuthError("invalid_client", words)
+        redirect = client.redirect(given.get("redirect_uri"))
+        if redirect is None:
+            words = f"{client.name} asks to be answered at an address that is not its own."
+            raise OAuthError("invalid_request", words)
+        try:
+            asked = Consideration(client, self._asked(client, redirect, pairs, given), query)
+        except OAuthError as error:
+            return self._back(redirect, given.get("state"), error)
+        session = await self._session(request)
+        if session is None:
+            return await self._to_sign_in(f"/oauth/authorize?{query}")
+        return await self._with_consent(asked, session)
+
+    def _asked(
+        self,
+        client: Client,
+        redirect: str,
+        pairs: Sequence[tuple[str, str]],
+        given: Mapping[str, str],
+    ) -> AuthorizationRequest:
+        """What the client wants, if it may be asked for. Raises OAuthError for the client."""
+        if len(given) != len(pairs):
+            raise OAuthError("invalid_request", "a parameter is given twice")
+        if given.get("response_type") != "code":
+            raise OAuthError("unsupported_response_type", "response_type must be code")
+        challenge = given.get("code_challenge", "")
+        if given.get("code_challenge_method") != "S256" or len(challenge) != _CHALLENGE:
+            raise OAuthError("invalid_request", "PKCE with S256 is required")
+        return AuthorizationRequest(
+            client.id,
+            client.name,
+            redirect,
+            given.get("state", ""),
+            challenge,
+            self._at.resource(given.get("resource")),
+            given.get("scope", ""),
+        )
+
+    async def _with_consent(self, asked: Consideration, session: ConsoleSession) -> Response:
+        """A code where the person has allowed this client before; else the question."""
+        person, request = session.principal, asked.request
+        scope = granted_scope(request.scope, admin=person.admin)
+        known = await get_consent(self._at.db, person.name, asked.client.id)
+        if (
+            known is not None
+            and known.digest == asked.client.digest
+            and set(scope) <= set(known.scope.split())
+        ):
+            return self._with_code(request, " ".join(scope), session)
+        return self._consent_page(asked, session, scope)
+
+    def _consent_page(
+        self, asked: Consideration, session: ConsoleSession, scope: Sequence[str]
+    ) -> Response:
+        client, request = asked.client, asked.request
+        sealed = self._sealed(
+            "consent",
+            request=asdict(request),
+            digest=client.digest,
+            session=session.id,
+            again=asked.query,
+        )
+        target = urlsplit(request.redirect_uri)
+        text = render(
+            "consent.html",
+            client=client,
+            me=session.principal,
+            csrf=session.csrf,
+            request=sealed,
+            redirect=request.redirect_uri,
+            redirect_host=target.netloc if target.scheme in ("https", "http") else "",
+            redirect_scheme=target.scheme,
+            resource=request.resource,
+            scopes=[(name, SCOPE_WORDS[name]) for name in scope],
+        )
+        response = Response(text, media_type="text/html")
+        # The form's answer is a redirect to the client, which browsers hold against `form-action`.
+        origin = f"{target.scheme}://{target.netloc}" if target.netloc else f"{target.scheme}:"
+        if target.scheme not in ("https", "http"):
+            origin = f"{target.scheme}:"
+        policy = PAGE_HEADERS["content-security-policy"]
+        allowed = policy.replace("form-action 'self'", f"form-action 'self' {origin}")
+        response.headers["content-security-policy"] = allowed
+        return response
+
+    async def _consent(self, request: HttpRequest) -> Response:
+        """Takes a person's decision."""
+        session, form = await self._own_form(request)
+        held = self._opened("consent", form.get("request", ""))
+        if held is None or held["session"] != session.id:
+            raise HTTPException(400, "This page is too old: go back to the client and try again.")
+        asked = AuthorizationRequest(**held["request"])
+        if form.get("decision") != "allow":
+            denied = OAuthError("access_denied", "the person did not allow it")
+            return self._back(asked.redirect_uri, asked.state, denied)
+        offered = granted_scope(asked.scope, admin=session.principal.admin)
+        ticked = [name for name in offered if name == "tools:read" or form.get(name)]
+        consent = Consent(
+            session.principal.name, asked.client_id, held["digest"], " ".join(ticked), time.time()
+        )
+        await save_consent(self._at.db, consent)
+        name, client = session.principal.name, asked.client_name
+        log.info("client allowed", principal=name, client=client, resource=asked.resource)
+        return self._with_code(asked, consent.scope, session)
+
+    def _with_code(
+        self, asked: AuthorizationRequest, scope: str, session: ConsoleSession
+    ) -> Response:
+        person = session.principal
+        request = AuthorizationRequest(**{**asdict(asked), "scope": scope})
+        code = self._at.grants.code(request, person.name, claims_of(person, session.by))
+        return self._back(asked.redirect_uri, asked.state, code)
+
+    def _back(self, redirect: str, state: str | None, outcome: str | OAuthError) -> Response:
+        """Sends the browser back to its client, with a code or with what was wrong."""
+        if isinstance(outcome, OAuthError):
+            said = {"error": outcome.code, "error_description": outcome.description}
+        else:
+            said = {"code": outcome}
+        said |= {"state": state} if state else {}
+        said["iss"] = self._at.url
+        address = f"{redirect}{'&' if '?' in redirect else '?'}{urlencode(said)}"
+        return Response(status_code=302, headers={"location": address})
+
+    # --- signing in -------------------------------------------------------------------------------
+
+    async def _session(self, request: HttpRequest) -> ConsoleSession | None:
+        try:
+            return await self._at.sessions.current(request.cookies.get(COOKIE))
+        except Unauthenticated:
+            return None
+
+    async def _own_form(self, request: HttpRequest) -> tuple[ConsoleSession, Form]:
+        """A form of a page that we showed in this session. Raises HTTPException for any other."""
+        check_origin(request)
+        session = await self._session(request)
+        form = await read_form(request, CLIENT_DOCUMENT_BYTES)
+        if session is None or not session.owns(form.get("csrf", "")):
+            words = "This form is not from a page of your session: go back and load it again."
+            raise HTTPException(403, words)
+        return session, form
+
+    async def _to_sign_in(self, onward: str) -> Response:
+        """Asks a browser who it belongs to, and has it come back to an address of ours."""
+        if self._at.oauth.sign_in == "token":
+            return self._token_page(onward)
+        state, nonce, verifier = (new_secret() for _ in range(3))
+        address = await self._the_provider().address(state, nonce, verifier)
+        kept = self._sealed("sign-in", state=state, nonce=nonce, verifier=verifier, onward=onward)
+        if len(kept) > 3800:  # a browser keeps no larger cookie
+            raise OAuthError("invalid_request", "The client's request is too long.")
+        response = RedirectResponse(address, 302)
+        response.set_cookie(
+            _cookie_of(state),
+            kept,
+            max_age=int(SIGN_IN_SECONDS),
+            path="/oauth",
+            secure=self._at.url.startswith("https://"),
+            httponly=True,
+            samesite="lax",
+        )
+        return response
+
+    async def _begin_sign_in(self, request: HttpRequest) -> Response:
+        """Signs a person in to the console."""
+        return await self._to_sign_in("/console")
+
+    def _the_provider(self) -> Provider:
+        """The provider as it is configured now."""
+        oauth = self._at.oauth
+        if self._provider is None or self._provider.settings != oauth:
+            callback = f"{self._at.url}{CALLBACK}"
+            self._provider = Provider(oauth, self._at.egress, callback, self._allowed)
+        return self._provider
+
+    def _allowed(self) -> Sequence[str]:
+        return self._at.settings().network.allow
+
+    async def _callback(self, request: HttpRequest) -> Response:
+        """Takes back a person from the provider, in the browser that went there."""
+        query = request.query_params
+        state = query.get("state", "")
+        held = self._opened("sign-in", request.cookies.get(_cookie_of(state), ""))
+        if held is None or held["state"] != state:
+            words = "It was begun in another browser, or too long ago: start again from the client."
+            raise NoSignIn(words)
+        if "code" not in query:
+            raise NoSignIn(f"The provider said: {query.get('error', 'nothing')[:100]}.")
+        nonce, verifier = held["nonce"], held["verifier"]
+        claims = await self._the_provider().claims(query["code"], query.get("iss"), nonce, verifier)
+        oauth = self._at.oauth
+        try:
+            principal_name(claims, oauth)
+            known = self._at.identity.principals
+            person = claimed_principal(claims, oauth, known)
+        except Unauthenticated as error:
+            raise NoSignIn(f"You are not let in: {error}.") from error
+        log.info("signed in", principal=person.name)
+        return self._signed_in(self._at.sessions.open_for(person), held["onward"], state)
+
+    async def _sign_in_by_token(self, request: HttpRequest) -> Response:
+        check_origin(request)
+        form = await read_form(request, CLIENT_DOCUMENT_BYTES)
+        onward = form.get("onward", "")
+        if not onward.startswith("/oauth/authorize?"):
+            onward = "/console"
+        address = request.client.host if request.client else ""
+        if self._throttle.wait(address) > 0:
+            return self._token_page(onward, "Too many attempts. Try again in a minute.", 429)
+        try:
+            cookie = await self._at.sessions.open_by_token(form.get("token", ""))
+        except Unauthenticated:
+            self._throttle.failed(address)
+            return self._token_page(onward, "That token is not known here.", 401)
+        return self._signed_in(cookie, onward)
+
+    def _token_page(self, onward: str, problem: str = "", status: int = 200) -> Response:
+        text = render("oauth_sign_in.html", onward=onward, problem=problem)
+        return Response(text, status, media_type="text/html")
+
+    def _signed_in(self, cookie: str, onward: str, state: str = "") -> Response:
+        response = RedirectResponse(onward, 303)
+        set_session_cookie(response, cookie, self._at.url)
+        if state:
+            response.delete_cookie(_cookie_of(state), "/oauth")
+        return response
+
+    async def _sign_out(self, request: HttpRequest) -> Response:
+        """Lets somebody else sign in to answer the same client."""
+        session, form = await self._own_form(request)
+        await self._at.sessions.end(session)
+        held = self._opened("consent", form.get("request", ""))
+        onward = f"/oauth/authorize?{held['again']}" if held else "/console"
+        response = RedirectResponse(onward, 303)
+        response.delete_cookie(COOKIE, "/")
+        return response
+
+    # --- sealed values ----------------------------------------------------------------------------
+
+    def _sealed(self, kind: str, **what: Any) -> str:
+        value = {"kind": kind, "expires": time.time() + SIGN_IN_SECONDS, **what}
+        return self._at.seal.encrypt_json(value).decode()
+
+    def _opened(self, kind: str, text: str) -> dict[str, Any] | None:
+        try:
+            value: Any = self._at.seal.decrypt_json(text.encode("utf-8", "replace"))
+        except (InvalidToken, ValueError):
+            return None
+        good = value.get("kind") == kind and value["expires"] > time.time()
+        return value if good else None
+
+
+def _cookie_of(state: str) -> str:
+    """The cookie of one sign-in: a browser may have several under way."""
+    return f"gateway_sign_in_{''.join(c for c in state[:16] if c.isalnum())}"
+
+
+def _error_page(title: str, words: str, status: int) -> Response:
+    text = render("oauth_failed.html", title=title, words=words)
+    return Response(text, status, media_type="text/html")

@@ -1,0 +1,121 @@
+"""The front door: a client that knows only our address is let in by the person it works for.
+
+    401 on /mcp…              names the document of that address (RFC 9728), which names us
+    /.well-known/…            how to go on: our endpoints (RFC 8414)
+    entrance                  the person: sign-in and consent, which give a code
+    desk                      the client: the code for tokens, later a refresh token for new ones
+
+A token is then proof like any other (`web.identity`), for its one address, until it expires or
+its grant is revoked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cachetools import TTLCache
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.config.settings import OAuthSettings, Settings
+from gateway.console.sessions import ConsoleSessions
+from gateway.limits import MAX_REMEMBERED
+from gateway.oauth.clients import Clients
+from gateway.oauth.desk import Desk
+from gateway.oauth.documents import authorization_server
+from gateway.oauth.entrance import Entrance
+from gateway.oauth.grants import Grants, Lifetimes
+from gateway.oauth.premises import CORS, Premises, json_answer
+from gateway.outbound.client import Egress
+from gateway.store.cluster import Signals
+from gateway.store.database import Database
+from gateway.store.oauth import (
+    GRANT_REVOKED,
+    note_grant_used,
+)
+from gateway.store.secrets import Seal
+from gateway.web.identity import (
+    METADATA_PATH,
+    Identity,
+    scope_of,
+)
+
+SERVER_METADATA = (
+    "/.well-known/oauth-authorization-server",
+    "/.well-known/openid-configuration",
+)
+
+
+def is_open_to_all(path: str) -> bool:
+    """Whether pages of any site may ask here: documents, and what takes proof of its own."""
+    name = path.removeprefix("/oauth")
+    return path.startswith("/.well-known/") or name in ("/token", "/register", "/revoke")
+
+
+class FrontDoor:
+    """Lets people in who come with a client, and clients who come with a code."""
+
+    def __init__(
+        self,
+        db: Database,
+        seal: Seal,
+        egress: Egress,
+        identity: Identity,
+        sessions: ConsoleSessions,
+        settings: Callable[[], Settings],
+        public_url: str,
+    ) -> None:
+        def oauth() -> OAuthSettings:
+            return settings().auth.oauth or OAuthSettings()
+
+        def lifetimes() -> Lifetimes:
+            return Lifetimes(oauth().access_minutes * 60.0, oauth().refresh_days * 86_400.0)
+
+        self.grants = Grants(db, seal, lifetimes)
+        clients = Clients(
+            db, egress, lambda: settings().clients.values(), lambda: oauth().registration
+        )
+        self._at = Premises(
+            *(db, seal, egress, identity, sessions, settings, public_url),
+            *(clients, self.grants, TTLCache(MAX_REMEMBERED, 60)),
+        )
+
+    def let_in(self, signals: Signals) -> None:
+        """Has tokens that were given here taken as proof, until their grant is revoked."""
+        self._at.identity.open_token = self._open_access
+        self._at.identity.revoked = self.grants.revoked
+        signals.on(GRANT_REVOKED, self.grants.hear_revoked)
+
+    def _open_access(self, token: str) -> Mapping[str, Any] | None:
+        held = self.grants.opened_access(token)
+        if held is not None:  # seldom: who a token belongs to is remembered for a minute
+            note_grant_used(self._at.db, held["grant"], time.time())
+        return held
+
+    def routes(self) -> list[Route]:
+        """Every address of the front door."""
+        documents = Route("/.well-known/{path:path}", self._document, methods=["GET", "OPTIONS"])
+        return [*Desk(self._at).routes(), *Entrance(self._at).routes(), documents]
+
+    async def _document(self, request: HttpRequest) -> Response:
+        """The documents by which clients find out who lets them in, wherever they look."""
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=CORS)
+        path, settings = request.url.path, self._at.settings()
+        found = self._resource_document(path)
+        if path.startswith(SERVER_METADATA) and settings.auth.mode == "oauth":
+            machines = any(client.principal for client in settings.clients.values())
+            found = authorization_server(self._at.url, self._at.oauth, machines)
+        words = {"error": "there is nothing at this address"}
+        response = json_answer(found or words, 200 if found else 404)
+        response.headers.update(CORS)
+        return response
+
+    def _resource_document(self, path: str) -> Mapping[str, Any] | None:
+        if path != METADATA_PATH and not path.startswith(f"{METADATA_PATH}/"):
+            return None
+        scope = scope_of(path.removeprefix(METADATA_PATH) or "/mcp")
+        return self._at.identity.resource_metadata(scope.address) if scope else None

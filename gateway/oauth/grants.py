@@ -1,0 +1,251 @@
+"""Codes, access tokens and refresh tokens: what proves that a person let a client in.
+
+All three are sealed, so that none can be made or changed outside, and each names its kind. A code
+carries everything its grant will hold, and works once, for a minute. An access token carries who
+calls, for which address, and until when: a request costs one look into a dictionary and no read of
+the store. What is revoked is refused by every process as soon as the signal reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cryptography.fernet import InvalidToken
+
+from gateway.limits import CODE_SECONDS, REFRESH_GRACE_SECONDS
+from gateway.model import json_bytes, json_value, new_id
+from gateway.store.database import Database
+from gateway.store.oauth import (
+    ClientGrant,
+    Rotation,
+    get_client_grant,
+    open_grant,
+    revoke_client_grants,
+    revoked_since,
+    rotate,
+)
+from gateway.store.secrets import Seal
+
+Answer = Mapping[str, Any]
+
+
+class OAuthError(Exception):
+    """An error in OAuth's own words: a code of RFC 6749 and its kin, and a sentence."""
+
+    def __init__(self, code: str, description: str, status: int = 400) -> None:
+        super().__init__(description)
+        self.code = code
+        self.description = description
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationRequest:
+    """What a client asks a person for, once its client id and redirect are known to be good."""
+
+    client_id: str
+    client_name: str
+    redirect_uri: str
+    state: str
+    challenge: str
+    resource: str
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """How long tokens live."""
+
+    access_seconds: float
+    refresh_seconds: float
+
+
+class Grants:
+    """Gives, exchanges, checks and revokes what clients hold."""
+
+    def __init__(
+        self,
+        db: Database,
+        seal: Seal,
+        lifetimes: Callable[[], Lifetimes],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._seal = seal
+        self._lifetimes = lifetimes
+        self._clock = clock
+        self.revoked: set[str] = set()
+
+    async def load(self) -> None:
+        """Reads which grants were revoked while their access tokens may live."""
+        since = self._clock() - self._lifetimes().access_seconds
+        self.revoked |= set(await revoked_since(self._db, since))
+
+    def hear_revoked(self, id: str) -> None:
+        """Refuses the tokens of a grant from now on; "": some may have been missed."""
+        if id:
+            self.revoked.add(id)
+        else:
+            self._reading = asyncio.ensure_future(self.load())
+
+    # --- codes ------------------------------------------------------------------------------------
+
+    def code(
+        self, request: AuthorizationRequest, principal: str, claimed: Mapping[str, Any]
+    ) -> str:
+        """A code for what the person allowed."""
+        return self._sealed(
+            "code",
+            self._clock() + CODE_SECONDS,
+            id=secrets.token_hex(16),
+            request=asdict(request),
+            principal=principal,
+            claimed=dict(claimed),
+        )
+
+    async def exchange(
+        self, code: str, client_id: str, redirect_uri: str, verifier: str, resource: str | None
+    ) -> Answer:
+        """The tokens for a code, its first time; a second time revokes them. Raises OAuthError."""
+        held = self._opened("code", code)
+        if held is None or held["request"]["client_id"] != client_id:
+            raise OAuthError("invalid_grant", "the code is unknown, or too old")
+        request = AuthorizationRequest(**held["request"])
+        if redirect_uri != request.redirect_uri:
+            raise OAuthError("invalid_grant", "redirect_uri is another than the code was sent to")
+        if not _fits(request.challenge, verifier):
+            raise OAuthError("invalid_grant", "code_verifier does not fit code_challenge")
+        if resource not in (None, request.resource):
+            raise OAuthError("invalid_target", "the code is for another resource")
+        return await self.open(request, held["principal"], held["claimed"], held["id"])
+
+    async def open(
+        self,
+        request: AuthorizationRequest,
+        principal: str,
+        claimed: Mapping[str, Any],
+        code_id: str,
+        *,
+        renewable: bool = True,
+    ) -> Answer:
+        """The first tokens of a new grant; one that is not renewable lives as long as its token."""
+        now, life = self._clock(), self._lifetimes()
+        id, refresh = new_id(now), secrets.token_urlsafe(32)
+        grant = ClientGrant(
+            id,
+            code_id,
+            request.client_id,
+            request.client_name,
+            principal,
+            dict(claimed),
+            request.resource,
+            request.scope,
+            _sha256(refresh),
+            created_at=now,
+            last_used_at=now,
+            expires_at=now + (life.refresh_seconds if renewable else life.access_seconds),
+        )
+        if not await open_grant(self._db, grant):
+            raise OAuthError("invalid_grant", "the code was used before; what it gave is revoked")
+        answer = self._answer(grant, refresh)
+        return answer if renewable else {k: v for k, v in answer.items() if k != "refresh_token"}
+
+    # --- refresh ----------------------------------------------------------------------------------
+
+    async def refresh(self, token: str, client_id: str, resource: str | None) -> Answer:
+        """New tokens for a refresh token; the same ones again if it comes twice at once."""
+        held = self._opened("refresh", token)
+        grant = await get_client_grant(self._db, held["grant"]) if held else None
+        if held is None or grant is None or grant.client_id != client_id:
+            raise OAuthError("invalid_grant", "the refresh token is unknown")
+        if resource is not None and resource != grant.resource:
+            raise OAuthError("invalid_target", "the grant is for another resource")
+        now, successor = self._clock(), secrets.token_urlsafe(32)
+        answer = self._answer(grant, successor)
+        use = Rotation(
+            grant.id,
+            _sha256(held["secret"]),
+            _sha256(successor),
+            self._seal.encrypt_json(answer),
+            now,
+            now + self._lifetimes().refresh_seconds,
+            REFRESH_GRACE_SECONDS,
+        )
+        outcome = await rotate(self._db, use)
+        if outcome == "revoked":
+            raise OAuthError("invalid_grant", "the refresh token was used before, or is revoked")
+        if isinstance(outcome, bytes):
+            earlier: Any = self._seal.decrypt_json(outcome)
+            return {**answer, **earlier}
+        return answer
+
+    def _answer(self, grant: ClientGrant, refresh: str) -> Answer:
+        life = self._lifetimes()
+        access = self.access_token(grant, life.access_seconds)
+        expires = self._clock() + life.refresh_seconds
+        return {
+            "access_token": access,
+            "token_type": "Bearer",
+            "expires_in": int(life.access_seconds),
+            "refresh_token": self._sealed("refresh", expires, grant=grant.id, secret=refresh),
+            "scope": grant.scope,
+        }
+
+    def access_token(self, grant: ClientGrant, seconds: float) -> str:
+        """A token that opens the grant's address for a while."""
+        return self._sealed(
+            "access",
+            self._clock() + seconds,
+            grant=grant.id,
+            principal=grant.principal,
+            claimed=dict(grant.claimed),
+            resource=grant.resource,
+            scope=grant.scope,
+        )
+
+    # --- what is presented ------------------------------------------------------------------------
+
+    def opened_access(self, token: str) -> dict[str, Any] | None:
+        """What an access token says, if it is one of ours and holds."""
+        held = self._opened("access", token)
+        return None if held is None or held["grant"] in self.revoked else held
+
+    async def revoke_token(self, token: str, client_id: str) -> None:
+        """Revokes the grant of a token of this client; of any other nothing happens."""
+        held = self._opened("access", token) or self._opened("refresh", token)
+        if held is not None:
+            now = self._clock()
+            await revoke_client_grants(self._db, now, id=held["grant"], client_id=client_id)
+
+    def _sealed(self, kind: str, expires: float, **what: Any) -> str:
+        data = json_bytes({"kind": kind, "expires": expires, **what})
+        return self._seal.encrypt(data).decode().rstrip("=")
+
+    def _opened(self, kind: str, token: str) -> dict[str, Any] | None:
+        padded = token + "=" * (-len(token) % 4)
+        try:
+            value: Any = json_value(self._seal.decrypt(padded.encode("ascii", "replace")))
+        except (InvalidToken, ValueError):
+            return None
+        if value.get("kind") != kind or value["expires"] <= self._clock():
+            return None
+        held: dict[str, Any] = value
+        return held
+
+
+def _fits(challenge: str, verifier: str) -> bool:
+    digest = hashlib.sha256(verifier.encode("utf-8", "replace")).digest()
+    found = base64.urlsafe_b64encode(digest).rstrip(b"=")
+    return hmac.compare_digest(found, challenge.encode("utf-8", "replace"))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

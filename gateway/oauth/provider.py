@@ -1,0 +1,223 @@
+"""The OpenID provider that knows the people: it tells us who a browser belongs to.
+
+The gateway is an ordinary client there, registered once by an operator, so the provider needs no
+dynamic registration. Discovery gives its endpoints; the code comes back to `/oauth/callback` and is
+exchanged with PKCE; the ID token is verified against the provider's keys, with our client id as its
+audience and the nonce that we sent. A claim that it lacks is read from userinfo.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jwt
+import orjson
+
+from gateway.config.settings import OAuthSettings, is_safe_address
+from gateway.errors import GatewayError, Unauthenticated
+from gateway.limits import DISCOVERY_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
+from gateway.outbound.client import Answer, Egress, Request
+from gateway.web.identity import ALGORITHMS, SigningKeys
+
+Claims = dict[str, Any]
+
+
+class NoSignIn(Exception):
+    """Signing in did not work, in words for the person who tried."""
+
+
+class Provider:
+    """One OpenID provider, as it is configured."""
+
+    def __init__(
+        self,
+        settings: OAuthSettings,
+        egress: Egress,
+        callback: str,
+        allow: Callable[[], Sequence[str]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self._egress = egress
+        self._callback = callback
+        self._allow = allow
+        self._clock = clock
+        self._document: Mapping[str, Any] = {}
+        self._looked = float("-inf")
+        self._keys: SigningKeys | None = None
+
+    async def address(self, state: str, nonce: str, verifier: str) -> str:
+        """Where a browser goes to sign in."""
+        document = await self._discover()
+        asked = {
+            "response_type": "code",
+            "client_id": self.settings.client_id or "",
+            "redirect_uri": self._callback,
+            "scope": " ".join(self.settings.scopes),
+            "state": state,
+            "nonce": nonce,
+            "code_challenge": challenge_of(verifier),
+            "code_challenge_method": "S256",
+        }
+        endpoint = document["authorization_endpoint"]
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
+
+    async def claims(self, code: str, iss: str | None, nonce: str, verifier: str) -> Claims:
+        """Who came back with a code. Raises NoSignIn."""
+        document = await self._discover()
+        if iss is not None and iss != document["issuer"]:
+            raise NoSignIn("The answer comes from another provider than the one that was asked.")
+        tokens = await self._exchange(document, code, verifier)
+        claims = await self._verified(tokens.get("id_token"), nonce)
+        wanted = self._wanted_claims()
+        if any(name not in claims for name in wanted) and "userinfo_endpoint" in document:
+            claims = {**await self._userinfo(document, tokens, claims), **claims}
+        return claims
+
+    def _wanted_claims(self) -> list[str]:
+        s = self.settings
+        named = (s.principal_claim, s.role_claim, s.organization_claim, s.admin_claim)
+        return [name for name in named if name]
+
+    async def _discover(self) -> Mapping[str, Any]:
+        """The provider's own document, read again now and then; an old one is better than none."""
+        if self._clock() - self._looked < DISCOVERY_SECONDS:
+            return self._document
+        issuer = (self.settings.issuer or "").rstrip("/")
+        try:
+            document = await self._ask("GET", f"{issuer}/.well-known/openid-configuration")
+            if str(document.get("issuer", "")).rstrip("/") != issuer:
+                raise NoSignIn("The provider's document names another issuer.")
+            for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
+                self._check_address(str(document.get(name, "")))
+        except NoSignIn:
+            if not self._document:
+                raise
+            return self._document
+        self._document, self._looked = document, self._clock()
+        self._keys = SigningKeys(None, document["jwks_uri"], self._fetch_keys, self._clock)
+        return document
+
+    async def _exchange(self, document: Mapping[str, Any], code: str, verifier: str) -> Claims:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._callback,
+            "code_verifier": verifier,
+        }
+        id = self.settings.client_id or ""
+        secret = self.settings.client_secret
+        headers: dict[str, str] = {}
+        methods = document.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        if secret is None:
+            form["client_id"] = id
+        elif "client_secret_basic" in methods:
+            pair = f"{quote(id, safe='')}:{quote(secret.get_secret_value(), safe='')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form |= {"client_id": id, "client_secret": secret.get_secret_value()}
+        return await self._ask("POST", document["token_endpoint"], form, headers)
+
+    async def _verified(self, token: object, nonce: str) -> Claims:
+        settings, keys = self.settings, self._keys
+        if not isinstance(token, str) or keys is None:
+            raise NoSignIn("The provider gave no ID token.")
+        try:
+            raw = token.encode()
+            claims: Claims = jwt.decode(
+                raw,
+                await keys.key_of(raw),
+                algorithms=ALGORITHMS,
+                issuer=self._document["issuer"],
+                audience=settings.client_id,
+                leeway=60,
+                options={"require": ["exp", "iat", "iss", "aud", "sub"]},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise NoSignIn("The provider's ID token could not be verified.") from error
+        several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+        if claims.get("azp", settings.client_id if not several else None) != settings.client_id:
+            raise NoSignIn("The provider's ID token is for another client.")
+        if claims.get("nonce") != nonce:
+            raise NoSignIn("The provider's ID token is not the answer to this sign-in.")
+        return claims
+
+    async def _userinfo(
+        self, document: Mapping[str, Any], tokens: Claims, claims: Claims
+    ) -> Claims:
+        endpoint = str(document["userinfo_endpoint"])
+        self._check_address(endpoint)
+        headers = {"Authorization": f"Bearer {tokens.get('access_token', '')}"}
+        found = await self._ask("GET", endpoint, None, headers)
+        if found.get("sub") != claims["sub"]:
+            raise NoSignIn("The provider told of another person than it signed in.")
+        return found
+
+    async def _ask(
+        self,
+        method: str,
+        address: str,
+        form: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Claims:
+        """A JSON object of the provider. Raises NoSignIn."""
+        self._check_address(address)
+        sent = {"Accept": "application/json", **(headers or {})}
+        body = urlencode(form).encode() if form is not None else None
+        if body is not None:
+            sent["Content-Type"] = "application/x-www-form-urlencoded"
+        request = Request(method, address, tuple(sent.items()), body)
+        answer = await self._send(request)
+        try:
+            value = orjson.loads(answer.body)
+        except ValueError:
+            value = None
+        if answer.status != 200 or answer.truncated or not isinstance(value, dict):
+            code = value.get("error") if isinstance(value, dict) else None
+            told = f"{answer.status} {code}" if isinstance(code, str) else str(answer.status)
+            raise NoSignIn(f"The provider answered {told[:100]}.")
+        return value
+
+    async def _send(self, request: Request) -> Answer:
+        seconds, most = SIGNING_KEYS_SECONDS, MAX_BODY_BYTES
+        try:
+            return await self._egress.send(request, deadline=seconds, max_bytes=most)
+        except GatewayError as error:
+            raise NoSignIn(f"The provider can't be reached: {error.message}") from error
+
+    async def _fetch_keys(self, url: str) -> bytes:
+        answer = await self._send(Request("GET", url))
+        if answer.status != 200 or answer.truncated:
+            raise NoSignIn("The provider's keys can't be read.")
+        return answer.body
+
+    def _check_address(self, address: str) -> None:
+        if not is_safe_address(address, self._allow()):
+            raise NoSignIn("An address of the provider is not https.")
+
+
+def principal_name(claims: Mapping[str, Any], settings: OAuthSettings) -> str:
+    """Whom the claims name; Unauthenticated where an email is not known to be theirs."""
+    name = claims.get(settings.principal_claim)
+    if not isinstance(name, str) or not name:
+        raise Unauthenticated(f"the provider gave no {settings.principal_claim}")
+    if settings.principal_claim == "email" and claims.get("email_verified") is False:
+        raise Unauthenticated("the provider has not verified this email address")
+    return name
+
+
+def challenge_of(verifier: str) -> str:
+    """What PKCE shows of a verifier."""
+    digest = hashlib.sha256(verifier.encode()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def new_secret() -> str:
+    """A state, nonce or verifier."""
+    return secrets.token_urlsafe(32)

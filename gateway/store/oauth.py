@@ -1,0 +1,207 @@
+"""What the front door keeps: clients that registered themselves, consents, and grants.
+
+A grant is what a person gave to a client. Its row is made by the first use of a code, whose id is
+unique there: a second use finds the row, and revokes it. A refresh token is known by its hash; each
+use puts another in its place:
+
+    presented is the current one         it becomes the previous one, a new one is the current
+    presented is the previous one, soon  the answer of that use is given again: it may be lost
+    presented is any older one           someone has a copy: the grant is revoked
+
+Access tokens are not kept at all. Each process knows the grants that were revoked while their
+tokens may live, hears of new ones by a signal, and so reads nothing here to check a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, delete, func, select, update
+
+from gateway.limits import STORE_ROWS
+from gateway.store import tables
+from gateway.store.database import Database, insert_new, many, one, signal, upsert, values
+
+GRANT_REVOKED = "grant_revoked"  # the signal, with the grant's id
+
+_clients = tables.oauth_clients
+_consents = tables.oauth_consents
+_grants = tables.oauth_grants
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+async def add_client(
+    db: Database, id: str, metadata: Mapping[str, Any], now: float, most: int
+) -> None:
+    """Keeps a client that registered itself; the oldest that nobody used give way."""
+
+    def unit(tx: Connection) -> None:
+        row = {"id": id, "metadata": dict(metadata), "created_at": now, "used_at": None}
+        tx.execute(_clients.insert(), row)
+        beyond = (tx.execute(select(func.count()).select_from(_clients)).scalar() or 0) - most
+        if beyond > 0:
+            oldest = select(_clients.c.id).order_by(_clients.c.used_at, _clients.c.created_at)
+            unused = list(tx.execute(oldest.limit(beyond)).scalars())
+            tx.execute(delete(_clients).where(_clients.c.id.in_(unused)))
+
+    await db.write(unit, "~clients")
+
+
+async def get_client(db: Database, id: str) -> Mapping[str, Any] | None:
+    """What a client said of itself when it registered."""
+    found = select(_clients.c.metadata).where(_clients.c.id == id)
+    return await db.read(lambda tx: tx.execute(found).scalar_one_or_none())
+
+
+# --- consents -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """A person's word that a client may act for them, as the client described itself then."""
+
+    principal: str
+    client_id: str
+    digest: str
+    scope: str
+    at: float
+
+
+async def get_consent(db: Database, principal: str, client_id: str) -> Consent | None:
+    """What this person said of this client last."""
+    which = (_consents.c.principal == principal) & (_consents.c.client_id == client_id)
+    return await db.read(lambda tx: one(tx, select(_consents).where(which), Consent))
+
+
+async def save_consent(db: Database, consent: Consent) -> None:
+    """Keeps a consent, and that the client is in use."""
+
+    def unit(tx: Connection) -> None:
+        upsert(tx, _consents, values(consent))
+        used = update(_clients).where(_clients.c.id == consent.client_id)
+        tx.execute(used.values(used_at=consent.at))
+
+    await db.write(unit)
+
+
+# --- grants ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGrant:
+    """What a person gave to a client: who they are, for which address, with which scope."""
+
+    id: str
+    code_id: str
+    client_id: str
+    client_name: str
+    principal: str
+    claimed: Mapping[str, Any]
+    resource: str
+    scope: str
+    refresh_sha256: str
+    created_at: float
+    last_used_at: float
+    expires_at: float
+    previous_sha256: str | None = None
+    rotated_at: float | None = None
+    rotated_answer: bytes | None = None
+    revoked_at: float | None = None
+
+
+async def open_grant(db: Database, grant: ClientGrant) -> bool:
+    """Whether the code was used for the first time; if not, what it gave is revoked."""
+
+    def unit(tx: Connection) -> bool:
+        if insert_new(tx, _grants, values(grant)):
+            return True
+        _revoke(tx, _grants.c.code_id == grant.code_id, grant.created_at)
+        return False
+
+    return await db.write(unit, f"code {grant.code_id}")
+
+
+async def get_client_grant(db: Database, id: str) -> ClientGrant | None:
+    """The grant of this id, revoked or not."""
+    return await db.read(lambda tx: one(tx, select(_grants).where(_grants.c.id == id), ClientGrant))
+
+
+async def list_grants_that_hold(db: Database, now: float) -> list[ClientGrant]:
+    """The grants that hold, the newest first."""
+    holds = _grants.c.revoked_at.is_(None) & (_grants.c.expires_at > now)
+    found = select(_grants).where(holds).order_by(_grants.c.id.desc()).limit(STORE_ROWS)
+    return await db.read(lambda tx: many(tx, found, ClientGrant))
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """One use of a refresh token: what takes its place, and the answer that says so."""
+
+    grant_id: str
+    presented_sha256: str
+    next_sha256: str
+    sealed_answer: bytes
+    now: float
+    expires_at: float
+    grace_seconds: float
+
+
+async def rotate(db: Database, use: Rotation) -> bytes | Literal["new", "revoked"]:
+    """`new`, or the sealed answer of a use just before, or `revoked`: there is nothing to give."""
+
+    def unit(tx: Connection) -> bytes | Literal["new", "revoked"]:
+        this = _grants.c.id == use.grant_id
+        grant = one(tx, select(_grants).where(this).with_for_update(), ClientGrant)
+        if grant is None or grant.revoked_at is not None or grant.expires_at <= use.now:
+            return "revoked"
+        if grant.refresh_sha256 == use.presented_sha256:
+            changes = {
+                "refresh_sha256": use.next_sha256,
+                "previous_sha256": use.presented_sha256,
+                "rotated_at": use.now,
+                "rotated_answer": use.sealed_answer,
+                "last_used_at": use.now,
+                "expires_at": use.expires_at,
+            }
+            tx.execute(update(_grants).where(this).values(changes))
+            return "new"
+        just_now = use.now - (grant.rotated_at or 0.0) <= use.grace_seconds
+        again = grant.previous_sha256 == use.presented_sha256 and just_now
+        if again and grant.rotated_answer is not None:
+            return grant.rotated_answer
+        _revoke(tx, this, use.now)
+        return "revoked"
+
+    return await db.write(unit, f"grant {use.grant_id}")
+
+
+async def revoke_client_grants(db: Database, now: float, **which: str) -> int:
+    """Revokes the grants with these columns, in every process; how many held."""
+    conditions = [_grants.c[name] == value for name, value in which.items()]
+    return await db.write(lambda tx: _revoke(tx, conditions[0], now, *conditions[1:]))
+
+
+def _revoke(
+    tx: Connection, which: ColumnElement[bool], now: float, *more: ColumnElement[bool]
+) -> int:
+    holds = update(_grants).where(which, *more, _grants.c.revoked_at.is_(None))
+    revoked = list(tx.execute(holds.values(revoked_at=now).returning(_grants.c.id)).scalars())
+    for id in revoked:
+        signal(tx, GRANT_REVOKED, id)
+    return len(revoked)
+
+
+async def revoked_since(db: Database, since: float) -> list[str]:
+    """The grants that were revoked after a moment: their access tokens may still live."""
+    found = select(_grants.c.id).where(_grants.c.revoked_at > since)
+    return await db.read(lambda tx: list(tx.execute(found).scalars()))
+
+
+def note_grant_used(db: Database, id: str, now: float) -> None:
+    """Keeps that a grant was used, soon."""
+    used = update(_grants).where(_grants.c.id == id, _grants.c.last_used_at < now)
+    db.write_soon(lambda tx: tx.execute(used.values(last_used_at=now)), len(id))

@@ -1,0 +1,303 @@
+"""Who is asking: a token we know by its hash, one that we gave, a JWT we can verify, or nobody.
+
+`Identity.identify` is the one way from a request's headers to its principal. Only hashes of tokens
+are ever held. A JWT is verified against the issuer's keys with asymmetric algorithms only; a token
+of the front door is opened with our own key, and is good for one address and until its grant is
+revoked. Both are remembered by their hash until they expire, a minute at most. Other settings
+forget everything remembered: a removed token ends with its next request or stream check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jwt
+import orjson
+import structlog
+from cachetools import TLRUCache
+
+from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, PrincipalSettings, Settings
+from gateway.errors import Unauthenticated
+from gateway.limits import MAX_REMEMBERED, SIGNING_KEYS_KEPT_SECONDS, VERIFIED_SECONDS
+from gateway.model import Principal, Scope
+from gateway.policy.access import configured_principal
+from gateway.web.guard import Fields
+
+Fetch = Callable[[str], Awaitable[bytes]]
+Key = Any  # what PyJWT takes: a PyJWK, or a public key of `cryptography`
+OpenToken = Callable[[str], Mapping[str, Any] | None]  # what one of our own tokens says
+
+ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+METADATA_PATH = "/.well-known/oauth-protected-resource"
+SCOPES = ("tools:read", "tools:write", "admin")  # each has those before it in it
+
+log = structlog.get_logger(__name__)
+
+
+class Verified(NamedTuple):
+    """A token that was looked at: whose it is, until when, and for which address if only one."""
+
+    principal: Principal
+    until: float
+    address: str | None = None
+    grant: str = ""
+
+
+def scope_of(path: str) -> Scope | None:
+    """The view an address asks for; None: there is nothing at that address."""
+    match path.removesuffix("/").split("/"):
+        case ["", "mcp"]:
+            return Scope()
+        case ["", "mcp", "bundles", names]:
+            scope = Scope("bundles", tuple(names.split("+")))
+        case ["", "mcp", "steps", workflow, step]:
+            scope = Scope("step", (workflow, step))
+        case _:
+            return None
+    return scope if all(map(ADDRESSED.fullmatch, scope.names)) else None
+
+
+class Identity:
+    """Finds the principal of a request."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        public_url: str = "",
+        fetch: Fetch | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self.fetch = fetch
+        self.open_token: OpenToken = lambda token: None
+        self.revoked: Set[str] = frozenset()  # grants whose tokens are good no longer
+        self._listeners: list[Callable[[], None]] = []
+        self._known: tuple[object, ...] = ()
+        self.follow(settings, public_url)
+
+    def follow(self, settings: Settings, public_url: str) -> None:
+        """Goes by these settings from now on, and forgets what was found out under others."""
+        known, self._known = self._known, (settings.auth, settings.principals, public_url)
+        if known == self._known:
+            return
+        self.auth, self._public_url = settings.auth, public_url
+        tables = settings.principals
+        self.principals = {name: configured_principal(name, each) for name, each in tables.items()}
+        hashes = {name: _token_hash(each) for name, each in tables.items()}
+        self.token_hashes = {name: digest for name, digest in hashes.items() if digest}
+        self._owners = {bytes.fromhex(digest): name for name, digest in self.token_hashes.items()}
+        files = (settings.auth.jwks_file, settings.auth.jwks_url)
+        self._keys = SigningKeys(*files, self.fetch, self._clock)
+        self._verified: TLRUCache[bytes, Verified] = TLRUCache(
+            MAX_REMEMBERED,
+            ttu=lambda digest, verified, now: min(verified.until, now + VERIFIED_SECONDS),
+            timer=self._clock,
+        )
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called when other settings hold."""
+        self._listeners.append(listener)
+
+    async def identify(self, fields: Fields, address: str = "/mcp") -> Principal:
+        """The principal of a request to this address. Raises Unauthenticated."""
+        mode = self.auth.mode
+        if mode == "none":
+            return self.principals.get("local") or Principal("local", admin=True)
+        token = bearer_token(fields.get(b"authorization"))
+        digest = hashlib.sha256(token).digest()
+        if mode == "tokens" or (mode == "oauth" and digest in self._owners):
+            return self._owner_of(digest)
+        verified = self._verified.get(digest)
+        if verified is None:
+            found = self._open(token) if mode == "oauth" else await self._verify(token)
+            verified = self._verified[digest] = found
+        if verified.address not in (None, address):
+            raise Unauthenticated("The token is for another address")
+        if verified.grant in self.revoked:
+            raise Unauthenticated("The token was revoked")
+        return verified.principal
+
+    def _open(self, token: bytes) -> Verified:
+        """Who one of our own tokens was given to."""
+        held = self.open_token(token.decode("ascii", "replace"))
+        if held is None:
+            raise Unauthenticated("The token is not known, or has expired")
+        name, claimed, scopes = held["principal"], held["claimed"], held["scope"].split()
+        known = self.principals.get(name)
+        if claimed["by"] == "token" and known is None:
+            raise Unauthenticated("The principal of this token is no more")
+        principal = known or Principal(name)
+        if claimed["by"] != "token":
+            principal = as_claimed(self.auth, principal, claimed)
+        could = {"tools:write"} | ({"admin"} if principal.admin else set())
+        withheld = frozenset(could.difference(scopes))
+        admin = principal.admin and "admin" in scopes
+        principal = replace(principal, admin=admin, withheld=withheld)
+        address = held["resource"].removeprefix(self._public_url)
+        return Verified(principal, held["expires"], address, held["grant"])
+
+    def _owner_of(self, digest: bytes) -> Principal:
+        # How long looking a hash up takes says nothing of the token that it is the hash of.
+        owner = self._owners.get(digest)
+        if owner is None:
+            raise Unauthenticated("The token is not known")
+        return self.principals[owner]
+
+    async def _verify(self, token: bytes) -> Verified:
+        try:
+            claims = jwt.decode(
+                token,
+                await self._keys.key_of(token),
+                algorithms=ALGORITHMS,
+                issuer=self.auth.issuer,
+                audience=self.auth.audience,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise Unauthenticated("The token could not be verified") from error
+        principal = claimed_principal(claims, self.auth, self.principals)
+        return Verified(principal, float(claims["exp"]))
+
+    def challenge(
+        self, presented: bool, address: str = "/mcp", missing: Sequence[str] = ()
+    ) -> bytes:
+        """The WWW-Authenticate value for a request that was not let in, or lacks a scope."""
+        error = "insufficient_scope" if missing else "invalid_token"
+        parts = [f'error="{error}"'] if presented else []
+        if self.auth.mode == "oauth":
+            parts.append(f'scope="{" ".join(missing or SCOPES)}"')
+        if self.auth.mode in ("jwt", "oauth"):
+            where = f"{self._public_url}{METADATA_PATH}{address}"
+            parts.append(f'resource_metadata="{where}"')
+        return ("Bearer " + ", ".join(parts)).strip().encode()
+
+    def resource_metadata(self, address: str) -> dict[str, Any] | None:
+        """The document that says who gives tokens for an address; None: nobody does."""
+        mode = self.auth.mode
+        if mode not in ("jwt", "oauth"):
+            return None
+        document = {
+            "resource": f"{self._public_url}{address}",
+            "authorization_servers": [self.auth.issuer if mode == "jwt" else self._public_url],
+            "bearer_methods_supported": ["header"],
+        }
+        return document if mode == "jwt" else {**document, "scopes_supported": list(SCOPES)}
+
+
+def _token_hash(principal: PrincipalSettings) -> str | None:
+    if principal.token is not None:
+        return hashlib.sha256(principal.token.get_secret_value().encode()).hexdigest()
+    return principal.token_sha256
+
+
+def bearer_token(authorization: bytes | None) -> bytes:
+    """The token of an Authorization header. Raises Unauthenticated."""
+    scheme, _, token = (authorization or b"").partition(b" ")
+    if scheme.lower() != b"bearer" or not token.strip():
+        raise Unauthenticated("A bearer token is required")
+    return token.strip()
+
+
+def claimed_principal(
+    claims: Mapping[str, Any], settings: AuthMode | OAuthSettings, known: Mapping[str, Principal]
+) -> Principal:
+    """The principal that a token names, with what its claims say over what is configured."""
+    name = claims.get(settings.principal_claim)
+    if not isinstance(name, str) or not name:
+        raise Unauthenticated(f"The token has no usable claim {settings.principal_claim}")
+    changes: dict[str, Any] = {}
+    if settings.role_claim:
+        changes["role"] = _text(claims.get(settings.role_claim))
+    if settings.organization_claim:
+        changes["organization"] = _text(claims.get(settings.organization_claim))
+    if settings.admin_claim:
+        changes["admin"] = claims.get(settings.admin_claim) is True
+    return replace(known.get(name) or Principal(name), **changes)
+
+
+def as_claimed(auth: AuthMode, known: Principal, claimed: Mapping[str, Any]) -> Principal:
+    """What was claimed once can't be asked again; what is configured beside it is as it is now."""
+    rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
+    claims = {
+        "role": rules.role_claim,
+        "organization": rules.organization_claim,
+        "admin": rules.admin_claim,
+    }
+    return replace(known, **{name: claimed[name] for name, claim in claims.items() if claim})
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+class SigningKeys:
+    """The public keys of one issuer, by key id: fetched when needed and kept for a while.
+
+    A token signed with a key we have not seen makes us look again, at most once a minute, so that
+    nobody can make us hammer the issuer by inventing key ids. When the issuer can't be reached the
+    keys we have stay good.
+    """
+
+    def __init__(
+        self, file: str | None, url: str | None, fetch: Fetch | None, clock: Callable[[], float]
+    ) -> None:
+        self._file = file
+        self._url = url
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: dict[str | None, Key] = {}
+        self._looked = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def key_of(self, token: bytes) -> Key:
+        """The key a token says it was signed with. Raises jwt.PyJWTError if there is none."""
+        kid = jwt.get_unverified_header(token).get("kid")
+        async with self._lock:
+            enough = VERIFIED_SECONDS if self._find(kid) is None else SIGNING_KEYS_KEPT_SECONDS
+            if self._clock() - self._looked >= enough:
+                self._looked = self._clock()
+                await self._refresh()
+        if (key := self._find(kid)) is None:
+            raise jwt.InvalidKeyError("no such key")
+        return key
+
+    def _find(self, kid: str | None) -> Key | None:
+        if kid is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(kid)
+
+    async def _refresh(self) -> None:
+        try:
+            if self._file is not None:
+                self._keys = read_keys(await asyncio.to_thread(Path(self._file).read_bytes))
+            elif self._url is not None and self._fetch is not None:
+                self._keys = read_keys(await self._fetch(self._url))
+        except Exception as error:  # the issuer's answer is not ours to trust or to crash on
+            log.warning("jwks_not_loaded", error=type(error).__name__)
+
+
+def read_keys(document: bytes) -> dict[str | None, Key]:
+    """The usable keys of a JWKS document: public ones, meant for signatures."""
+    keys: dict[str | None, Key] = {}
+    for entry in orjson.loads(document)["keys"]:
+        if entry.get("kty") in ("RSA", "EC", "OKP") and entry.get("use", "sig") == "sig":
+            with suppress(jwt.PyJWTError):  # one key we can't read must not cost the others
+                key = jwt.PyJWK.from_dict(entry)
+                # A key that names its algorithm is good for that one only; one that doesn't is good
+                # for any its kind allows, where PyJWT would settle on a default.
+                keys[entry.get("kid")] = key if "alg" in entry else key.key
+    if not keys:
+        raise ValueError("no usable key")
+    return keys

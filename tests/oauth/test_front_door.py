@@ -1,0 +1,122 @@
+"""Clients that know only an address are let in by a person; with `sign_in = "token"`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Running, gateway_on
+from tests.oauth.people import OAUTH, Kept, Person, Program, sdk_auth, sdk_client
+
+
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/bundles/books"])
+async def test_the_sdks_client_signs_in_lists_calls_and_refreshes(
+    gateway: Running, person: Person, path: str, era: str
+) -> None:
+    kept = Kept()
+    address = f"{gateway.url}{path}"
+    client, http = sdk_client(address, sdk_auth(address, person, kept), mode=era)
+    async with http, client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert "demo_list_books" in names
+        result = await client.call_tool("demo_list_books", {})
+        assert not result.is_error
+    assert person.questions == 1 and kept.tokens is not None
+    # Its access token is lost, its refresh token is not: nobody is asked again.
+    kept.tokens = kept.tokens.model_copy(update={"access_token": "gone", "expires_in": 1})
+    auth = sdk_auth(address, person, kept)
+    await auth._initialize()
+    auth.context.token_expiry_time = 1.0
+    client, http = sdk_client(address, auth, mode=era)
+    async with http, client:
+        assert (await client.list_tools()).tools
+    assert person.questions == 1
+
+
+async def test_a_challenge_names_the_document_of_the_very_address(
+    gateway: Running, program: Program
+) -> None:
+    for path in ("/mcp", "/mcp/bundles/books", "/mcp/steps/shop/look"):
+        answer = await program.http.post(path, json={}, headers={"accept": "application/json"})
+        assert answer.status_code == 401
+        where = answer.headers["www-authenticate"].split('resource_metadata="')[1].split('"')[0]
+        assert where == f"{gateway.url}/.well-known/oauth-protected-resource{path}"
+        document = (await program.http.get(where)).json()
+        assert document["resource"] == f"{gateway.url}{path}"
+        assert document["authorization_servers"] == [gateway.url]
+    root = (await program.http.get("/.well-known/oauth-protected-resource")).json()
+    assert root["resource"] == gateway.mcp
+    for name in ("oauth-authorization-server", "openid-configuration"):
+        server = (await program.http.get(f"/.well-known/{name}")).json()
+        assert server["issuer"] == gateway.url
+        assert server["code_challenge_methods_supported"] == ["S256"]
+
+
+async def test_a_token_opens_its_own_address_and_nothing_else(
+    gateway: Running, person: Person, program: Program
+) -> None:
+    whole = (await program.sign_in(person))["access_token"]
+    bundle = f"{gateway.url}/mcp/bundles/books"
+    narrow = (await program.sign_in(person, resource=bundle))["access_token"]
+    found = {
+        path: (await program.status(whole, path), await program.status(narrow, path))
+        for path in ("/mcp", "/mcp/bundles/books", "/mcp/bundles/other", "/api/v1/tools")
+    }
+    assert found == {
+        "/mcp": (200, 401),
+        "/mcp/bundles/books": (401, 200),
+        "/mcp/bundles/other": (401, 401),
+        "/api/v1/tools": (200, 401),
+    }
+    said = await person.sent_back(program.link(resource="https://elsewhere.example/mcp"))
+    assert said["error"] == "invalid_target" and said["iss"] == gateway.url
+
+
+async def test_a_code_works_once_and_its_second_use_revokes_what_it_gave(
+    gateway: Running, person: Person, program: Program
+) -> None:
+    await program.register()
+    said = await person.sent_back(program.link())
+    assert said["state"] == "s-1" and said["iss"] == gateway.url
+    wrong = await program.exchange(said["code"], code_verifier="x" * 50)
+    assert wrong.json()["error"] == "invalid_grant"
+    other = await program.exchange(said["code"], redirect_uri="http://127.0.0.1:1/callback")
+    assert other.json()["error"] == "invalid_grant"
+    first = (await program.exchange(said["code"])).json()
+    assert await program.status(first["access_token"]) == 200
+    assert (await program.exchange(said["code"])).json()["error"] == "invalid_grant"
+    assert await program.is_locked_out(first["access_token"])
+    assert (await program.refresh(first["refresh_token"])).json()["error"] == "invalid_grant"
+
+
+async def test_refresh_tokens_rotate_and_an_old_one_revokes_the_grant(
+    gateway: Running, person: Person, program: Program
+) -> None:
+    first = await program.sign_in(person)
+    second = (await program.refresh(first["refresh_token"])).json()
+    again = (await program.refresh(first["refresh_token"])).json()
+    assert again == second  # the answer was lost, or two processes asked
+    third = (await program.refresh(second["refresh_token"])).json()
+    assert third["refresh_token"] != second["refresh_token"]
+    assert (await program.refresh(first["refresh_token"])).json()["error"] == "invalid_grant"
+    assert (await program.refresh(third["refresh_token"])).json()["error"] == "invalid_grant"
+    assert await program.is_locked_out(third["access_token"])
+
+
+async def test_grants_outlive_the_process(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    async with gateway_on(config, OAUTH) as one:
+        person, program = Person(one.url), Program(one.url)
+        async with person.http, program.http as http:
+            kept, revoked = [await program.sign_in(person) for _ in range(2)]
+            given = {"client_id": program.id, "token": revoked["refresh_token"]}
+            assert (await http.post("/oauth/revoke", data=given)).status_code == 200
+    text = OAUTH + f'[server]\npublic_url = "{one.url}"\n'
+    async with gateway_on(config, text) as two:
+        program.http = Program(two.url).http
+        async with program.http:
+            assert await program.status(kept["access_token"]) == 200
+            assert await program.status(revoked["access_token"]) == 401
+            assert (await program.refresh(kept["refresh_token"])).status_code == 200

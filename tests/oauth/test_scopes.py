@@ -1,0 +1,115 @@
+"""What a client may do of what its person may: scopes, and how it learns that it lacks one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Running
+from tests.oauth.conftest import NewPerson
+from tests.oauth.people import META, Person, Program
+
+BOOK = {"title": "Emma", "author": "Jane Austen", "price": 7.5}
+
+
+async def call(program: Program, token: str, era: str, name: str, arguments: Any) -> Any:
+    """A raw tools/call: what HTTP says of it."""
+    headers = {
+        "authorization": f"Bearer {token}",
+        "accept": "application/json, text/event-stream",
+    }
+    params: dict[str, Any] = {"name": name, "arguments": arguments}
+    if era == "2026":
+        params["_meta"] = META
+        headers |= {
+            "mcp-protocol-version": "2026-07-28",
+            "mcp-method": "tools/call",
+            "mcp-name": name,
+        }
+    else:
+        hello = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "by hand", "version": "1"},
+        }
+        first = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
+        opened = await program.http.post("/mcp", json=first, headers=headers)
+        headers["mcp-session-id"] = opened.headers["mcp-session-id"]
+        headers["mcp-protocol-version"] = "2025-11-25"
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    return await program.http.post("/mcp", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("era", ["2025", "2026"])
+async def test_a_client_that_may_only_read_is_told_which_scope_a_write_needs(
+    gateway: Running, new_person: NewPerson, program: Program, era: str
+) -> None:
+    tokens = await program.sign_in(new_person("root"), scope="tools:read")
+    assert tokens["scope"] == "tools:read"
+    token = tokens["access_token"]
+    assert (await call(program, token, era, "demo_list_books", {})).status_code == 200
+    for name, arguments, scope in (
+        ("demo_add_book", BOOK, "tools:read tools:write"),
+        ("put_connection", {"name": "x", "settings": {}}, "tools:read tools:write admin"),
+    ):
+        refused = await call(program, token, era, name, arguments)
+        assert refused.status_code == 403
+        challenge = refused.headers["www-authenticate"]
+        assert 'error="insufficient_scope"' in challenge and f'scope="{scope}"' in challenge
+        assert f"{gateway.url}/.well-known/oauth-protected-resource/mcp" in challenge
+    through_rest = await program.http.post(
+        "/api/v1/tools/demo_add_book/call",
+        json={"arguments": BOOK},
+        headers={"authorization": f"Bearer {token}"},
+    )
+    assert through_rest.status_code == 403
+    assert through_rest.json()["error"]["code"] == "insufficient_scope"
+
+
+async def test_a_person_may_hold_back_what_a_client_asks_for(
+    new_person: NewPerson, program: Program
+) -> None:
+    root = new_person("root")
+    root.withhold = ("admin",)
+    tokens = await program.sign_in(root)
+    assert tokens["scope"] == "tools:read tools:write"
+    headers = {"authorization": f"Bearer {tokens['access_token']}"}
+    assert (await program.http.get("/api/v1/approvals", headers=headers)).status_code == 403
+    written = await call(program, tokens["access_token"], "2026", "demo_add_book", BOOK)
+    assert written.status_code == 200
+
+
+async def test_nobody_gets_more_than_they_have(person: Person, program: Program) -> None:
+    tokens = await program.sign_in(person, scope="admin openid email offline_access")
+    assert tokens["scope"] == "tools:read tools:write"
+    headers = {"authorization": f"Bearer {tokens['access_token']}"}
+    assert (await program.http.get("/api/v1/approvals", headers=headers)).status_code == 403
+
+
+async def test_static_tokens_go_on_working(gateway: Running, program: Program) -> None:
+    for path in ("/mcp", "/mcp/bundles/books", "/api/v1/tools"):
+        assert await program.status("ann-token-0123456789", path) == 200
+
+
+async def test_grants_are_listed_to_their_owner_and_to_admins_and_revoked_by_them(
+    gateway: Running, new_person: NewPerson, program: Program
+) -> None:
+    mine = (await program.sign_in(new_person("ann")))["access_token"]
+    theirs = (await program.sign_in(new_person("bob")))["access_token"]
+
+    def bearer(token: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {token}"}
+
+    http = program.http
+    [own] = (await http.get("/api/v1/grants", headers=bearer(mine))).json()["grants"]
+    assert own["client_name"] == "By hand" and own["resource"] == gateway.mcp
+    everything = await http.get("/api/v1/grants", headers=bearer("root-token-0123456789"))
+    grants = {each["principal"]: each["id"] for each in everything.json()["grants"]}
+    assert set(grants) == {"ann", "bob"}
+    foreign = f"/api/v1/grants/{grants['bob']}"
+    assert (await http.delete(foreign, headers=bearer(mine))).status_code == 404
+    assert await program.status(theirs) == 200
+    assert (await http.delete(foreign, headers=bearer("root-token-0123456789"))).status_code == 200
+    assert await program.is_locked_out(theirs)
+    assert await program.status(mine) == 200
