@@ -89,12 +89,6 @@ def may_reroute(name: str, place: str) -> bool:
     return False
 
 
-def left_out(name: str, place: str) -> str:
-    """Why a parameter that may reroute is not asked for, in words."""
-    words = "it could make the request another one; `inject` it if the API needs it"
-    return f"{name} ({place}) is left out: {words}"
-
-
 _VARIABLE = re.compile(r"\{[^{}/]*\}")
 _OVERLONG = re.compile(rb"[\xc0\xc1][\x80-\xbf]")
 _WIDE = re.compile(r"%u([0-9a-fA-F]{4})")

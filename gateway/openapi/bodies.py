@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from gateway.blocklist import may_reroute
 from gateway.limits import MAX_LEVELS, MAX_WIDTH, MAX_WIRE_NAME
-from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Source, Style
+from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Style
 from gateway.openapi import inputs
 from gateway.openapi.document import (
     JSON,
@@ -31,24 +30,13 @@ from gateway.openapi.document import (
     sendable,
     text_of,
 )
-from gateway.openapi.inputs import ArgumentNames, Content, Slot
+from gateway.openapi.inputs import Content, Slot, Surroundings
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of, types_of
-from gateway.openapi.schema import Schema, Schemas, default_of
+from gateway.openapi.schema import Schema, default_of
 
 _FORM_STYLES = ("form", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject")
 _MEDIA_TYPE = re.compile(r"[\w!#$&^.+*-]+/[\w!#$&^.+*-]+(; *[\w-]+=[\w.-]+)*", re.ASCII)
 _READING = ("GET", "HEAD", "DELETE")
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every step here needs to know."""
-
-    document: Document
-    schemas: Schemas
-    source: Source
-    method: str
-    beside: Sequence[Slot] = ()  # the inputs that are not the body's
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +46,9 @@ class Taken:
     body: Body | None
     slots: Sequence[Slot] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)  # for the tool's input as a whole
-    left_out: tuple[str, ...] = ()  # properties that would make the request another one
 
 
-def taken_body(around: Surroundings, body: Content, names: ArgumentNames) -> Taken:
+def taken_body(around: Surroundings, body: Content, beside: Sequence[Slot]) -> Taken:
     """How the body is put together, and the arguments the caller gives for it."""
     kind = media_kind(body.media_type)
     hidden = default_of(around.document, body.schema) if is_internal(body.raw) else None
@@ -69,16 +56,16 @@ def taken_body(around: Surroundings, body: Content, names: ArgumentNames) -> Tak
         media_type = sendable(body.media_type)
         return Taken(Body(media_type, required=bool(hidden), constants=inputs.constant(hidden)))
     if kind in ("text", "octets"):
-        return _opaque(around, body, names)
+        return _opaque(around, body)
     if kind == "multipart" and _is_file(around.document, body.schema):
         body = replace(body, schema={"properties": {"file": body.schema}})
     shape = shape_of(around.document, body.schema)
     for raw in shape.properties.values() if shape else ():
         inputs.refuse_callback(around.document.find(raw))
     asked_whole = body.raw.get("x-gateway-whole") is True
-    if shape is None or asked_whole or (kind == "json" and not _is_sayable(around, shape)):
-        return _whole(around, body, names)
-    return _taken_apart(around, body, names, shape)
+    if shape is None or asked_whole or (kind == "json" and not _is_sayable(around, shape, beside)):
+        return _whole(around, body)
+    return _taken_apart(around, body, shape, beside)
 
 
 def chosen_content(document: Document, raw: Mapping[str, Any]) -> Content | None:
@@ -107,24 +94,25 @@ def _preference(media_type: str) -> tuple[int, bool]:
 # --- objects --------------------------------------------------------------------------------------
 
 
-def _is_sayable(around: Surroundings, shape: Shape) -> bool:
+def _is_sayable(around: Surroundings, shape: Shape, beside: Sequence[Slot]) -> bool:
     """Whether all that an object says can be said of arguments that others stand beside."""
     if any(inputs.injected_as(around.source, "body", name, name) for name in shape.properties):
         return True  # into an object that is given whole nothing is filled in
-    beside = any(not slot.required for slot in around.beside)
-    counted = shape.at_least > max(len(shape.required), 0 if shape.more else 1)
-    return not shape.of_all and not (beside and counted)
+    uncounted = shape.not_empty and shape.more and not all(slot.required for slot in beside)
+    return not shape.of_all and (bool(shape.required) or not uncounted)
 
 
-def _taken_apart(around: Surroundings, body: Content, names: ArgumentNames, shape: Shape) -> Taken:
+def _taken_apart(
+    around: Surroundings, body: Content, shape: Shape, beside: Sequence[Slot]
+) -> Taken:
     visible, constants = around.schemas.visible(
         {"properties": shape.properties, "required": list(shape.required)}
     )
-    left_out = {name for name in (*visible, *constants) if _is_detour(around.source, name)}
+    left_out = {name for name in (*visible, *constants) if _is_detour(around, name)}
     visible = {name: raw for name, raw in visible.items() if name not in left_out}
     constants = {name: value for name, value in constants.items() if name not in left_out}
     fields = [
-        _field(around, body, name, raw, names.take(name, "body"), names)
+        _field(around, body, name, raw, around.names.take(name, "body"))
         for name, raw in visible.items()
     ]
     given = {f.name: inputs.injected_as(around.source, "body", f.name, f.argument) for f in fields}
@@ -132,7 +120,7 @@ def _taken_apart(around: Surroundings, body: Content, names: ArgumentNames, shap
     asked = {f.name: f for f in fields if given[f.name] is None}
     filled = (constants.keys() | visible.keys() | left_out) - asked.keys()
     needs = [f.argument for f in asked.values() if f.name in shape.required]
-    keywords = _demands(around, shape, asked, filled, len(needs))
+    keywords = _demands(shape, asked, filled, beside, needs)
     can_be_left_out = body.raw.get("required") is False and not filled and not keywords
     if can_be_left_out and len(needs) * len(asked) <= MAX_WIDTH:
         keywords = _together(needs, asked)
@@ -148,46 +136,44 @@ def _taken_apart(around: Surroundings, body: Content, names: ArgumentNames, shap
         tuple(fields),
         required=_is_required(body) or bool(constants),
         constants=inputs.constant(constants),
-        all_but=None if shape.more is None else _arguments(around, fields),
+        all_but=None if shape.more is None else _arguments(around, fields, beside),
     )
     keywords = {**keywords, "additionalProperties": _others(around, shape)}
-    return Taken(taken, slots, keywords, tuple(sorted(left_out)))
+    return Taken(taken, slots, keywords)
 
 
 def _is_required(body: Content) -> bool:
     return body.raw.get("required") is True
 
 
-def _is_detour(source: Source, name: str) -> bool:
+def _is_detour(around: Surroundings, name: str) -> bool:
     """Whether a property would make the request another one that the connection did not ask for."""
-    return may_reroute(name, "body") and inputs.injected_as(source, "body", name, name) is None
+    injected = inputs.injected_as(around.source, "body", name, name)
+    return injected is None and inputs.leaves_out(around, name, "body")
 
 
 def _demands(
-    around: Surroundings,
     shape: Shape,
     asked: Mapping[str, Field],
     filled: Set[str],
-    needed: int,
+    beside: Sequence[Slot],
+    needs: Sequence[str],
 ) -> dict[str, Any]:
-    """What is asked of several properties: one set or another of them, or so many."""
+    """What is asked of several properties: one set or another of them, or any at all."""
     groups = []
     for group in shape.alternatives:
         left = [names - filled for names in group]
         if all(left):
             groups.append([_required(names, asked) for names in left if names <= asked.keys()])
-    at_least = shape.at_least - len(filled)
-    any_will_do = bool(shape.more) and all(slot.required for slot in around.beside)
-    if not any_will_do:
-        at_least = min(at_least, len(asked))
-    if at_least > 0 and not needed and not any_will_do:
+    any_at_all = shape.not_empty and not filled and not needs
+    if any_at_all and not shape.more:
         groups.append([_required({name}, asked) for name in asked])
     any_of = [{"anyOf": group} for group in groups if group]
-    keywords: dict[str, Any] = {"allOf": any_of} if len(any_of) > 1 else {}
-    if len(any_of) == 1:
-        keywords |= any_of[0]
-    if at_least > max(needed, 0 if any_will_do else 1):
-        keywords["minProperties"] = at_least + sum(slot.required for slot in around.beside)
+    keywords: dict[str, Any] = any_of[0] if len(any_of) == 1 else {}
+    if len(any_of) > 1:
+        keywords = {"allOf": any_of}
+    if any_at_all and shape.more:
+        keywords["minProperties"] = 1 + sum(slot.required for slot in beside)
     return keywords
 
 
@@ -207,21 +193,16 @@ def _others(around: Surroundings, shape: Shape) -> Schema:
     return {"allOf": parts} if len(parts) > 1 else next(iter(parts), False)
 
 
-def _arguments(around: Surroundings, fields: Sequence[Field]) -> frozenset[str]:
+def _arguments(
+    around: Surroundings, fields: Sequence[Field], beside: Sequence[Slot]
+) -> frozenset[str]:
     """The arguments that have a place of their own."""
     own = [(f.argument, f.file_name_argument, f.content_type_argument) for f in fields]
-    beside = [slot.argument for slot in around.beside]
-    return frozenset(filter(None, chain(around.source.inject, beside, *own)))
+    others = [slot.argument for slot in beside]
+    return frozenset(filter(None, chain(around.source.inject, others, *own)))
 
 
-def _field(
-    around: Surroundings,
-    content: Content,
-    name: str,
-    raw: Any,
-    argument: str,
-    names: ArgumentNames,
-) -> Field:
+def _field(around: Surroundings, content: Content, name: str, raw: Any, argument: str) -> Field:
     kind = media_kind(content.media_type)
     if kind == "json":
         return Field(argument, name)
@@ -240,7 +221,9 @@ def _field(
         return Field(argument, name, media_type=media_type, style=style, explode=explode)
     own = mapping(around.document.resolve(content.schema).get("properties"))
     told = [f"{name}_{what}" for what in ("filename", "content_type")]
-    file_name, content_type = (None if t in own else names.take(t, "body") for t in told)
+    file_name, content_type = (
+        None if each in own else around.names.take(each, "body") for each in told
+    )
     return Field(
         argument,
         name,
@@ -263,9 +246,10 @@ def _field_slots(
     around: Surroundings, field: Field, raw: Any, needed: bool, form: bool
 ) -> Iterator[Slot]:
     if not field.file:
-        slot = inputs.slot_of(around.schemas, raw, field.argument, needed)
-        least = _least(around.document, field, raw) if needed and form else {}
-        yield replace(slot, schema={**mapping(slot.schema), **least}) if least else slot
+        # In a form, an empty list is not there at all, nor is an object with a field for each key.
+        split = [("array", field.media_type is None), ("object", field.style == "deepObject")]
+        never_empty = [kind for kind, is_split in split if form and is_split]
+        yield inputs.slot_of(around, raw, raw, field.argument, needed, never_empty)
         return
     several = around.document.resolve(raw).get("type") == "array"
     file = _each({"type": "string", "contentEncoding": "base64"}, several)
@@ -282,14 +266,6 @@ def _field_slots(
         if argument is not None:
             naming = {**_each(said, several), "description": about}
             yield Slot(argument, naming, False, rank)
-
-
-def _least(document: Document, field: Field, raw: Any) -> Mapping[str, int]:
-    """In a form, an empty list is not there at all, nor is an object with a field for each key."""
-    types = types_of(document.find(raw))
-    if types == ["array"] and field.media_type is None:
-        return {"minItems": 1}
-    return {"minProperties": 1} if types == ["object"] and field.style == "deepObject" else {}
 
 
 def _each(schema: dict[str, Any], several: bool) -> dict[str, Any]:
@@ -320,12 +296,12 @@ def _is_file(document: Document, raw: Any, part_type: str = "") -> bool:
 # --- everything else ------------------------------------------------------------------------------
 
 
-def _whole(around: Surroundings, body: Content, names: ArgumentNames) -> Taken:
+def _whole(around: Surroundings, body: Content) -> Taken:
     media_type, required = sendable(body.media_type), _is_required(body)
     if _is_empty(around, body):
         needed = required and around.method not in _READING
         return Taken(Body(media_type, required=True) if needed else None)
-    argument = names.take("body", "body")
+    argument = around.names.take("body", "body")
     schema = around.schemas.translate(body.schema)
     if media_kind(body.media_type) != "json":
         schema = _as_form(around.document, body, schema)
@@ -364,9 +340,9 @@ def _is_empty(around: Surroundings, body: Content) -> bool:
     return around.method in _READING and not _is_required(body)
 
 
-def _opaque(around: Surroundings, body: Content, names: ArgumentNames) -> Taken:
+def _opaque(around: Surroundings, body: Content) -> Taken:
     """A body that is sent as it is given; an object in XML or YAML is written out as such."""
-    argument = names.take("body", "body")
+    argument = around.names.take("body", "body")
     binary, required = media_kind(body.media_type) == "octets", _is_required(body)
     plain = {} if binary else dict(mapping(around.schemas.translate(body.schema)))
     plain = plain or {"type": "string"}

@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 
 from gateway import naming
-from gateway.blocklist import left_out
 from gateway.limits import MAX_LISTING_BYTES, MAX_PROBLEMS
 from gateway.model import (
     RISK_OF_ACCESS,
@@ -34,7 +33,7 @@ from gateway.model import (
     without_constants,
 )
 from gateway.openapi import bundle, inputs, operations
-from gateway.openapi.bodies import Surroundings, Taken, chosen_content, taken_body
+from gateway.openapi.bodies import Taken, chosen_content, taken_body
 from gateway.openapi.document import (
     Document,
     Operation,
@@ -47,7 +46,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import ArgumentNames, Content, Input, Slot
+from gateway.openapi.inputs import Content, Raw, Slot, Surroundings
 from gateway.openapi.keywords import written
 from gateway.openapi.operations import Exclusion, Marks
 from gateway.openapi.schema import Schemas
@@ -295,18 +294,14 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     override = operations.override_of(operation, source)
     access = operations.access_of(operation, source)
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
-    path, wanted, fixed = operations.called_path(operation, declared, microsoft=microsoft, arm=arm)
-    wanted = [each for each in wanted if _is_asked_for(work, each, access)]
-    names = ArgumentNames()
-    sent, slots = inputs.parameter_slots(document, wanted, names, work.taken, source)
-    sent, slots = inputs.without_detours(source, work.notes.add, sent, slots)
+    path, listed = operations.called_path(operation, declared, microsoft=microsoft, arm=arm)
+    listed = [raw for raw in listed if _is_asked_for(work, raw, access)]
+    around = Surroundings(document, work.taken, source, work.notes.add, operation.method)
+    sent, slots = inputs.parameter_slots(around, listed)
     taken, body = Taken(None), chosen_content(document, written_body)
     if body is not None:
-        around = Surroundings(document, work.taken, source, operation.method, tuple(slots))
-        taken = taken_body(around, body, names)
+        taken = taken_body(around, body, tuple(slots))
         slots.extend(taken.slots)
-        for name in taken.left_out:
-            work.notes.add("warning", left_out(name, "body"))
     lookups = inputs.look_ups(document, slots, body.schema if body else None) if microsoft else b""
     if lookups:
         slots = [inputs.with_hint(document, slot) for slot in slots]
@@ -330,9 +325,9 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
             method=operation.method,
             base_url=base_url,
             path=path,
-            parameters=(*sent, *fixed),
+            parameters=tuple(sent),
             body=taken.body,
-            accept=_accept(contents, wanted),
+            accept=_accept(contents, listed),
             idempotency_header=source.idempotency_header,
             headers_out=override.headers_out or (),
         ),
@@ -344,9 +339,9 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     return Plan(operation, tool, whole, bundle.input_size(whole, work.taken))
 
 
-def _is_asked_for(work: _Work, given: Input, access: Access) -> bool:
+def _is_asked_for(work: _Work, raw: Raw, access: Access) -> bool:
     """Whether callers can give this, and the connection does not send it itself."""
-    place, name = given.place, inputs.folded(given.place, given.name)
+    place, name = raw["in"], inputs.folded(raw["in"], raw["name"])
     if place == "header" and not _HEADER_NAME.fullmatch(name):
         work.notes.add("warning", f"no header can be called {name!r}: it is never sent")
         return False
@@ -371,12 +366,12 @@ def _whole_input(slots: Sequence[Slot], taken: Taken) -> bytes:
     return written(root)
 
 
-def _accept(contents: Sequence[Content], wanted: Sequence[Input]) -> str:
+def _accept(contents: Sequence[Content], listed: Sequence[Raw]) -> str:
     """The header, unless the caller has a say in it: one that the definition allows."""
     types = [content.media_type for content in contents]
     json = next((kind for kind in types if media_kind(kind) == "json" and "*" not in kind), None)
     own = json or ", ".join(types[:5]) or "application/json"
-    for header in (each.raw for each in wanted if each.name == "Accept"):
+    for header in (raw for raw in listed if raw["name"] == "Accept"):
         allowed = [kind for kind in sequence(header.get("enum")) if isinstance(kind, str)]
         default = text_of(header.get("default")).strip()
         return default or (own if own in allowed or not allowed else allowed[0])

@@ -1,7 +1,7 @@
 """What an operation takes and gives, in one plain form for Swagger 2.0, OpenAPI 3.0 and 3.1.
 
-Everything version-specific about where things stand ends here: parameters come out merged and
-resolved as `Input`, bodies as `Content` by media type, form fields of 2.0 as an object schema.
+Everything version-specific about where things stand ends here: parameters come out merged,
+resolved and as OpenAPI 3 writes them, form fields of 2.0 as an object schema.
 
 A tool takes all inputs in one flat object, so names that clients can't spell are mended and names
 that would meet are told apart: `name` stays where it is first needed (path, query, header, cookie,
@@ -13,13 +13,13 @@ that there is a look-up and which other inputs it needs first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import orjson
 
-from gateway.blocklist import left_out, may_reroute
+from gateway.blocklist import may_reroute
 from gateway.limits import (
     INPUT_BYTES,
     MAX_PROBLEMS,
@@ -39,17 +39,18 @@ from gateway.openapi.document import (
     Unusable,
     is_internal,
     mapping,
+    objects_in,
     sequence,
     text_of,
 )
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS, written
 from gateway.openapi.schema import Report, Schema, Schemas, drop_echo
 
+Raw = Mapping[str, Any]
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})  # says OpenAPI 3
 # What a request has anyway is spelled in one way, so that a parameter can take its place.
 _SPELLED = {"accept": "Accept", "content-type": "Content-Type"}
 _PLACES: tuple[Place, ...] = get_args(Place)
-_STYLES = get_args(Style)
 _COLLECTION_STYLES: Mapping[str, Style] = {
     "ssv": "spaceDelimited",
     "tsv": "tabDelimited",
@@ -60,47 +61,32 @@ _NOT_SCHEMA = frozenset({"name", "in", "required", "collectionFormat", "allowEmp
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """A parameter outside the body."""
-
-    name: str
-    place: Place
-    required: bool
-    schema: Any
-    raw: Mapping[str, Any]
-    style: Style
-    explode: bool
-    reserved: bool = False
-    media_type: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Content:
     """A body in one media type."""
 
     media_type: str
     schema: Any
-    encoding: Mapping[str, Any]
-    raw: Mapping[str, Any]  # what is written around it
+    encoding: Raw
+    raw: Raw  # what is written around it
 
 
-def read_request(document: Document, operation: Operation) -> tuple[list[Input], Mapping[str, Any]]:
-    """The parameters outside the body, and the body as OpenAPI 3 writes it; {} if there is none."""
+def read_request(document: Document, operation: Operation) -> tuple[list[Raw], Raw]:
+    """The parameters outside the body, and the body ({}: none), both as OpenAPI 3 writes them."""
     listed, body = _parameters(document, operation), operation.raw.get("requestBody")
     ignored = OWN_HEADERS if document.swagger else OWN_HEADERS | _IGNORED_HEADERS
     if document.swagger:
         listed, body = _from_swagger(document, operation, listed)
-    found = [
-        _input(raw)
+    found: list[Raw] = [
+        {**raw, "name": _SPELLED.get(_header_name(raw), raw["name"])}
         for raw in listed
-        if raw["in"] in _PLACES and not (raw["in"] == "header" and _header_name(raw) in ignored)
+        if raw["in"] in _PLACES and _header_name(raw) not in ignored
     ]
     return found, {} if body is None else document.resolve(body)
 
 
-def _parameters(document: Document, operation: Operation) -> list[Mapping[str, Any]]:
+def _parameters(document: Document, operation: Operation) -> list[Raw]:
     """The operation's parameters over its path's, each resolved, bodies and forms included."""
-    merged: dict[tuple[str, str], Mapping[str, Any]] = {}
+    merged: dict[tuple[str, str], Raw] = {}
     for entries in (operation.item.get("parameters"), operation.raw.get("parameters")):
         for entry in sequence(entries):
             parameter = document.resolve(entry)
@@ -113,36 +99,18 @@ def _parameters(document: Document, operation: Operation) -> list[Mapping[str, A
     return list(merged.values())
 
 
-def _header_name(raw: Mapping[str, Any]) -> str:
+def _header_name(raw: Raw) -> str:
     name: str = raw["name"].strip().lower()
     return name if raw["in"] == "header" else ""
 
 
-def _input(raw: Mapping[str, Any]) -> Input:
-    name, place = _SPELLED.get(_header_name(raw), raw["name"]), raw["in"]
-    plain = "form" if place in ("query", "cookie") else "simple"
-    style = cast(Style, raw["style"] if raw.get("style") in _STYLES else plain)
-    media_type, media = next(media_entries(raw), (None, raw))
-    return Input(
-        name,
-        place,
-        place == "path" or raw.get("required") is True,
-        mapping(media).get("schema", {}),
-        raw,
-        style,
-        raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form",
-        reserved=place == "query" and raw.get("allowReserved") is True,
-        media_type=media_type,
-    )
-
-
-def media_entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def media_entries(raw: Raw) -> Iterator[tuple[str, Any]]:
     """What is written for each media type."""
     entries = mapping(raw.get("content")).items()
     return ((kind, media) for kind, media in entries if len(kind) <= MAX_WIRE_NAME)
 
 
-def contents_of(document: Document, raw: Mapping[str, Any]) -> tuple[Content, ...]:
+def contents_of(document: Document, raw: Raw) -> tuple[Content, ...]:
     """The body of a request or an answer in each media type it may have."""
     return tuple(
         Content(media_type, media.get("schema"), mapping(media.get("encoding")), raw)
@@ -155,8 +123,8 @@ def contents_of(document: Document, raw: Mapping[str, Any]) -> tuple[Content, ..
 
 
 def _from_swagger(
-    document: Document, operation: Operation, listed: Sequence[Mapping[str, Any]]
-) -> tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]:
+    document: Document, operation: Operation, listed: Sequence[Raw]
+) -> tuple[list[Raw], Raw | None]:
     """Parameters as OpenAPI 3 writes them, and the body that some of them are."""
     bodies = [raw for raw in listed if raw["in"] == "body"]
     fields = [_styled(raw) for raw in listed if raw["in"] == "formData"]
@@ -174,7 +142,7 @@ def _from_swagger(
     return others, {**bodies[0], "content": dict.fromkeys(types or ["*/*"], media)}
 
 
-def _styled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def _styled(raw: Raw) -> Raw:
     """A 2.0 parameter describes its values beside its name (a few use `schema` all the same)."""
     own = {key: value for key, value in raw.items() if key not in _NOT_SCHEMA}
     collection = str(raw.get("collectionFormat"))
@@ -187,7 +155,7 @@ def _styled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _form(fields: Sequence[Mapping[str, Any]], types: Sequence[str]) -> Mapping[str, Any]:
+def _form(fields: Sequence[Raw], types: Sequence[str]) -> Raw:
     has_file = any(raw.get("type") == "file" for raw in fields)
     required = [raw["name"] for raw in fields if raw.get("required") is True]
     properties = {raw["name"]: raw["schema"] for raw in fields}
@@ -211,7 +179,9 @@ _OUTSIDE = re.compile(r"[^A-Za-z0-9_.-]+")
 _BRACKETED = re.compile(r"<([^<>]*)>")
 _COMPARED = re.compile(r"[<>]=?")
 _COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
+_NEVER_EMPTY = {"path": ("string", "array", "object")}  # a text may be empty elsewhere
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
+ARGUMENT = "x-gateway-argument"  # what a parameter is called here, where a manifest says so
 _RANKS = {"important": 0, "advanced": 2}
 
 
@@ -255,35 +225,80 @@ def _spelled_out(wire_name: str) -> str:
     return _COMPARED.sub(lambda found: _COMPARISONS[found[0]], plain)
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the arguments of one operation are made with."""
+
+    document: Document
+    schemas: Schemas
+    source: Source
+    report: Report
+    method: str
+    names: ArgumentNames = field(default_factory=ArgumentNames)
+
+
 def parameter_slots(
-    document: Document,
-    inputs: Sequence[Input],
-    names: ArgumentNames,
-    schemas: Schemas,
-    source: Source,
+    around: Surroundings, listed: Sequence[Raw]
 ) -> tuple[list[Parameter], list[Slot]]:
     """How each parameter is sent, and the arguments the caller gives for them."""
     sent: list[Parameter] = []
     slots: list[Slot] = []
-    for given in sorted(inputs, key=lambda each: _PLACES.index(each.place)):
-        refuse_callback(given.raw)
-        default = _default_of(document, given)
-        internal = is_internal(given.raw)
-        if internal and default is not None:
-            sent.append(_parameter(given, None, constant(default)))
+    for raw in sorted(listed, key=lambda raw: _PLACES.index(raw["in"])):
+        refuse_callback(raw)
+        name, place = raw["name"], raw["in"]
+        media_type, media = next(media_entries(raw), (None, raw))
+        schema, required = mapping(media).get("schema", {}), is_required(raw)
+        default = raw.get("default", around.document.find(schema).get("default"))
+        # Nobody is asked for what is internal; a look-up may give it where there is no default.
+        hidden = is_internal(raw) and (default is not None or not required)
+        argument = name if hidden else around.names.take(raw.get(ARGUMENT) or name, place)
+        injected = injected_as(around.source, place, name, argument)
+        if injected is None and leaves_out(around, name, place):
             continue
-        if internal and not given.required:
-            sent.append(_parameter(given, None, None))  # nobody is asked; a look-up may give it
+        if hidden:
+            sent.append(_parameter(raw, media_type, None, constant(default)))
             continue
-        argument = names.take(given.raw.get("x-gateway-argument") or given.name, given.place)
-        injected = injected_as(source, given.place, given.name, argument)
-        sent.append(_parameter(given, injected or argument, None))
+        sent.append(_parameter(raw, media_type, injected or argument))
         if injected is None:
-            slots.append(slot_of(schemas, given.raw, argument, given.required, given))
+            never_empty = () if media_type else _NEVER_EMPTY.get(place, ("array", "object"))
+            slots.append(slot_of(around, raw, schema, argument, required, never_empty))
     return sent, slots
 
 
-def refuse_callback(raw: Mapping[str, Any]) -> None:
+def is_required(raw: Raw) -> bool:
+    """Whether a parameter must be given."""
+    return raw["in"] == "path" or raw.get("required") is True
+
+
+def _parameter(
+    raw: Raw, media_type: str | None, argument: str | None, constant: Any = None
+) -> Parameter:
+    place: Place = raw["in"]
+    plain: Style = "form" if place in ("query", "cookie") else "simple"
+    style = raw["style"] if raw.get("style") in get_args(Style) else plain
+    return Parameter(
+        raw["name"],
+        place,
+        argument,
+        style,
+        explode=raw["explode"] if isinstance(raw.get("explode"), bool) else style == "form",
+        reserved=place == "query" and raw.get("allowReserved") is True,
+        media_type=media_type,
+        double_encoded=text_of(raw.get("x-ms-url-encoding")).lower() == "double",
+        constant=constant,
+    )
+
+
+def leaves_out(around: Surroundings, name: str, place: str) -> bool:
+    """Whether this could make the request another one, and so is not asked for; a word if so."""
+    if not may_reroute(name, place):
+        return False
+    words = "it could make the request another one; `inject` it if the API needs it"
+    around.report("warning", f"{name} ({place}) is left out: {words}")
+    return True
+
+
+def refuse_callback(raw: Raw) -> None:
     """Raise Unusable for an address that Microsoft's designer gives: nobody here can be called."""
     if raw.get("x-ms-notification-url") is True:
         raise Unusable("it needs a callback address (webhook)")
@@ -302,26 +317,6 @@ def injected_as(source: Source, place: str, wire_name: str, argument: str) -> st
     return next((name for name in source.inject if folded(place, name) in names), None)
 
 
-def without_detours(
-    source: Source,
-    report: Report,
-    sent: list[Parameter],
-    slots: list[Slot],
-) -> tuple[list[Parameter], list[Slot]]:
-    """The same without what would make the request another one, unless the connection gives it."""
-    injected = set(source.inject)
-    out = [
-        each
-        for each in sent
-        if may_reroute(each.name, each.place) and injected.isdisjoint((each.name, each.argument))
-    ]
-    for each in out:
-        report("warning", left_out(each.name, each.place))
-    arguments = {each.argument for each in out}
-    kept = [each for each in sent if each not in out]
-    return kept, [slot for slot in slots if slot.argument not in arguments]
-
-
 def constant(value: Any) -> Any:
     """A value that is sent without being asked for; one that is too large to keep is refused."""
     if len(orjson.dumps(value)) > INPUT_BYTES:
@@ -335,16 +330,25 @@ def rank_of(raw: Any) -> int:
 
 
 def slot_of(
-    schemas: Schemas, raw: Any, argument: str, required: bool, given: Input | None = None
+    around: Surroundings,
+    raw: Any,
+    schema: Any,
+    argument: str,
+    required: bool,
+    never_empty: Collection[str] = (),
 ) -> Slot:
-    """The input for what is written so."""
-    schema = described(schemas.translate(given.schema if given else raw), mapping(raw), argument)
-    if given and given.required and isinstance(schema, dict):
-        schema |= _least(schemas.document, given)
-    return Slot(argument, schema, required, rank_of(raw), raw)
+    """The input for what is written so; a value of these types that is empty is not sent at all."""
+    found = described(around.schemas.translate(schema), mapping(raw), argument)
+    if required and isinstance(found, dict):
+        said = around.document.find(schema)
+        kind = str(said.get("type", "string"))
+        is_listed = kind == "string" and "enum" in said
+        if kind in never_empty and not is_listed and not said.get(_LEAST[kind]):
+            found[_LEAST[kind]] = 1
+    return Slot(argument, found, required, rank_of(raw), raw)
 
 
-def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
+def described(schema: Schema, raw: Raw, argument: str) -> Schema:
     """The schema with what the parameter around it says in words."""
     if isinstance(schema, bool):
         return schema
@@ -355,39 +359,6 @@ def described(schema: Schema, raw: Mapping[str, Any], argument: str) -> Schema:
     if description := property_description(raw):
         result["description"] = description
     return result
-
-
-def _parameter(given: Input, argument: str | None, constant: Any) -> Parameter:
-    return Parameter(
-        name=given.name,
-        place=given.place,
-        argument=argument,
-        style=given.style,
-        explode=given.explode,
-        reserved=given.reserved,
-        media_type=given.media_type,
-        double_encoded=text_of(given.raw.get("x-ms-url-encoding")).lower() == "double",
-        constant=constant,
-    )
-
-
-def _least(document: Document, given: Input) -> Mapping[str, int]:
-    """Outside of a body, what is empty is not there at all; but for a text in a query or header."""
-    try:
-        schema = document.resolve(given.schema)
-    except Unusable:
-        return {}
-    least = _LEAST.get(str(schema.get("type", "string")), "")
-    may_be_empty = least == "minLength" and (given.place != "path" or "enum" in schema)
-    if not least or may_be_empty or schema.get(least) or given.media_type:
-        return {}
-    return {least: 1}
-
-
-def _default_of(document: Document, given: Input) -> Any:
-    if "default" in given.raw:
-        return given.raw["default"]
-    return document.find(given.schema).get("default")
 
 
 # --- look-ups -------------------------------------------------------------------------------------
@@ -426,17 +397,14 @@ def dead_look_ups(tools: Sequence[Tool], hidden: Sequence[Tool]) -> list[Problem
         for tool in tools
         if tool.lookups
         for argument, rules in orjson.loads(tool.lookups).items()
-        for name in sorted(set(_operations(rules)) - callable_ids)
+        for name in sorted(set(operation_ids(rules)) - callable_ids)
     ][:MAX_PROBLEMS]
 
 
-def _operations(rules: Any) -> Iterator[str]:
-    """The operations a rule names, at whatever depth the form has them."""
-    for key, value in rules.items() if isinstance(rules, Mapping) else ():
-        if key == "operationId" and isinstance(value, str):
-            yield value
-        elif key != "parameters":
-            yield from _operations(value)
+def operation_ids(rules: Any) -> Iterator[str]:
+    """The operations that look-ups name, at whatever depth their form has them."""
+    found = (part.get("operationId") for part in objects_in(rules))
+    return (each for each in found if isinstance(each, str))
 
 
 def _rules(document: Document, raw: Any) -> dict[str, Any]:
@@ -453,7 +421,7 @@ def _rules(document: Document, raw: Any) -> dict[str, Any]:
     return rules
 
 
-def _inputs(rules: Mapping[str, Any]) -> Iterator[str]:
+def _inputs(rules: Raw) -> Iterator[str]:
     """The other inputs that a rule's parameters name, old form and new."""
     for rule in rules.values():
         for argument in mapping(mapping(rule).get("parameters")).values():

@@ -268,7 +268,7 @@ class Shape:
     properties: Mapping[str, Any]
     required: frozenset[str]
     alternatives: tuple[Sequence[frozenset[str]], ...] = ()  # of each, one set must be there
-    at_least: int = 0  # properties
+    not_empty: bool = False  # one property at least
     more: tuple[Any, ...] | None = ()  # what it says of other properties; None: there are none
     of_all: bool = False  # it says of all properties together what can't be said of arguments
 
@@ -296,8 +296,8 @@ def shape_of(document: Document, schema: Any) -> Shape | None:
     if not properties or len(properties) > MAX_WIDTH:
         return None
     at_least = max(n if type(n := part.get("minProperties")) is int else 0 for part in parts)
-    of_all = any(part.keys() & _OF_ALL for part in parts)
-    return Shape(properties, required, alternatives, at_least, more, of_all)
+    of_all = at_least > 1 or any(part.keys() & _OF_ALL for part in parts)
+    return Shape(properties, required, alternatives, at_least > 0, more, of_all)
 
 
 def _properties(document: Document, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

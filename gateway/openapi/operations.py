@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_plus, urljoin, urlsplit
 
@@ -24,7 +24,6 @@ from gateway.model import (
     Access,
     Nameable,
     Override,
-    Parameter,
     Place,
     Source,
 )
@@ -39,7 +38,7 @@ from gateway.openapi.document import (
     sequence,
     text_of,
 )
-from gateway.openapi.inputs import VALUES, Input, folded
+from gateway.openapi.inputs import VALUES, Raw, folded, is_required, operation_ids
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 
 _LOOK_UPS = (*VALUES, *DYNAMIC_SCHEMAS, "x-ms-capabilities")
@@ -80,16 +79,11 @@ def marks_of(document: Document) -> Marks:
     looked_up: set[str] = set()
     for part in objects_in(document.root):
         if isinstance(notification := part.get("x-ms-notification"), dict):
-            subscribing.update(_operation_ids(notification))
+            subscribing.update(operation_ids(notification))
         for key in _LOOK_UPS:
             if key in part:
-                looked_up.update(_operation_ids(part[key]))
+                looked_up.update(operation_ids(part[key]))
     return Marks(True, frozenset(subscribing), frozenset(looked_up))
-
-
-def _operation_ids(value: Any) -> Iterator[str]:
-    found = (part.get("operationId") for part in objects_in(value))
-    return (each for each in found if isinstance(each, str))
 
 
 def refusal(operation: Operation, marks: Marks, source: Source, base_url: str) -> Exclusion | None:
@@ -337,68 +331,66 @@ _CONNECTION = "{connectionId}"
 
 
 def called_path(
-    operation: Operation, declared: Sequence[Input], *, microsoft: bool, arm: bool
-) -> tuple[str, list[Input], list[Parameter]]:
-    """The template to fill in, the inputs whose place exists, and what is always in the query."""
+    operation: Operation, declared: Sequence[Raw], *, microsoft: bool, arm: bool
+) -> tuple[str, list[Raw]]:
+    """The template to fill in, and the parameters that have a place."""
     path, _, query = operation.path.partition("#")[0].partition("?")
     if _is_microsofts(path, declared, microsoft, arm):
         path = path.replace(_CONNECTION, "", 1).replace("//", "/", 1)
-    inputs, fixed = list(declared), list[Parameter]()
+    listed, fixed = list(declared), dict[str, Raw]()
     for pair in query.split("&") if query else ():
         name, equals, value = pair.partition("=")
         wire = unquote_plus(name) if equals else name.strip("{}")
         if "{" in wire:
             raise Unusable("its path has a query (?) in which a name varies")
         if _VARIABLE.fullmatch(value if equals else name):
-            _move(inputs, path, (value or name)[1:-1], "query", wire)
+            _move(listed, path, (value or name)[1:-1], "query", wire)
         elif may_reroute(wire, "query"):
             raise Unusable(f"its path has {wire} in it, which makes it another request")
         elif "{" in pair:  # filled in where it stands, in the midst of other text
             for variable in _VARIABLE.findall(pair):
-                _move(inputs, path, variable, "path", variable)
+                _move(listed, path, variable, "path", variable)
             path += f"{'&' if '?' in path else '?'}{pair}"
         elif pair:
-            constant = unquote_plus(value)
-            fixed.append(Parameter(wire, "query", style="form", explode=True, constant=constant))
+            said = {"default": unquote_plus(value), "x-ms-visibility": "internal"}
+            fixed[wire] = {"name": wire, "in": "query", **said}
     _check_braces(path)
-    names = {each.name for each in fixed}
-    inputs = [each for each in inputs if each.place != "query" or each.name not in names]
-    return path if path.startswith("/") else f"/{path}", list(_with_place(path, inputs)), fixed
+    variables = dict.fromkeys(_VARIABLE.findall(path))
+    known = {raw["name"] for raw in listed if raw["in"] == "path"}
+    found = [_undeclared(name, "path") for name in variables if name not in known]
+    for raw in listed:
+        gone = raw["in"] == "query" and raw["name"] in fixed
+        if not gone and (raw["in"] != "path" or raw["name"] in variables):
+            found.append(raw)
+    return path if path.startswith("/") else f"/{path}", [*found, *fixed.values()]
 
 
-def _move(inputs: list[Input], path: str, variable: str, place: Place, name: str) -> None:
+def _move(listed: list[Raw], path: str, variable: str, place: Place, name: str) -> None:
     """Put a variable of the query where it belongs, wherever the definition thinks it is."""
     known = ((variable, "path"), (variable, "query"), (name, "query"))
-    found = [index for index, each in enumerate(inputs) if (each.name, each.place) in known]
+    found = [index for index, raw in enumerate(listed) if (raw["name"], raw["in"]) in known]
     if not found:
-        inputs.append(_undeclared(name, place))
+        listed.append(_undeclared(name, place))
         return
-    each = inputs[found[0]]
-    moved = replace(each, name=name, place=place, required=each.required or place == "path")
-    if each.place == "path" and place == "query" and f"{{{variable}}}" in path:
-        inputs.append(moved)  # it is in both
+    raw = listed[found[0]]
+    moved = {**raw, "name": name, "in": place, "required": is_required(raw)}
+    if raw["in"] == "path" and place == "query" and f"{{{variable}}}" in path:
+        listed.append(moved)  # it is in both
     else:
-        inputs[found[0]] = moved
+        listed[found[0]] = moved
 
 
-def _with_place(path: str, inputs: Sequence[Input]) -> Iterator[Input]:
-    """The inputs that can be sent; variables nobody declared are required texts."""
-    variables = dict.fromkeys(_VARIABLE.findall(path))
-    declared = {each.name for each in inputs if each.place == "path"}
-    yield from (_undeclared(name, "path") for name in variables if name not in declared)
-    yield from (each for each in inputs if each.place != "path" or each.name in variables)
+def _undeclared(name: str, place: Place) -> Raw:
+    text = {"schema": {"type": "string"}, "style": "simple", "explode": False}
+    return {"name": name, "in": place, "required": True, **text}
 
 
-def _undeclared(name: str, place: Place) -> Input:
-    return Input(name, place, True, {"type": "string"}, {}, "simple", False)
-
-
-def _is_microsofts(path: str, inputs: Sequence[Input], microsoft: bool, arm: bool) -> bool:
+def _is_microsofts(path: str, listed: Sequence[Raw], microsoft: bool, arm: bool) -> bool:
     """A `connectionId` elsewhere than in front, or shown to people, is the API's own."""
     if not path.lstrip("/").startswith(_CONNECTION) or not (microsoft or arm):
         return False
-    declared = [each for each in inputs if each.place == "path" and each.name == "connectionId"]
-    return arm or not declared or is_internal(declared[0].raw)
+    declared = [raw for raw in listed if (raw["in"], raw["name"]) == ("path", "connectionId")]
+    return arm or not declared or is_internal(declared[0])
 
 
 def _check_braces(path: str) -> None:

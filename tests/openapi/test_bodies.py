@@ -192,13 +192,6 @@ def test_a_body_with_at_least_one_property_is_never_empty(required: bool | None)
     assert _is_listed(tool, c="x")
 
 
-def test_a_body_with_more_properties_counts_them_beside_what_else_is_required() -> None:
-    tool = _tool({**OBJECT, "minProperties": 2}, parameters=[NEEDED_QUERY])
-
-    assert not _is_listed(tool, needed="x", c="x")
-    assert _is_listed(tool, needed="x", c="x", a="x")
-
-
 def test_where_a_body_is_open_any_property_counts() -> None:
     tool = _tool({**OBJECT, "additionalProperties": NUMBER, "minProperties": 1})
 
