@@ -276,7 +276,9 @@ class Shape:
 def shape_of(document: Document, schema: Any) -> Shape | None:
     """What an object consists of; None for what is not one, or can't be said of its properties."""
     try:
-        parts = _parts_of(document, schema)
+        parts = parts_of(document, schema)
+        if not all(map(is_object, parts)):
+            return None
         properties = _properties(document, parts)
         for name, raw in _of_kinds(document, document.resolve(schema)).items():
             properties.setdefault(name, raw)
@@ -327,19 +329,15 @@ def _more(parts: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
     return None if False in said else tuple(each for each in said if isinstance(each, (dict, bool)))
 
 
-def _parts_of(document: Document, schema: Any) -> list[Mapping[str, Any]]:
+def parts_of(document: Document, schema: Any) -> list[Mapping[str, Any]]:
     """The schema and what its allOf adds, base first."""
-    waiting, seen = [schema], set[int]()
-    found: list[Mapping[str, Any]] = []
+    waiting, seen = [schema], dict[int, Mapping[str, Any]]()
     while waiting:
         part = document.resolve(waiting.pop())
-        if not is_object(part):
-            raise Unusable("not a plain object")
         if id(part) not in seen:
-            seen.add(id(part))
-            found.append(part)
+            seen[id(part)] = part
             waiting.extend(sequence(part.get("allOf")))
-    return found[::-1]
+    return [*seen.values()][::-1]
 
 
 def _of_kinds(document: Document, base: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -358,7 +356,7 @@ def _extending(document: Document, base: Mapping[str, Any]) -> Iterator[Mapping[
         extended = (part for part in parts if "$ref" in mapping(part))
         if any(document.find(part) is base for part in extended):
             with suppress(Unusable):
-                yield from _parts_of(document, schema)
+                yield from parts_of(document, schema)
 
 
 def is_object(part: Mapping[str, Any]) -> bool:

@@ -37,6 +37,7 @@ _MENDED = frozenset(
     ("items", "required", "pattern", "exclusiveMinimum", "exclusiveMaximum", "enum")
     + ("nullable", "x-nullable", "discriminator", "default", "allOf", "anyOf", "oneOf")
 )
+_BESIDE = _WORDS | {"default"}  # what counts beside a reference before 3.1
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _MORE_THAN_NAMED = (*_ALTERNATIVES, *keywords.DYNAMIC_SCHEMAS, "additionalProperties")
 _DEFS = "#/$defs/"
@@ -49,11 +50,7 @@ class Definition:
     """One entry for `$defs`, serialised, and what it refers to in turn."""
 
     text: bytes
-    refs: tuple[str, ...] = ()
-    in_place: tuple[str, ...] = ()  # those met before going down into the value, repeats included
-
-
-_OPEN = Definition(b"{}")
+    refs: tuple[str, ...]
 
 
 class Schemas:
@@ -71,7 +68,6 @@ class Schemas:
         self._turns: dict[str, int] = {}  # by name, how many wanted it
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
-        self._checked: set[str] = set()
         # For whoever puts them together: by name and levels, what is left where room is short; and
         # by name, how many bytes it takes with all that it needs.
         self.thinner: dict[tuple[str, float], tuple[bytes, tuple[str, ...]]] = {}
@@ -79,10 +75,8 @@ class Schemas:
 
     def definition(self, name: str) -> Definition:
         """The definition that `#/$defs/NAME` stands for, safe to validate with."""
-        if name not in self._checked:
-            self._weigh(name, 0)
-            self._check(name)
-            self._checked.add(name)
+        if name not in self._definitions:
+            self._define(name, 0)
         return self._definitions[name]
 
     def refs_in(self, text: bytes) -> tuple[str, ...]:
@@ -92,15 +86,8 @@ class Schemas:
 
     def is_hidden(self, raw: Any) -> bool:
         """Whether a property has no place in this direction, also when a reference says so."""
-        for _ in range(MAX_HOPS):
-            raw = mapping(raw)
-            if raw.get(self._hidden) is True or not isinstance(raw.get("$ref"), str):
-                break
-            try:
-                raw = self.document.target(raw["$ref"])
-            except Unusable:
-                return False
-        return mapping(raw).get(self._hidden) is True
+        here, there = mapping(raw), self.document.find(raw)
+        return here.get(self._hidden) is True or there.get(self._hidden) is True
 
     def visible(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The properties of an object that are asked for, and the values of those that are not.
@@ -137,25 +124,14 @@ class Schemas:
 
     def _reference(self, raw: Mapping[str, Any]) -> Schema:
         name = self._name_of(raw["$ref"])
-        if name is None:
-            return self._annotations(raw)
-        result: dict[str, Any] = {"$ref": _DEFS + name}
+        result: dict[str, Any] = {} if name is None else {"$ref": _DEFS + name}
         if len(raw) == 1:
             return result
-        if self._siblings_count:
-            siblings = {key: value for key, value in raw.items() if key != "$ref"}
-            more = self.translate(siblings)
-            return {**result, **more} if isinstance(more, dict) else result
-        if raw.get("nullable") is True:
+        if raw.get("nullable") is True and result and not self._siblings_count:
             result = {"anyOf": [result, {"type": "null"}]}
-        return {**result, **self._annotations(raw)}
-
-    def _annotations(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {"title": _title(raw), "description": property_description(raw)}
-        result: dict[str, Any] = {key: value for key, value in kept.items() if value}
-        if "default" in raw:
-            result["default"] = raw["default"]
-        return result
+        counts = raw.keys() - {"$ref"} if self._siblings_count else _BESIDE
+        beside = self.translate({key: value for key, value in raw.items() if key in counts})
+        return {**result, **mapping(beside)}
 
     def _name_of(self, reference: str) -> str | None:
         if reference not in self._names:
@@ -189,42 +165,32 @@ class Schemas:
             self._names_of_targets[key] = name
         return self._names_of_targets[key]
 
-    def _define(self, name: str) -> Definition:
-        if name not in self._definitions:
-            try:
-                schema = self.translate(self._targets[name])
-                text = written(schema)
-                found = Definition(text, self.refs_in(text), tuple(_met_in_place(schema)))
-            except (TypeError, RecursionError):
-                self._report("warning", f"schema {name} is nested too deeply; it is left open")
-                found = _OPEN
-            self._definitions[name] = found
-        return self._definitions[name]
-
-    def _weigh(self, name: str, depth: int) -> int:
-        """How many schemas a value meets here on one level; opens what would not end."""
+    def _define(self, name: str, depth: int) -> int:
+        """Translate a definition, and say how many of them a value meets there on one level."""
         if name in self._weights:
             return self._weights[name]
         self._weights[name] = MAX_WIDTH  # whoever comes back here meanwhile closes a circle
-        definition = self._define(name)
+        try:
+            schema = self.translate(self._targets[name])
+            text = written(schema)
+        except (TypeError, RecursionError):
+            self._report("warning", f"schema {name} is nested too deeply; it is left open")
+            schema, text = {}, b"{}"
         weight = MAX_WIDTH if depth > MAX_HOPS else 1
-        for reference in definition.in_place:
+        for reference in _met_in_place(schema):
             if weight >= MAX_WIDTH:
                 break
-            weight += self._weigh(reference, depth + 1)
+            weight += self._define(reference, depth + 1)
         if weight >= MAX_WIDTH:
             self._report("warning", f"schema {name} refers to itself without end; it is left open")
-            self._definitions[name] = Definition(keywords.stub_of(definition.text))
-            weight = 1
+            text, weight = keywords.stub_of(text), 1
+        anything = dict.fromkeys(self.refs_in(text), b"{}")
+        if self._asked and not keywords.compiles(keywords.joined(text, anything)):
+            self._report("warning", f"schema {name} is not valid; anything is accepted there")
+            text = b"{}"
+        self._definitions[name] = Definition(text, self.refs_in(text))
         self._weights[name] = weight
         return weight
-
-    def _check(self, name: str) -> None:
-        definition = self._definitions[name]
-        anything = dict.fromkeys(definition.refs, b"{}")
-        if self._asked and not keywords.compiles(keywords.joined(definition.text, anything)):
-            self._report("warning", f"schema {name} is not valid; anything is accepted there")
-            self._definitions[name] = _OPEN
 
     # --- keywords ---
 
@@ -339,7 +305,7 @@ class Schemas:
         if not isinstance(raw["required"], list):
             return
         kept = result.get("properties", {})
-        absent = {*mapping(raw.get("properties"))} | self._absent_by_parts(raw, 0)
+        absent = {*mapping(raw.get("properties"))} | self._absent_by_parts(raw)
         names = dict.fromkeys(name for name in raw["required"] if isinstance(name, str))
         if needed := [name for name in names if name in kept or name not in absent]:
             result["required"] = needed
@@ -348,14 +314,12 @@ class Schemas:
             for name in needed:
                 kept.setdefault(name, more if isinstance(more, dict) else {})
 
-    def _absent_by_parts(self, raw: Mapping[str, Any], level: int) -> set[str]:
+    def _absent_by_parts(self, raw: Mapping[str, Any]) -> set[str]:
         """The properties that a schema has by its allOf, and that have no place here."""
         absent = set[str]()
-        for part in sequence(raw.get("allOf")) if level < MAX_LEVELS else ():
-            with suppress(Unusable):
-                found = self.document.resolve(part)
-                absent |= mapping(found.get("properties")).keys() - self.visible(found)[0].keys()
-                absent |= self._absent_by_parts(found, level + 1)
+        with suppress(Unusable):
+            for part in keywords.parts_of(self.document, raw)[:-1]:
+                absent |= mapping(part.get("properties")).keys() - self.visible(part)[0].keys()
         return absent
 
 
