@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,6 @@ class Plan:
     tool: Tool
     input: bytes  # the schema, before anything is left out of it
     input_size: int
-    listed: bundle.Listed = bundle.Listed(b"", False)
 
     @property
     def base_url(self) -> str:
@@ -84,52 +83,34 @@ def _title(document: Document, length: int) -> str:
     return naming.phrase(mapping(document.root.get("info")).get("title"), length)
 
 
-@dataclass(slots=True)
-class Notes:
-    """What a person should know of a definition, each thing once."""
-
-    place: str = ""  # the operation that is being looked at
-    problems: dict[Problem, None] = field(default_factory=dict)
-
-    def add(self, severity: Severity, message: str, where: str = "") -> None:
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems[Problem(severity, where or self.place, message)] = None
-
-
-@dataclass(slots=True)
 class _Work:
     """One build under way."""
 
-    document: Document
-    source: Source
-    marks: Marks
-    plans: list[Plan] = field(default_factory=list)
-    hidden: list[Plan] = field(default_factory=list)  # what look-ups call, though it is not shown
-    skipped: list[Skipped] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)  # what configuration may call operations by
-    notes: Notes = field(default_factory=Notes)
-    answer_bytes: int = 0
-    whole_bytes: int = 0
-    base_url: str = field(init=False)
-    home: str = field(init=False)
-    taken: Schemas = field(init=False)
-    given: Schemas = field(init=False)
-    provided: frozenset[tuple[str, str]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        document, source = self.document, self.source
+    def __init__(self, document: Document, source: Source, marks: Marks) -> None:
+        self.document, self.source, self.marks = document, source, marks
+        self.plans: list[Plan] = []
+        self.hidden: list[Plan] = []  # what look-ups call, though it is not shown
+        self.skipped: list[Skipped] = []
+        self.problems: dict[Problem, None] = {}  # what a person should know, each thing once
+        self.place = ""  # the operation that is being looked at
+        self.answer_bytes = 0
+        self.whole_bytes = 0
         self.base_url = operations.base_url_of(document, source)
         self.home = operations.home_of(document, source, self.base_url)
-        self.taken = Schemas(document, asked=True, report=self.notes.add)
+        self.taken = Schemas(document, asked=True, report=self.note)
         self.given = Schemas(document, asked=False, report=lambda severity, message: None)
         self.provided = operations.sent_with_every_call(document, source)
+
+    def note(self, severity: Severity, message: str, where: str = "") -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems[Problem(severity, where or self.place, message)] = None
 
     def build(self) -> Build:
         found = find_operations(self.document)
         if not self.base_url:
-            self.notes.add("error", "it does not say where the API is: give base_url", "servers")
+            self.note("error", "it does not say where the API is: give base_url", "servers")
         if not found:
-            self.notes.add("warning", "it has no operations, so there are no tools", "paths")
+            self.note("warning", "it has no operations, so there are no tools", "paths")
         for operation in found:
             self.take(operation)
         plans = self.fitted(self.newest())
@@ -143,8 +124,8 @@ class _Work:
             tools=tools,
             skipped=tuple(self.skipped),
             problems=(
-                *naming.unmatched(self.source, self.names),
-                *self.notes.problems,
+                *naming.unmatched(self.source, set(map(operations.name_for_globs, found))),
+                *self.problems,
                 *inputs.dead_look_ups(tools, hidden),
                 *naming.collisions(self.source.prefix, [plan.operation for plan in plans]),
             ),
@@ -168,22 +149,17 @@ class _Work:
             refused = Exclusion(away)
         if refused is not None:
             self.skip(operation, refused.reason, base_url)
-            wanted = refused.callable and operation.id in self.marks.looked_up
-            if wanted and isinstance(plan := self.planned(operation, base_url), Plan):
-                self.hidden.append(plan)
-        elif isinstance(plan := self.planned(operation, base_url), Plan):
-            self.names.add(operations.name_for_globs(operation))
-            self.plans.append(plan)
-        else:
+            if not refused.callable or operation.id not in self.marks.looked_up:
+                return
+        plan = self.tried(operation, partial(_plan, self, operation, base_url))
+        if isinstance(plan, Plan):
+            (self.plans if refused is None else self.hidden).append(plan)
+        elif refused is None:
             self.skip(operation, plan, base_url)
-
-    def planned(self, operation: Operation, base_url: str) -> Plan | str:
-        """The plan, or the reason why there can't be one."""
-        return self.tried(operation, lambda: _plan(self, operation, base_url))
 
     def tried(self, operation: Operation, step: Callable[[], Plan]) -> Plan | str:
         """What a step makes of an operation, or the reason why it can't."""
-        self.notes.place = f"{operation.method} {operation.path}"
+        self.place = f"{operation.method} {operation.path}"
         try:
             return step()
         except Unusable as error:
@@ -195,7 +171,6 @@ class _Work:
             return f"not understandable ({type(error).__name__})"
 
     def skip(self, operation: Operation, reason: str, base_url: str) -> None:
-        self.names.add(operations.name_for_globs(operation))
         self.skipped.append(
             Skipped(
                 operation.id,
@@ -212,7 +187,7 @@ class _Work:
         """The plans without those of which a newer revision is there."""
         if not self.marks.microsoft:
             return self.plans
-        old = operations.superseded([operations.revision_of(plan.operation) for plan in self.plans])
+        old = operations.superseded([plan.operation for plan in self.plans])
         for index, newer in old.items():
             plan = self.plans[index]
             self.skip(plan.operation, f"an older revision of {newer}", plan.base_url)
@@ -233,39 +208,10 @@ class _Work:
         return found
 
     def with_input(self, plan: Plan, room: int) -> Plan:
-        listed = bundle.input_schema(plan.input, self.taken, self.notes.add, room)
-        return replace(plan, listed=listed)
-
-    def checked_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
-        """The API keys that the definition declares; a word where the connection's does not fit."""
-        if self.source.auth_type == "none" and all(plan.tool.security for plan in plans) and plans:
-            asked = plans[0].tool.security
-            words = f"asks for {asked}; the connection has no auth"
-            self.notes.add("warning", words, "security")
-        keys = operations.declared_keys(self.document, self.source)
-        if self.source.auth_type == "api-key" and len(keys) > 1:
-            several = ", ".join(f"{name} in {place}" for name, place in keys[:5])
-            words = f"there are several API keys ({several}): auth.name and auth.in say which"
-            self.notes.add("warning", words, "security")
-        return keys
-
-    def tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
-        names = naming.tool_names(self.source.prefix, [plan.operation for plan in plans])
-        return tuple(self.tool(plan, name) for plan, name in zip(plans, names, strict=True))
-
-    def tool(self, plan: Plan, name: str) -> Tool:
-        shown = without_constants(plan.listed.text)
-        is_whole = shown is plan.listed.text and plan.listed.complete
-        tool = replace(
-            plan.tool,
-            name=name,
-            local_name=name.removeprefix(self.source.prefix),
-            input_schema=shown,
-            whole_schema=b"" if is_whole else self.packed_whole(plan),
-        )
-        entry = _entry(tool, is_safe=plan.operation.raw.get("x-ms-safe-operation") is True)
-        identity = naming.fingerprint(self.source, tool)
-        return replace(tool, entry=entry, tokens=naming.token_cost(entry), fingerprint=identity)
+        text, complete = bundle.input_schema(plan.input, self.taken, self.note, room)
+        shown = without_constants(text)
+        whole = b"" if complete and shown is text else self.packed_whole(plan)
+        return replace(plan, tool=replace(plan.tool, input_schema=shown, whole_schema=whole))
 
     def packed_whole(self, plan: Plan) -> bytes:
         """All of a tool's input, where more is known of it than is listed."""
@@ -273,6 +219,29 @@ class _Work:
         packed = pack(whole) if whole else b""
         self.whole_bytes += len(packed)
         return packed if self.whole_bytes <= MAX_LISTING_BYTES else b""
+
+    def checked_keys(self, plans: Sequence[Plan]) -> list[tuple[str, str]]:
+        """The API keys that the definition declares; a word where the connection's does not fit."""
+        if self.source.auth_type == "none" and all(plan.tool.security for plan in plans) and plans:
+            asked = plans[0].tool.security
+            words = f"asks for {asked}; the connection has no auth"
+            self.note("warning", words, "security")
+        keys = operations.declared_keys(self.document, self.source)
+        if self.source.auth_type == "api-key" and len(keys) > 1:
+            several = ", ".join(f"{name} in {place}" for name, place in keys[:5])
+            words = f"there are several API keys ({several}): auth.name and auth.in say which"
+            self.note("warning", words, "security")
+        return keys
+
+    def tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
+        names = naming.tool_names(self.source.prefix, [plan.operation for plan in plans])
+        return tuple(self.tool(plan, name) for plan, name in zip(plans, names, strict=True))
+
+    def tool(self, plan: Plan, name: str) -> Tool:
+        tool = replace(plan.tool, name=name, local_name=name.removeprefix(self.source.prefix))
+        entry = _entry(tool, is_safe=plan.operation.raw.get("x-ms-safe-operation") is True)
+        identity = naming.fingerprint(self.source, tool)
+        return replace(tool, entry=entry, tokens=naming.token_cost(entry), fingerprint=identity)
 
 
 def _entry(tool: Tool, *, is_safe: bool) -> bytes:
@@ -296,7 +265,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
     microsoft, arm = work.marks.microsoft, source.kind == "arm"
     path, listed = operations.called_path(operation, declared, microsoft=microsoft, arm=arm)
     listed = [raw for raw in listed if _is_asked_for(work, raw, access)]
-    around = Surroundings(document, work.taken, source, work.notes.add, operation.method)
+    around = Surroundings(document, work.taken, source, work.note, operation.method)
     sent, slots = inputs.parameter_slots(around, listed)
     taken, body = Taken(None), chosen_content(document, written_body)
     if body is not None:
@@ -343,7 +312,7 @@ def _is_asked_for(work: _Work, raw: Raw, access: Access) -> bool:
     """Whether callers can give this, and the connection does not send it itself."""
     place, name = raw["in"], inputs.folded(raw["in"], raw["name"])
     if place == "header" and not _HEADER_NAME.fullmatch(name):
-        work.notes.add("warning", f"no header can be called {name!r}: it is never sent")
+        work.note("warning", f"no header can be called {name!r}: it is never sent")
         return False
     token = (work.source.idempotency_header or "").lower() if access != "read" else ""
     return (place, name) not in work.provided and (place, name) != ("header", token)

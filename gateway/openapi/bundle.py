@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -37,16 +36,8 @@ _TOO_LARGE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A tool's input schema as it is listed."""
-
-    text: bytes
-    complete: bool  # nothing is left out for want of room, not even words
-
-
-def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> Listed:
-    """A tool's input schema, within its room and sure to compile."""
+def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> tuple[bytes, bool]:
+    """A tool's input schema, within its room and sure to compile; whether that is all of it."""
     definitions = _all_below(text, schemas, room)
     complete = definitions is not None
     if definitions is None:
@@ -59,7 +50,7 @@ def input_schema(text: bytes, schemas: Schemas, report: Report, room: int) -> Li
         raise Unusable(f"its inputs take {len(text):,} bytes, {most}")
     if not compiles(joined(text, dict.fromkeys(schemas.refs_in(text), b"{}"))):
         raise Unusable("its inputs are not a valid schema")
-    return Listed(joined(text, definitions), complete)
+    return joined(text, definitions), complete
 
 
 def whole_input(text: bytes, schemas: Schemas) -> bytes:

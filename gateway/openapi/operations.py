@@ -42,6 +42,7 @@ from gateway.openapi.inputs import VALUES, Raw, folded, is_required, operation_i
 from gateway.openapi.keywords import DYNAMIC_SCHEMAS
 
 _LOOK_UPS = (*VALUES, *DYNAMIC_SCHEMAS, "x-ms-capabilities")
+_ANNOTATION = "x-ms-api-annotation"
 _TUNNEL_TAGS = frozenset({"agentic", "McpStreamable"})
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
@@ -61,16 +62,6 @@ class Exclusion:
 
     reason: str
     callable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """An operation as one of the revisions of its family."""
-
-    operation: str
-    family: str
-    number: int
-    annotated: bool  # it says so itself
 
 
 def marks_of(document: Document) -> Marks:
@@ -153,30 +144,27 @@ def _texts(value: Any) -> Iterator[str]:
     return (text for text in sequence(value) if isinstance(text, str))
 
 
-def revision_of(operation: Operation) -> Revision:
-    """What an operation says of its revision: no family means its id, no number means 1."""
-    annotation = mapping(operation.raw.get("x-ms-api-annotation"))
-    family = text_of(annotation.get("family")) or operation.id or ""
-    number = annotation.get("revision", 1)
-    if isinstance(number, str) and number.strip().isascii() and number.strip().isdigit():
-        number = int(number.strip()[:9])
-    if not isinstance(number, int) or isinstance(number, bool):
-        number = 1
-    return Revision(operation.id or "", family, number, "x-ms-api-annotation" in operation.raw)
-
-
-def superseded(revisions: Sequence[Revision]) -> dict[int, str]:
-    """By place in the list: those of which a newer one is there, and its operation's id."""
-    annotated = {each.family for each in revisions if each.annotated}
-    newest: dict[str, Revision] = {}
-    for each in revisions:
-        if each.family not in newest or each.number > newest[each.family].number:
-            newest[each.family] = each
+def superseded(operations: Sequence[Operation]) -> dict[int, str]:
+    """By place in the list: those of which a newer revision is there, and its operation's id."""
+    found = [_revision(each) for each in operations]
+    annotated = {_revision(each)[0] for each in operations if _ANNOTATION in each.raw}
+    newest: dict[str, int] = {}
+    for index, (family, number) in enumerate(found):
+        if family not in newest or number > found[newest[family]][1]:
+            newest[family] = index
     return {
-        index: newest[each.family].operation
-        for index, each in enumerate(revisions)
-        if each.family in annotated and each.family and newest[each.family] is not each
+        index: operations[newest[family]].id or ""
+        for index, (family, _) in enumerate(found)
+        if family and family in annotated and newest[family] != index
     }
+
+
+def _revision(operation: Operation) -> tuple[str, int]:
+    """Family and number that an operation says it has: else its id, and 1."""
+    annotation = mapping(operation.raw.get(_ANNOTATION))
+    number = str(annotation.get("revision")).strip()
+    family = text_of(annotation.get("family")) or operation.id or ""
+    return family, int(number[:9]) if number.isdecimal() else 1
 
 
 # --- where it is ----------------------------------------------------------------------------------
@@ -274,7 +262,7 @@ def sent_with_every_call(document: Document, source: Source) -> frozenset[tuple[
 
 def declared_keys(document: Document, source: Source) -> list[tuple[str, str]]:
     """Name and place of each API key of the definition that the connection's may be."""
-    schemes = (_scheme(document, name) for name in _schemes(document))
+    schemes = map(document.find, _schemes(document).values())
     found = (
         (text_of(scheme.get("name")), text_of(scheme.get("in")))
         for scheme in schemes
@@ -291,13 +279,12 @@ def required_credentials(document: Document, operation: Operation) -> str:
     """The credentials an operation asks for, always spelled the same: a change is a risk."""
     own = operation.raw.get("security")
     listed = own if isinstance(own, list) else document.root.get("security")
-    spelled = {_spelled(document, mapping(each)) for each in sequence(listed)}
-    return cut(" or ".join(sorted(spelled)), 1_000)
-
-
-def _spelled(document: Document, requirement: Mapping[str, Any]) -> str:
-    schemes = (_scheme(document, name) for name in sorted(requirement))
-    return " and ".join(map(_words, schemes)) or "none"
+    schemes = _schemes(document)
+    spelled = {
+        " and ".join(_words(document.find(schemes.get(name))) for name in sorted(mapping(each)))
+        for each in sequence(listed)
+    }
+    return cut(" or ".join(sorted(each or "none" for each in spelled)), 1_000)
 
 
 def _words(scheme: Mapping[str, Any]) -> str:
@@ -315,10 +302,6 @@ def _addresses(scheme: Mapping[str, Any]) -> Iterator[str]:
 
 def _schemes(document: Document) -> Mapping[str, Any]:
     return mapping(mapping(document.root.get("components")).get("securitySchemes"))
-
-
-def _scheme(document: Document, name: str) -> Mapping[str, Any]:
-    return document.find(_schemes(document).get(name))
 
 
 # --- its path -------------------------------------------------------------------------------------
