@@ -37,15 +37,13 @@ from gateway.openapi.document import mapping, sequence, text_of
 from gateway.outbound.client import Answer, Request, locate
 
 Send = Callable[[Azure, Request, int], Awaitable[Answer]]
-Sleep = Callable[[float], Awaitable[None]]
 
 
 class ArmClient:
     """Requests to Azure Resource Manager."""
 
-    def __init__(self, send: Send, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._sleep = sleep
         self._paused_until = 0.0
 
     async def get(self, azure: Azure, path: str, max_bytes: int) -> bytes:
@@ -72,14 +70,12 @@ class ArmClient:
         url = _url(azure, path)
         for _ in range(MAX_LIST_PAGES):
             answer = await self._exchange(azure, "GET", url, None, AZURE_BYTES)
-            page = await _json(answer.body)
-            entries = page.get("value") if isinstance(page, dict) else None
-            if not isinstance(entries, list):
+            page = mapping(await _json(answer.body))
+            if not isinstance(page.get("value"), list):
                 raise UpstreamFailed("upstream_error", "Azure's answer is not a list.")
-            for entry in entries:
+            for entry in page["value"]:
                 yield entry
-            following = page.get("nextLink")
-            if not isinstance(following, str) or not following:
+            if not (following := text_of(page.get("nextLink"))):
                 return
             url = _on_same_host(azure, following)
         words = f"Azure's list has more than {MAX_LIST_PAGES} pages."
@@ -93,14 +89,12 @@ class ArmClient:
             headers.append(("Content-Type", "application/json"))
         data = orjson.dumps(body) if body is not None else None
         request = Request(method, url, tuple(headers), data)
-        for last in (False,) * (AZURE_TRIES - 1) + (True,):
+        for _ in range(AZURE_TRIES):
             await self._wait()
             answer = await self._send(azure, request, max_bytes)
             if answer.status != 429:
                 return _accepted(answer, max_bytes)
             self._paused_until = time.monotonic() + _pause(answer)
-            if last:
-                break
         raise self._throttled()
 
     async def _wait(self) -> None:
@@ -109,7 +103,7 @@ class ArmClient:
         if seconds > AZURE_PAUSE_SECONDS:
             raise self._throttled()
         if seconds > 0:
-            await self._sleep(seconds)
+            await asyncio.sleep(seconds)
 
     def _throttled(self) -> Overloaded:
         seconds = max(1, round(self._paused_until - time.monotonic() + 0.5))

@@ -209,15 +209,10 @@ _STATUS_NAMES = {
 
 def status_number(status: Any) -> int:
     """200 of `OK`, `"200"` and 200; 502 of what is no status."""
-    if isinstance(status, str):
-        text = status.strip()
-        if text.isascii() and text.isdigit():
-            status = int(text[:4])
-        else:
-            status = _STATUS_NAMES.get(text.replace(" ", "").lower(), HTTPStatus.BAD_GATEWAY)
-    if isinstance(status, bool) or not isinstance(status, int) or not 100 <= status <= 599:
-        return HTTPStatus.BAD_GATEWAY
-    return int(status)
+    text = str(status).replace(" ", "").lower()
+    plain = text.isascii() and text.isdigit()
+    number = int(text[:4]) if plain else _STATUS_NAMES.get(text, 0)
+    return number if 100 <= number <= 599 else int(HTTPStatus.BAD_GATEWAY)
 
 
 # They describe bytes we never see.

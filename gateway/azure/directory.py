@@ -11,7 +11,6 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -173,10 +172,10 @@ class AzureDirectory:
         """What Azure said, `since` then or not long ago; it is asked once, however many want it."""
         key = name.lower()
         async with self._asking.setdefault(key, asyncio.Lock()):
-            if memory.get(key, _NEVER)[0] < since:
-                asked_at = time.monotonic()
-                memory[key] = asked_at, await ask()
-            said: _Said = memory[key][1]
+            known = memory.get(key, _NEVER)
+            if known[0] < since:
+                known = memory[key] = (time.monotonic(), await ask())
+            said: _Said = known[1]
             return said
 
     async def _consent_link(self, id_: str) -> str | None:
@@ -323,13 +322,10 @@ def read_listing(raw: bytes) -> list[Resource]:
     return [Resource(**entry) for entry in orjson.loads(raw)]
 
 
-def _kept(resource: Resource) -> dict[str, Any]:
+def _kept(resource: Resource) -> dict[str, str]:
     """What a listing is about; how a connection is, its own definition says."""
-    return {
-        key: value
-        for key, value in asdict(resource).items()
-        if key in ("id", "name", "display_name", "api_id", "api_name")
-    }
+    names = ("id", "name", "display_name", "api_id", "api_name")
+    return {name: getattr(resource, name) for name in names}
 
 
 def _brief(entry: dict[str, Any]) -> dict[str, Any]:

@@ -195,8 +195,7 @@ class Call:
 def call_of(step: Step, target: Tool, known: Known, wanted: str) -> Call:
     """The call that a step makes; raises Fixable for what must be known first."""
     assert target.http is not None
-    schema = orjson.loads(target.input_schema)
-    required = frozenset(schema.get("required", ()))
+    required = orjson.loads(target.input_schema).get("required", ())
     arguments: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     missing: list[str] = []
@@ -209,10 +208,7 @@ def call_of(step: Step, target: Tool, known: Known, wanted: str) -> Call:
         elif place is not None and value is not None:
             _put(arguments, fixed, place, value)
     if missing:
-        raise _unknown(known.tool, wanted, missing, known)
-    for name, property_ in schema.get("properties", {}).items():
-        if name in required and isinstance(property_, dict) and "default" in property_:
-            arguments.setdefault(name, property_["default"])
+        raise _unknown(known.tool, wanted, missing)
     return Call(_with_fixed(target, fixed), arguments)
 
 
@@ -270,13 +266,10 @@ def _put(arguments: dict[str, Any], fixed: dict[str, Any], place: _Place, value:
     if place.argument is None:
         fixed[place.name] = value
         return
-    if not place.rest:
-        arguments[place.argument] = value
-        return
-    inside = arguments.setdefault(place.argument, {})
-    for part in place.rest[:-1]:
-        inside = inside.setdefault(part, {})
-    inside[place.rest[-1]] = value
+    *outer, last = place.argument, *place.rest
+    for part in outer:
+        arguments = arguments.setdefault(part, {})
+    arguments[last] = value
 
 
 def _with_fixed(tool: Tool, fixed: Mapping[str, Any]) -> Tool:
@@ -297,12 +290,11 @@ def _needed(argument: Argument, known: Known) -> str:
     if not isinstance(argument, Reference):
         return "the folder to open"
     assert known.tool.http is not None
-    place = _place(known.tool.http, argument.path)
-    name = place.argument if place is not None and place.argument else argument.path[-1]
-    return "/".join((name, *place.rest)) if place is not None and place.rest else name
+    place = _place(known.tool.http, argument.path) or _Place("", None)
+    return "/".join((place.argument or argument.path[-1], *place.rest))
 
 
-def _unknown(tool: Tool, wanted: str, missing: Sequence[str], known: Known) -> Fixable:
+def _unknown(tool: Tool, wanted: str, missing: Sequence[str]) -> Fixable:
     needed = list(dict.fromkeys(missing))
     rules = orjson.loads(tool.lookups)
     listed = [name for name in needed if name.partition("/")[0] in rules]

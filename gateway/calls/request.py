@@ -48,7 +48,12 @@ def build_request(
             "An operator must give base_url.",
         )
     path = _path(operation, arguments)
-    check_not_blocked(blocklist, operation.base_url, path)
+    if blocklist and blocked_by(blocklist, operation.base_url, path):
+        raise Refused(
+            "blocked_path",
+            "Access to this endpoint is not allowed",
+            "The operator of the gateway has blocked this path; use another tool.",
+        )
     query: list[str] = []
     cookies: list[str] = []
     headers = {"Accept": operation.accept}
@@ -67,35 +72,12 @@ def build_request(
     body = encode_body(operation.body, arguments) if operation.body else None
     if body:
         headers.setdefault("Content-Type", body[0])
-    return Request(
-        operation.method.upper(),
-        _with_query(join(operation.base_url, path), query),
-        tuple(headers.items()),
-        body[1] if body else None,
-    )
-
-
-def check_not_blocked(blocklist: Sequence[str], base_url: str, path: str) -> None:
-    """Refuse a path that the connection's blocklist forbids."""
-    if blocklist and blocked_by(blocklist, base_url, path):
-        raise Refused(
-            "blocked_path",
-            "Access to this endpoint is not allowed",
-            "The operator of the gateway has blocked this path; use another tool.",
-        )
-
-
-def join(base_url: str, path: str) -> str:
-    """Base URL and path, with no slash invented or lost but the one that must stand between."""
-    base = base_url[:-1] if base_url.endswith("/") else base_url
-    return base + (path if path.startswith("/") else f"/{path}")
-
-
-def _with_query(url: str, query: Sequence[str]) -> str:
-    """The URL with these `name=value` texts, which are already encoded."""
-    if not query:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}{'&'.join(query)}"
+    # No slash is invented or lost but the one that must stand between.
+    url = f"{operation.base_url.removesuffix('/')}/{path.removeprefix('/')}"
+    if query:
+        url += f"{'&' if '?' in url else '?'}{'&'.join(query)}"
+    content = body[1] if body else None
+    return Request(operation.method.upper(), url, tuple(headers.items()), content)
 
 
 def with_headers(request: Request, headers: Sequence[tuple[str, str]]) -> Request:
