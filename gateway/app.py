@@ -41,8 +41,7 @@ from gateway.calls.credentials import (
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import StoredCatalog, refuse_edit
-from gateway.catalog.definitions import Fetcher
-from gateway.catalog.discover import Discoverer
+from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection

@@ -42,8 +42,7 @@ from gateway.catalog.connections import (
     remove_from_azure,
     to_be_served,
 )
-from gateway.catalog.definitions import is_local, location_of
-from gateway.catalog.discover import Discoverer, Look, previewed
+from gateway.catalog.discover import Discoverer, Look, is_local, location_of
 from gateway.catalog.snapshot import (
     ConnectionState,
     Found,
@@ -52,6 +51,7 @@ from gateway.catalog.snapshot import (
     assemble,
     at_rest,
     owner_in,
+    previewed,
     same_content,
     with_tools,
 )

@@ -1,38 +1,36 @@
 """From a connection's settings to its tools: the slow part, with all the waiting in it.
 
-One function a kind. Each gives a `Found`: the definition's bytes, and the tools that were built
-from them, off the event loop. Where neither the bytes nor anything that shapes the tools has
-changed, what was built before is used again.
+Each kind of connection has its way to a definition, of which tools are built off the event loop.
+Where neither the bytes nor anything that shapes the tools has changed, what was built before is
+used again.
+
+A URL is asked with the validators of the copy we have, so that an unchanged definition costs one
+small exchange. What was fetched is remembered in memory for a while (preview, then put, downloads
+once), bounded in bytes and in number; the store keeps the copy that survives a restart. One who
+asks again may have let go of the bytes: such a copy is never what another connection is given.
+
+A connection asks with its own headers and credentials. They are for the address it names and end at
+a redirect; and since a server may show each caller another definition under one validator, a copy
+counts as known only to the credentials it was fetched with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import orjson
+from cachetools import TTLCache
 
 from gateway import __version__
 from gateway.azure.directory import AzureDirectory
-from gateway.catalog.definitions import (
-    Asker,
-    Exchange,
-    Fetcher,
-    is_built_in,
-    is_url,
-    location_of,
-)
-from gateway.catalog.snapshot import (
-    Found,
-    Owner,
-    RawDefinition,
-    clash_problems,
-    prefix_of,
-    without_clashes,
-)
+from gateway.catalog.snapshot import Found, RawDefinition, prefix_of
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -42,11 +40,16 @@ from gateway.config.connection import (
     OAuth2Auth,
     OpenApiConnection,
 )
-from gateway.config.settings import Limits
+from gateway.config.settings import Cache, Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import build_upstream
-from gateway.errors import Fixable, GatewayError
-from gateway.limits import BUILD_SECONDS, DEFINITION_SECONDS
+from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
+from gateway.limits import (
+    BUILD_SECONDS,
+    DEFINITION_CACHE_BYTES,
+    DEFINITION_REDIRECTS,
+    DEFINITION_SECONDS,
+)
 from gateway.model import (
     BUILD_CODEC_VERSION,
     NO_TLS_FILES,
@@ -54,14 +57,20 @@ from gateway.model import (
     Override,
     Problem,
     Source,
+    TlsFiles,
     Wrap,
     digest,
+    pack,
 )
 from gateway.naming import visible
-from gateway.outbound.client import Answer, Request, locate
+from gateway.outbound.client import Answer, Egress, Request, locate
 from gateway.upstream.session import Listing
 from gateway.workers import Workers
 
+ACCEPT = "application/json, application/yaml;q=0.9, text/yaml;q=0.9, */*;q=0.5"
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+Exchange = Callable[[Request], Awaitable[Answer]]
 # What a connection proves itself with, and the way to send a request of its own with that.
 Prove = Callable[
     [str, Connection, Build | None],
@@ -209,41 +218,6 @@ def _noted(found: Found, *, led_on: bool) -> Found:
     return replace(found, build=replace(build, problems=(LED_ON, *others) if led_on else others))
 
 
-def previewed(
-    name: str,
-    kind: str,
-    found: Found,
-    problems: Sequence[Problem] = (),
-    *,
-    owner: Owner,
-) -> dict[str, Any]:
-    """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
-    build = found.build
-    exposed, clashes = without_clashes(build.tools, owner)
-    shown = ("name", "operation", "method", "path", "access", "risk", "title", "description")
-    tools = [
-        {name: getattr(tool, name) for name in shown}
-        | {"input_schema": orjson.loads(tool.input_schema), "tokens": tool.tokens}
-        for tool in sorted(exposed, key=lambda tool: tool.name)
-    ]
-    return {
-        "connection": name,
-        "kind": kind,
-        "format": build.format,
-        "base_url": build.base_url,
-        **({"session": found.session} if found.session else {}),
-        "tools": tools,
-        "skipped": [
-            {name: getattr(each, name) for name in ("operation", "method", "path", "reason")}
-            for each in (*build.skipped, *clashes)
-        ],
-        "problems": [
-            each.shown() for each in (*build.problems, *clash_problems(clashes), *problems)
-        ],
-        "tokens": sum(tool.tokens for tool in exposed),
-    }
-
-
 # What a connector is told as it is written, of those kinds of connection that have it.
 _AS_WRITTEN = (
     *("kind", "include", "exclude", "blocklist", "trust", "base_url", "idempotency_header"),
@@ -294,3 +268,205 @@ def _configured_addresses(settings: Connection) -> set[str]:
     if isinstance(settings.auth, NangoAuth):
         found.add(settings.auth.url)
     return found
+
+
+# --- fetching ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A connection that asks for its definition with its own headers and credentials."""
+
+    proof: object = field(repr=False)  # what it proves itself with
+    send: Callable[[Request, Exchange], Awaitable[Answer]]
+
+
+class Fetcher:
+    """Reads definitions, and remembers for a while what it read."""
+
+    def __init__(self, egress: Egress, folder: Path, cache: Cache | None = None) -> None:
+        self._egress = egress
+        self._folder = folder
+        self.remember(cache or Cache())
+
+    def remember(self, cache: Cache) -> None:
+        """Remembers definitions as the settings say, from now on."""
+        self._max_entries = cache.max_entries
+        self._memory: TTLCache[str, RawDefinition] = TTLCache(
+            DEFINITION_CACHE_BYTES,
+            cache.schema_ttl_seconds,
+            getsizeof=lambda definition: len(definition.packed),
+        )
+
+    async def fetch(
+        self,
+        location: str,
+        known: RawDefinition | None,
+        *,
+        max_bytes: int,
+        seconds: float = DEFINITION_SECONDS,
+        asker: Asker | None = None,
+        tls: TlsFiles = NO_TLS_FILES,
+    ) -> RawDefinition:
+        """The definition as it is now; the very object `known` where nothing changed."""
+        if is_inline(location):
+            return await _definition(location, location.encode(), max_bytes, known)
+        if not is_url(location):
+            raw = await asyncio.to_thread(_read, self._folder, location, max_bytes)
+            return await _definition(location, raw, max_bytes, known)
+        known = known or self._memory.get(place_of(location))
+        send = partial(self._egress.send, deadline=seconds, max_bytes=max_bytes, tls=tls)
+        try:
+            answer, proof = await _ask(location, known, asker, send)
+        except GatewayError as error:
+            raise DefinitionUnreadable(
+                f"the definition can't be fetched: {error.message}", error.hint
+            ) from error
+        if answer.status != 304 or known is None:
+            known = await _answered(answer, location, known, max_bytes, _hint(asker, proof))
+            known = replace(known, asked_with=proof)
+        self._remember(known)
+        return known
+
+    def _remember(self, definition: RawDefinition) -> None:
+        if not 0 < len(definition.packed) <= DEFINITION_CACHE_BYTES:
+            return
+        self._memory[definition.location] = definition
+        while len(self._memory) > self._max_entries:
+            self._memory.popitem()
+
+
+async def _answered(
+    answer: Answer, location: str, known: RawDefinition | None, max_bytes: int, hint: str
+) -> RawDefinition:
+    """The definition in an answer; `hint`: what to do where we are not let in."""
+    if answer.status != 200:
+        public = "Open the address in a browser: it must answer 200 with the definition itself."
+        raise DefinitionUnreadable(
+            f"the definition can't be fetched: the server answered {answer.status}",
+            hint if answer.status in (401, 403) else public,
+        )
+    if answer.truncated:
+        raise _too_large(max_bytes)
+    definition = await _definition(location, answer.body, max_bytes, known)
+    etag, last_modified = answer.header("etag"), answer.header("last-modified")
+    return replace(definition, etag=etag, last_modified=last_modified)
+
+
+async def _ask(
+    location: str,
+    known: RawDefinition | None,
+    asker: Asker | None,
+    send: Callable[..., Awaitable[Answer]],
+) -> tuple[Answer, object]:
+    """The answer, and the proof it was given to: none after a redirect, which nobody is led by."""
+    if asker is not None:
+        answer = await asker.send(_request(location, known, asker.proof), send)
+        if answer.status not in REDIRECTS:
+            return answer, asker.proof
+    # From the start: a redirect's address may hold what was sent.
+    request = _request(location, known, None)
+    return await send(request, same_host_redirects=DEFINITION_REDIRECTS), None
+
+
+def _request(location: str, known: RawDefinition | None, proof: object) -> Request:
+    """The question for a definition, with the validators of a copy that has the same proof."""
+    headers = [("Accept", ACCEPT)]
+    if known is not None and known.asked_with == proof:
+        pairs = [("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified)]
+        headers += [(name, value) for name, value in pairs if value]
+    return Request("GET", location, tuple(headers))
+
+
+def _hint(asker: Asker | None, proof: object) -> str:
+    if asker is None:
+        return "Give the connection auth; it is sent there unless base_url is on another host."
+    if proof is None:
+        return "Credentials are not sent across a redirect: give the address it leads to."
+    return "The server does not accept the connection's auth and headers."
+
+
+def place_of(location: str) -> str:
+    """What a location is known by and stored as: a query or a user may be a secret."""
+    if is_inline(location):
+        return f"inline:{digest(location.encode())}"
+    parts = urlsplit(location) if is_url(location) else None
+    if parts is None or not (parts.query or "@" in parts.netloc):
+        return location
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}?{digest(location.encode())}"
+
+
+def is_inline(location: str) -> bool:
+    """Whether this is a definition's own text rather than the place where it is."""
+    return "\n" in location or location.lstrip()[:1] == "{"
+
+
+def is_url(location: str) -> bool:
+    """Whether this is an address rather than a path."""
+    return _URL.match(location) is not None
+
+
+def _read(folder: Path, location: str, max_bytes: int) -> bytes:
+    path = folder / location
+    try:
+        if not path.is_file():
+            raise OSError(None, "there is no such file")
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise DefinitionUnreadable(
+            f"the file {location} can't be read: {error.strerror or error}",
+            "Relative paths count from the folder of config.toml.",
+        ) from error
+
+
+async def _definition(
+    location: str, raw: bytes, max_bytes: int, known: RawDefinition | None
+) -> RawDefinition:
+    """The definition that these bytes are; packing one again would cost more than all the rest."""
+    if len(raw) > max_bytes:
+        raise _too_large(max_bytes)
+    place, sha256 = place_of(location), await asyncio.to_thread(digest, raw)
+    if known is not None and (known.location, known.sha256) == (place, sha256):
+        return known
+    return RawDefinition(place, await asyncio.to_thread(pack, raw), sha256)
+
+
+def _too_large(max_bytes: int) -> DefinitionUnreadable:
+    return DefinitionUnreadable(
+        f"the definition is larger than {max_bytes} bytes", "Raise limits.max_spec_bytes."
+    )
+
+
+def location_of(settings: Connection) -> str:
+    """Names where a connection's definition comes from: another one makes a cached copy useless."""
+    if isinstance(settings, OpenApiConnection):
+        return place_of(settings.spec)
+    if isinstance(settings, ManifestConnection):
+        return place_of(settings.manifest)
+    if isinstance(settings, McpConnection):
+        args = digest("\0".join(settings.args).encode())
+        return place_of(settings.url) if settings.url else f"{settings.command} {args}"
+    return settings.resource_id or "" if isinstance(settings, ArmConnection) else ""
+
+
+def file_of(settings: Connection) -> str | None:
+    """The path of the file that a connection's definition is read from, where there is one."""
+    if isinstance(settings, OpenApiConnection):
+        path = settings.spec
+    elif isinstance(settings, ManifestConnection) and not is_built_in(settings.manifest):
+        path = settings.manifest
+    else:
+        return None
+    return None if is_inline(path) or is_url(path) else path
+
+
+def is_built_in(manifest: str) -> bool:
+    """Whether this names a manifest that comes with the gateway, rather than a file."""
+    return "/" not in manifest and not manifest.endswith(".toml")
+
+
+def is_local(settings: Connection) -> bool:
+    """Whether a connection's definition is read without a network."""
+    return settings.kind in ("openapi", "manifest") and not is_url(location_of(settings))

@@ -24,7 +24,7 @@ import structlog
 from gateway.azure.directory import LISTING
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import StoredCatalog
-from gateway.catalog.definitions import file_of
+from gateway.catalog.discover import file_of
 from gateway.errors import GatewayError
 from gateway.limits import (
     CATALOG_LOOK_SECONDS,

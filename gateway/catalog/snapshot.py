@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
+
+import orjson
 
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Permissions, Settings
@@ -333,3 +335,38 @@ def without_clashes(
 def clash_problems(clashes: Sequence[Skipped]) -> list[Problem]:
     """The same as problems: what somebody connected is not there, and it can be mended."""
     return [Problem("error", c.operation or c.path, f"not exposed: {c.reason}") for c in clashes]
+
+
+def previewed(
+    name: str,
+    kind: str,
+    found: Found,
+    problems: Sequence[Problem] = (),
+    *,
+    owner: Owner,
+) -> dict[str, Any]:
+    """What `gateway inspect` and a dry run show: tools, what was skipped and why, problems."""
+    build = found.build
+    exposed, clashes = without_clashes(build.tools, owner)
+    shown = ("name", "operation", "method", "path", "access", "risk", "title", "description")
+    tools = [
+        {name: getattr(tool, name) for name in shown}
+        | {"input_schema": orjson.loads(tool.input_schema), "tokens": tool.tokens}
+        for tool in sorted(exposed, key=lambda tool: tool.name)
+    ]
+    return {
+        "connection": name,
+        "kind": kind,
+        "format": build.format,
+        "base_url": build.base_url,
+        **({"session": found.session} if found.session else {}),
+        "tools": tools,
+        "skipped": [
+            {name: getattr(each, name) for name in ("operation", "method", "path", "reason")}
+            for each in (*build.skipped, *clashes)
+        ],
+        "problems": [
+            each.shown() for each in (*build.problems, *clash_problems(clashes), *problems)
+        ],
+        "tokens": sum(tool.tokens for tool in exposed),
+    }

@@ -24,9 +24,8 @@ from gateway.calls.credentials import Credentials, ask_azure, prove
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.changes import Adoption
 from gateway.catalog.connections import StoredCatalog
-from gateway.catalog.definitions import Fetcher
-from gateway.catalog.discover import Discoverer, Look, previewed, source_of
-from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in
+from gateway.catalog.discover import Discoverer, Fetcher, Look, source_of
+from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, previewed
 from gateway.cli.remote import show_table
 from gateway.config.connection import (
     NAME_PATTERN,
@@ -45,8 +44,7 @@ from gateway.limits import CHECK_SECONDS
 from gateway.model import Principal, Scope, TlsFiles
 from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
-from gateway.policy.access import decide, principal_now
-from gateway.policy.problems import configuration_problems
+from gateway.policy.access import configuration_problems, decide, principal_now
 from gateway.policy.view import view
 from gateway.store.database import Database
 from gateway.store.ledger import Execution, Filter, list_executions

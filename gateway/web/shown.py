@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.calls.record import TOKEN_META, WARNINGS_META, output_of
-from gateway.catalog.definitions import is_inline
+from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import SECRET_NAME, ArmConnection, Connection
 from gateway.config.settings import Permissions

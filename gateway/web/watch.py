@@ -30,8 +30,7 @@ from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, json_bytes
-from gateway.policy.access import level, may_know
-from gateway.policy.problems import configuration_problems
+from gateway.policy.access import configuration_problems, level, may_know
 from gateway.store.approvals import Approval, count_waiting, get_approvals
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.catalog.definitions import Fetcher
+from gateway.catalog.discover import Fetcher
 from gateway.catalog.snapshot import RawDefinition
 from gateway.config.settings import Cache
 from gateway.outbound.client import Egress

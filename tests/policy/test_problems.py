@@ -10,7 +10,7 @@ import pytest
 from gateway.catalog.snapshot import Found, Snapshot
 from gateway.config.settings import Permissions
 from gateway.model import Build
-from gateway.policy.problems import configuration_problems
+from gateway.policy.access import configuration_problems
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = replace(
