@@ -38,6 +38,7 @@ from gateway.calls.credentials import (
     azure_identity,
     prove,
 )
+from gateway.calls.record import Door
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import StoredCatalog, refuse_edit
@@ -53,6 +54,7 @@ from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.mcp.pass_through import PassThrough
 from gateway.mcp.wishes import Wishes
+from gateway.model import Principal, Tool
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
@@ -291,7 +293,7 @@ class Assembly:
         replica, prepared = this_replica(), PreparedConnections()
         db, seal, signals, current = self.db, self.seal, self.signals, self._current
         feed = Feed(db, signals, self.catalog)
-        approvals = Approvals(db, seal, signals, current, replica=replica.id)
+        approvals = Approvals(db, seal, signals, current, self._find_tool, replica=replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
@@ -312,10 +314,13 @@ class Assembly:
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)
         self._run(keeping.run())
-        self._run(invoker.make_approved(partial(self.gateway.door, unattended=True)))
+        self._run(invoker.make_approved())
 
     def _current(self) -> Snapshot:
         return self.catalog.current
+
+    def _find_tool(self, door: Door, on: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
+        return self.gateway.find_tool(door, on, principal)
 
     def open_doors(self) -> App:
         """MCP, REST, console and health, and what they share."""

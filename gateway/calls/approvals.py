@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -45,6 +46,7 @@ from gateway.calls.record import (
     Attempt,
     Caller,
     Door,
+    FindTool,
     arguments_digest,
     execution_of,
     failed_result,
@@ -96,6 +98,7 @@ class Approvals:
         seal: Seal,
         signals: Signals,
         current: Callable[[], Snapshot],
+        find_tool: FindTool,
         *,
         replica: str,
     ) -> None:
@@ -103,6 +106,7 @@ class Approvals:
         self._seal = seal
         self._signals = signals
         self._current = current
+        self._find_tool = find_tool
         self._replica = replica
         # By execution: the approval it waits for, and whether its caller has gone.
         self._waiting: dict[str, tuple[str, Callable[[], bool]]] = {}
@@ -221,7 +225,7 @@ class Approvals:
         changed = await store.changed_since_used(self._db, principal, tool.name, tool.connection)
         looked_at_twice = questions.warnings(attempt, first_write=not wrote, changed=changed)
         execution = execution_of(attempt, "pending_confirmation")
-        kept = (attempt.arguments, attempt.door.ticket, attempt.token)
+        kept = (attempt.arguments, attempt.door, attempt.token)
         ticket = Ticket(attempt.caller.principal, *kept)
         approval = Approval(
             **_call_of(attempt),
@@ -358,7 +362,8 @@ class Approvals:
         """
         snapshot = self._current()
         try:
-            return snapshot, *permit_again(snapshot, principal, door.find, approval.fingerprint)
+            find = partial(self._find_tool, door)
+            return snapshot, *permit_again(snapshot, principal, find, approval.fingerprint)
         except Refused as refused:
             await self.void(approval)
             raise ApprovalVoid(

@@ -82,7 +82,6 @@ log = structlog.get_logger("gateway.call")
 
 APPROVED = object()  # whose calls are that were approved after their callers had left
 Send = Callable[[Attempt, Prepared], Awaitable[Result]]
-OpenDoor = Callable[[Mapping[str, Any]], Door]  # from what a ticket keeps of it
 
 
 class Invoker:
@@ -121,20 +120,24 @@ class Invoker:
         caller: Caller,
         door: Door,
         bundle_ids: tuple[str, ...] = (),
+        *,
         judged: Tool | None = None,
+        unattended: bool = False,
     ) -> Coroutine[Any, Any, Result]:
         """The result of the call. Failures are results too.
 
-        `judged` is what permissions are asked about, where it is not the tool itself.
+        `judged` is what permissions are asked about, where it is not the tool itself. `unattended`:
+        nobody waits while a person decides.
         """
         about = (arguments, caller, door, self._redactor(snapshot, tool), self._replica, bundle_ids)
         attempt = Attempt(snapshot, tool, judged or tool, *about)
         attempt.background = caller.meta.get(BACKGROUND_META) is True
+        attempt.unattended = unattended or attempt.background
         if caller.request_state is None and not attempt.may_be_held:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
-    async def make_approved(self, open_door: OpenDoor) -> None:
+    async def make_approved(self) -> None:
         """Makes approved calls that nobody waits for, REST's and background ones, for ever.
 
         Every process looks, woken by the store or every few seconds. Using an approval up is a
@@ -150,21 +153,21 @@ class Invoker:
                 approved = await approved_of_era(self._db, UNATTENDED, time.time(), room)
             for approval in approved:
                 try:
-                    await self._resume(approval, open_door)
+                    await self._resume(approval)
                 except Exception as error:  # one call's trouble must not stop the others
                     failure = describe_failure(error)
                     log.warning("approved call not made", approval=approval.id, **failure)
 
-    async def _resume(self, approval: Approval, open_door: OpenDoor) -> None:
+    async def _resume(self, approval: Approval) -> None:
         """Starts a call that was approved after its caller had left."""
         ticket = await self._approvals.open_ticket(approval)
-        door = open_door(ticket.door)
-        snapshot, tool, judged = await self._approvals.judge(ticket.principal, door, approval)
-        caller = Caller(ticket.principal, session=approval.session, client=approval.client)
+        principal, door = ticket.principal, ticket.door
+        snapshot, tool, judged = await self._approvals.judge(principal, door, approval)
+        caller = Caller(principal, session=approval.session, client=approval.client)
         about = (ticket.arguments, caller, door, self._redactor(snapshot, tool), self._replica)
         attempt = Attempt(snapshot, tool, judged, *about)
         attempt.id, attempt.at = approval.execution_id, approval.created_at
-        attempt.token, attempt.background = ticket.token, True
+        attempt.token, attempt.background, attempt.unattended = ticket.token, True, True
         self._decide(attempt)
         self._check(attempt)
         self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)

@@ -30,7 +30,7 @@ from gateway.azure.lookup_rules import (
     values_rule,
     walk,
 )
-from gateway.calls.record import Caller, Door
+from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
 from gateway.limits import LOOKUP_BYTES, LOOKUP_PAGES, LOOKUP_VALUES
@@ -139,8 +139,8 @@ class LookUp:
     async def _answer(self, call: Call) -> Any:
         """The JSON that the call answers with."""
         self._check_allowed(call.tool)
-        door = Door(lambda snapshot, principal: (call.tool, call.tool))  # it never waits
-        result = await self.call(self.snapshot, call.tool, call.arguments, self.caller, door)
+        about = (self.snapshot, call.tool, call.arguments, self.caller)
+        result = await self.call(*about, door={})  # it never waits, to be found again
         structured = result.get("structuredContent")
         if result.get("isError"):
             raise _failure(structured)

@@ -51,6 +51,10 @@ AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
 Era = Literal["2025", "2026", "rest"]
+Door = Mapping[str, Any]  # how a call came in, as data: by this any process finds its tool again
+# The tool behind a door, and the one that permissions are asked about. Raises UnknownTool or one of
+# our errors where the caller has it no longer.
+FindTool = Callable[[Door, Snapshot, Principal], tuple[Tool, Tool]]
 
 
 @dataclass(slots=True)
@@ -75,16 +79,6 @@ class Caller:
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 
-class Door(Struct, frozen=True):
-    """How a call came in, for finding its tool again after it has waited for a person."""
-
-    # Finds the tool, and the one that permissions are asked about; raises UnknownTool or one of our
-    # errors where the caller has it no longer.
-    find: Callable[[Snapshot, Principal], tuple[Tool, Tool]]
-    ticket: Mapping[str, Any] = {}  # what another process needs to find it
-    unattended: bool = False  # nobody waits for the answer
-
-
 class Attempt(Struct):
     """One call on its way: what is known of it as it goes along."""
 
@@ -97,6 +91,7 @@ class Attempt(Struct):
     redactor: Redactor
     replica: str
     bundle_ids: tuple[str, ...] = ()
+    unattended: bool = False  # nobody waits for the answer
     at: float = msgspec.field(default_factory=time.time)
     began: float = msgspec.field(default_factory=time.perf_counter)
     id: str = ""
@@ -105,7 +100,7 @@ class Attempt(Struct):
     upstream_ms: float | None = None  # how much of the time was the upstream's
     token: str | None = None
     token_given: bool = False  # by the caller, so it may have been used before
-    background: bool = False  # its caller does not wait: the outcome is read from its record
+    background: bool = False  # unattended from the start: the outcome is read from its record
     recorded: Mapping[str, Any] | None = None
     warnings: Sequence[Mapping[str, str]] = ()  # of arguments that were sent all the same
     put: Ask | None = None  # how its client is asked, where that is not on its own stream
@@ -124,10 +119,6 @@ class Attempt(Struct):
     @property
     def max_output_bytes(self) -> int:
         return self.snapshot.settings.limits.max_output_bytes
-
-    @property
-    def unattended(self) -> bool:
-        return self.background or self.door.unattended
 
     @property
     def may_be_held(self) -> bool:

@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import structlog
@@ -173,15 +172,16 @@ class Inquiry:
     ) -> Awaitable[dict[str, Any]]:
         """The wire dict of a tool's result."""
         scope = self.caller.scope
-        ticket = {"tool": tool.name, "scope": [scope.kind, *scope.names]}
+        door = {"tool": tool.name, "scope": [scope.kind, *scope.names]}
         return self.gateway.invoker.call(
             self.snapshot,
             tool,
             arguments,
             caller or self.caller,
-            self.gateway.door({"proxy": raw.as_dict()} if raw else ticket, unattended),
+            {"proxy": raw.as_dict()} if raw else door,
             self.view.bundle_ids,
-            judged,
+            judged=judged,
+            unattended=unattended,
         )
 
 
@@ -336,20 +336,15 @@ class Gateway:
             log.exception("own tool failed", tool=tool.name)
             return error_result(Broken("internal", "the gateway failed on this call"))
 
-    def door(self, ticket: Mapping[str, Any], unattended: bool) -> Door:
-        """How a call came in, by what another process can find its tool with again."""
-        return Door(partial(self._find, ticket), ticket, unattended)
-
-    def _find(
-        self, ticket: Mapping[str, Any], snapshot: Snapshot, principal: Principal
-    ) -> tuple[Tool, Tool]:
-        kind, *names = ticket.get("scope", ("own",))
+    def find_tool(self, door: Door, snapshot: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
+        """The tool behind a door, and the one that permissions are asked about."""
+        kind, *names = door.get("scope", ("own",))
         seen = self.view_of(snapshot, principal, Scope(kind, tuple(names)))
-        if "proxy" in ticket:
-            return proxied(snapshot, principal, seen, ProxyRequest(**ticket["proxy"]))
-        tool = seen.tools.get(ticket["tool"])
+        if "proxy" in door:
+            return proxied(snapshot, principal, seen, ProxyRequest(**door["proxy"]))
+        tool = seen.tools.get(door["tool"])
         if tool is None:
-            raise UnknownTool(ticket["tool"])
+            raise UnknownTool(door["tool"])
         return tool, tool
 
     async def search(

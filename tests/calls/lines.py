@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.calls.record import Attempt, Caller, Door
+from gateway.calls.record import Attempt, Caller
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import ConnectionState, Found, Snapshot, assemble, with_tools
 from gateway.config.connection import OpenApiConnection
@@ -29,9 +29,6 @@ SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": True}
 def find(seen: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
     """Finds the tool in the snapshot, as a view does."""
     return seen.tools["shop_order"], seen.tools["shop_order"]
-
-
-DOOR = Door(find)
 
 
 def tool(name: str = "shop_order", access: Access = "write", **changed: Any) -> Tool:
@@ -82,7 +79,7 @@ def attempt(
         used,
         {"book": "Emma"} if arguments is None else arguments,
         Caller(principal, **caller),
-        DOOR,
+        {},
         Redactor(()),
         "replica",
     )

@@ -30,7 +30,7 @@ from gateway.store.database import Database
 from gateway.store.housekeeping import Replica, beat, leave
 from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
 from gateway.store.secrets import Seal
-from tests.calls.lines import ANN, DOOR, attempt, snapshot, tool
+from tests.calls.lines import ANN, attempt, find, snapshot, tool
 
 T = TypeVar("T")
 
@@ -142,7 +142,8 @@ class TokenLedger(RuleBasedStateMachine):
         self.replica = f"r{self.process}"
         self.run(beat(self.db, Replica(self.replica, "here", self.process, 0.0)))
         prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
-        approvals = Approvals(self.db, seal, signals, snapshot, replica=self.replica)
+        finding = (snapshot, lambda door, seen, principal: find(seen, principal))
+        approvals = Approvals(self.db, seal, signals, *finding, replica=self.replica)
         self.invoker = Invoker(
             self.db, prepared, self.send, approvals, signals, seal, replica=self.replica
         )
@@ -226,7 +227,7 @@ class TokenLedger(RuleBasedStateMachine):
     def made(self, token: str, book: str) -> Coroutine[Any, Any, dict[str, Any]]:
         caller = Caller(ANN, meta={"gateway/idempotency_token": token})
         freely = snapshot(permissions={"level": "full_access"})
-        return self.invoker.call(freely, freely.tools["shop_order"], {"book": book}, caller, DOOR)
+        return self.invoker.call(freely, freely.tools["shop_order"], {"book": book}, caller, {})
 
     @invariant()
     def each_token_was_sent_at_most_once(self) -> None:
