@@ -77,6 +77,7 @@ log = structlog.get_logger("gateway.approvals")
 
 Target = tuple[str, str]  # method and address of the request that would be made
 PURPOSE = "approval-state/2"  # of the state that a client of 2026 hands back
+OF_EXECUTION = "principal tool connection arguments args_digest risk session client".split()
 QUESTION = "approval"  # the key of our question in an InputRequiredResult
 
 
@@ -228,17 +229,13 @@ class Approvals:
         kept = (attempt.arguments, attempt.door, attempt.token)
         ticket = Ticket(attempt.caller.principal, *kept)
         approval = Approval(
-            **_call_of(attempt),
+            **{name: getattr(execution, name) for name in OF_EXECUTION},
             id=new_id(now),
             execution_id=execution.id,
-            connection=tool.connection,
-            arguments=execution.arguments,
+            fingerprint=tool.fingerprint,
             sealed_arguments=self._seal.encrypt_json(msgspec.to_builtins(ticket)),
-            risk=tool.risk,
             created_at=now,
             expires_at=now + attempt.snapshot.permissions.timeout_seconds,
-            session=session,
-            client=attempt.caller.client,
             method=target[0],
             url=target[1],
             warnings=tuple(looked_at_twice),

@@ -137,41 +137,6 @@ class Invoker:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
-    async def make_approved(self) -> None:
-        """Makes approved calls that nobody waits for, REST's and background ones, for ever.
-
-        Every process looks, woken by the store or every few seconds. Using an approval up is a
-        compare-and-set, so that one of them makes the call and the others find nothing to do.
-        """
-        woken = asyncio.Event()
-        self._signals.on(CONFIRMATION, lambda _: woken.set())
-        while not self._approvals.draining:  # then they are left to other processes
-            await heard_within(woken, MOMENT_SECONDS)
-            room = CALLS_PER_PRINCIPAL - self.running.count(APPROVED)
-            approved: list[Approval] = []
-            with suppress(GatewayError):  # the store fails: the next time will do
-                approved = await approved_of_era(self._db, UNATTENDED, time.time(), room)
-            for approval in approved:
-                try:
-                    await self._resume(approval)
-                except Exception as error:  # one call's trouble must not stop the others
-                    failure = describe_failure(error)
-                    log.warning("approved call not made", approval=approval.id, **failure)
-
-    async def _resume(self, approval: Approval) -> None:
-        """Starts a call that was approved after its caller had left."""
-        ticket = await self._approvals.open_ticket(approval)
-        principal, door = ticket.principal, ticket.door
-        snapshot, tool, judged = await self._approvals.judge(principal, door, approval)
-        caller = Caller(principal, session=approval.session, client=approval.client)
-        about = (ticket.arguments, caller, door, self._redactor(snapshot, tool), self._replica)
-        attempt = Attempt(snapshot, tool, judged, *about)
-        attempt.id, attempt.at = approval.execution_id, approval.created_at
-        attempt.token, attempt.background, attempt.unattended = ticket.token, True, True
-        self._decide(attempt)
-        self._check(attempt)
-        self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)
-
     def _redactor(self, snapshot: Snapshot, tool: Tool) -> Redactor:
         return self._prepared.of(snapshot, tool.connection).redactor
 
@@ -205,7 +170,7 @@ class Invoker:
         except asyncio.CancelledError:
             self._record_left(attempt)
             raise
-        self._record(attempt, _status(result), result)
+        self.record(execution_of(attempt, _status(result), result))
         return result
 
     async def _make_in_background(self, attempt: Attempt, approval: Approval | None) -> Result:
@@ -293,14 +258,10 @@ class Invoker:
         meta = {**result.get("_meta", {}), **meta_of(attempt, _status(result))}
         return with_warnings(attempt, {**result, "_meta": meta})
 
-    def _record(
-        self,
-        attempt: Attempt,
-        status: ExecutionStatus,
-        result: Result | None,
-        error: GatewayError | None = None,
-    ) -> None:
-        self.record(execution_of(attempt, status, result, error))
+    def record(self, execution: Execution) -> None:
+        """Puts the record of a call that is over on disk soon, and tells of it."""
+        record_finished(self._db, execution)
+        self._tell(execution)
 
     # --- what the steps need ----------------------------------------------------------------------
 
@@ -333,18 +294,14 @@ class Invoker:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
         return failed_result(attempt, _first_error(attempt, first))
 
-    def record(self, execution: Execution) -> None:
-        """Puts the record of a call that is over on disk soon, and tells of it."""
-        record_finished(self._db, execution)
-        self._tell(execution)
-
     def _record_left(self, attempt: Attempt) -> None:
         """Records a call whose caller left before it was sent, or that only reads."""
-        self._record(attempt, "failed", None, Broken("cancelled", "the caller left"))
+        error = Broken("cancelled", "the caller left")
+        self.record(execution_of(attempt, "failed", None, error))
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
         result = failed_result(attempt, error)
-        self._record(attempt, status_of(error), result, error)
+        self.record(execution_of(attempt, status_of(error), result, error))
         return result
 
     async def _fail(self, attempt: Attempt, cause: BaseException) -> Result:
@@ -374,6 +331,43 @@ class Invoker:
             self._signals.hear(FINISHED, execution.id)
         for listener in self._listeners:
             listener(execution)
+
+    # --- calls that were approved after their callers had left ------------------------------------
+
+    async def make_approved(self) -> None:
+        """Makes approved calls that nobody waits for, REST's and background ones, for ever.
+
+        Every process looks, woken by the store or every few seconds. Using an approval up is a
+        compare-and-set, so that one of them makes the call and the others find nothing to do.
+        """
+        woken = asyncio.Event()
+        self._signals.on(CONFIRMATION, lambda _: woken.set())
+        while not self._approvals.draining:  # then they are left to other processes
+            await heard_within(woken, MOMENT_SECONDS)
+            room = CALLS_PER_PRINCIPAL - self.running.count(APPROVED)
+            approved: list[Approval] = []
+            with suppress(GatewayError):  # the store fails: the next time will do
+                approved = await approved_of_era(self._db, UNATTENDED, time.time(), room)
+            for approval in approved:
+                try:
+                    await self._resume(approval)
+                except Exception as error:  # one call's trouble must not stop the others
+                    failure = describe_failure(error)
+                    log.warning("approved call not made", approval=approval.id, **failure)
+
+    async def _resume(self, approval: Approval) -> None:
+        """Starts a call that was approved after its caller had left."""
+        ticket = await self._approvals.open_ticket(approval)
+        principal, door = ticket.principal, ticket.door
+        snapshot, tool, judged = await self._approvals.judge(principal, door, approval)
+        caller = Caller(principal, session=approval.session, client=approval.client)
+        about = (ticket.arguments, caller, door, self._redactor(snapshot, tool), self._replica)
+        attempt = Attempt(snapshot, tool, judged, *about)
+        attempt.id, attempt.at = approval.execution_id, approval.created_at
+        attempt.token, attempt.background, attempt.unattended = ticket.token, True, True
+        self._decide(attempt)
+        self._check(attempt)
+        self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)
 
 
 def _status(result: Result) -> ExecutionStatus:
