@@ -26,6 +26,11 @@ register_profile("quick", max_examples=25, derandomize=True, **ON_A_BUSY_MACHINE
 register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 
+# Begun first, the longest before others, so that no worker has one left when the rest are done.
+LONG = """three_replicas held_calls overload_upstreams test_browser approvals.py azure.py
+azure_outages processes journeys/test_workers test_workers overload_clients executions
+definition_files no_dropped_call questions test_commands large_results""".split()
+
 OPEN = """
 [auth]
 mode = "none"
@@ -34,6 +39,13 @@ allow = ["127.0.0.1/32"]
 [permissions]
 level = "full_access"
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((n for n, name in enumerate(LONG) if name in item.nodeid), len(LONG))
+
+    items.sort(key=place)
 
 
 @dataclass(frozen=True)

@@ -56,13 +56,23 @@ class House:
     """The package."""
 
     def __init__(self, folder: Path) -> None:
-        self.modules: dict[str, Module] = {}
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
+        self._folder = folder
+
+    @cached_property
+    def modules(self) -> dict[str, Module]:
+        """Every file, by its dotted name."""
+        found: dict[str, Module] = {}
+        for path in sorted(self._folder.rglob("*.py")):
+            parts = path.relative_to(self._folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text(encoding="utf-8")
-            self.modules[name] = Module(name, path, text, ast.parse(text))
-        self.imports = [found for module in self.modules.values() for found in self._of(module)]
+            found[name] = Module(name, path, text, ast.parse(text))
+        return found
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Whatever one of them imports of another."""
+        return [found for module in self.modules.values() for found in self._of(module)]
 
     def _of(self, module: Module) -> Iterator[Import]:
         for node, when in _import_nodes(module.tree, "start"):

@@ -262,4 +262,6 @@ def empty_store() -> bytes:
 
 
 TestTokenLedger = TokenLedger.TestCase
-TestTokenLedger.settings = settings(stateful_step_count=12)
+TestTokenLedger.settings = settings(
+    stateful_step_count=12, max_examples=settings().max_examples // 3
+)

@@ -333,8 +333,12 @@ async def replicas(
         yield made
 
 
-@each_tool
-async def test_any_replica_takes_the_answer(
+@pytest.mark.parametrize(
+    ("store_url", "peer", "tool"),
+    [("sqlite", "handshake", "shop_look"), ("postgresql", "modern", "shop_book")],
+    indirect=["store_url", "peer"],
+)
+async def test_any_replica_takes_the_answer_however_long(
     replicas: tuple[Running, Running], peer: AskingPeer, tool: str
 ) -> None:
     one, two = replicas
@@ -346,19 +350,11 @@ async def test_any_replica_takes_the_answer(
             ("accept Ann", id_of(asked))
         ] * 2
         assert await there.rows() == [(id_of(asked), "completed")]
-    assert peer.happened() == [f"{title} Ann False"]
-
-
-@every_server
-async def test_any_replica_takes_what_a_client_of_2025_says_however_long(
-    replicas: tuple[Running, Running], peer: AskingPeer
-) -> None:
-    one, two = replicas
-    words = "Emma " * 20_000
-    said = {"role": "assistant", "content": {"type": "text", "text": words}, "model": "m"}
-    async with ann_at(one.url) as ann:
+        assert peer.happened() == [f"{title} Ann False"]
+        words = "Emma " * 20_000  # of a client of 2025, which answers on a request of its own
+        said = {"role": "assistant", "content": {"type": "text", "text": words}, "model": "m"}
         offered = {"sampling": dict[str, Any]()}
-        speaker = Speaker(ann.speaker.http, f"{one.url}/mcp", "2025", offered, lambda _: said)
+        speaker = Speaker(here.speaker.http, f"{one.url}/mcp", "2025", offered, lambda _: said)
         await speaker.meet()
         speaker.answers_to = f"{two.url}/mcp"
         call = {"name": "shop_look", "arguments": {"title": "Emma", "want": "sampling"}}
@@ -367,7 +363,11 @@ async def test_any_replica_takes_what_a_client_of_2025_says_however_long(
     assert '"text":"m: Emma Emma' in result["structuredContent"]["preview"]
 
 
-@every_server
+@pytest.mark.parametrize(
+    ("store_url", "peer"),
+    [("sqlite", "modern"), ("postgresql", "handshake")],
+    indirect=True,
+)
 async def test_a_replica_that_ended_is_not_waited_for(
     tmp_path: Path, store_url: str, peer: AskingPeer
 ) -> None:

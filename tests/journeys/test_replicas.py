@@ -25,7 +25,7 @@ async def replicas(tmp_path: Path, store_url: str) -> AsyncIterator[tuple[Runnin
         yield made
 
 
-async def test_a_connection_put_on_one_is_served_changed_and_deleted_on_the_other(
+async def test_what_is_put_chosen_changed_and_deleted_on_one_holds_on_the_other(
     replicas: tuple[Running, Running],
 ) -> None:
     one, two = replicas
@@ -33,31 +33,24 @@ async def test_a_connection_put_on_one_is_served_changed_and_deleted_on_the_othe
     def tools() -> set[str]:
         return set(two.app.gateway.snapshot.tools)
 
-    async with provider() as peer, Client(one.mcp) as client:
+    async with provider() as peer, Client(one.mcp) as client, Client(two.mcp) as other:
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
         await until(lambda: tools() == {"shop_get_items"})
         peer.document = items_api(peer.url, "pears")
         await own_call(client, "refresh_tools", connection="shop")
         await until(lambda: tools() == {"shop_get_pears"})
-        async with Client(two.mcp) as other:
-            answer = await own_call(other, "shop_get_pears", id="7")
-            assert answer == {"path": "/pears/7", "method": "GET"}
+        answer = await own_call(other, "shop_get_pears", id="7")
+        assert answer == {"path": "/pears/7", "method": "GET"}
+        url = f"{one.url}/api/v1/access/shop"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.put(url, json={"access": "disabled"}) as ok,
+        ):
+            assert (await ok.json())["effective_access"] == "disabled"
+        await until(lambda: ("local", "shop") in two.app.gateway.snapshot.choices)
+        assert "shop_get_pears" not in await names(other)
         await own_call(client, "delete_connection", name="shop")
         await until(lambda: tools() == set())
-
-
-async def test_a_choice_made_on_one_holds_on_the_other(
-    replicas: tuple[Running, Running],
-) -> None:
-    one, two = replicas
-    async with provider() as peer, Client(one.mcp) as client, aiohttp.ClientSession() as http:
-        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
-        url = f"{one.url}/api/v1/access/shop"
-        async with http.put(url, json={"access": "disabled"}) as answer:
-            assert (await answer.json())["effective_access"] == "disabled"
-        await until(lambda: ("local", "shop") in two.app.gateway.snapshot.choices)
-        async with Client(two.mcp) as other:
-            assert "shop_get_items" not in await names(other)
 
 
 async def paged_by_four(replica: Running) -> None:
@@ -75,7 +68,11 @@ async def toggled(client: Client, one: Running, two: Running, **put: str) -> Non
     await until(lambda: two.app.gateway.snapshot.revision >= revision)
 
 
-@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+@pytest.mark.parametrize(
+    ("store_url", "mode"),
+    [("sqlite", "legacy"), ("postgresql", "2026-07-28")],
+    indirect=["store_url"],
+)
 async def test_pages_from_either_make_one_list_while_tools_come_and_go(
     replicas: tuple[Running, Running], mode: str
 ) -> None:
@@ -112,9 +109,9 @@ async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(
         provider() as other,
         Client(one.mcp) as client,
     ):
-        other.document = items_api(other.url, *(f"items{number}" for number in range(40)))
+        other.document = items_api(other.url, *(f"items{number}" for number in range(20)))
         put = {"kind": "openapi", "spec": other.spec}
-        for number in range(12):
+        for number in range(6):
             await own_call(client, "put_connection", name=f"other{number}", **put)
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
         over = asyncio.Event()
@@ -125,7 +122,7 @@ async def test_what_a_refresh_reports_is_served_while_the_store_is_read_again(
 
         async with asyncio.TaskGroup() as group:
             group.create_task(puts())
-            for fruit in ("pears", "plums") * 6:
+            for fruit in ("pears", "plums") * 2:
                 peer.document = items_api(peer.url, fruit)
                 await own_call(client, "refresh_tools", connection="shop")
                 served = {t for t in one.app.gateway.snapshot.tools if t.startswith("shop_")}

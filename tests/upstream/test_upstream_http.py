@@ -148,27 +148,6 @@ async def test_modern_question_can_be_handed_on_to_a_client_that_calls_again() -
 
 
 @both_eras
-async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call(era: Era) -> None:
-    async def ignored(done: float, total: float | None, message: str | None) -> None:
-        pass
-
-    async with (
-        mcp_peer(era) as peer,
-        upstreams(http("up", peer.url), http("short", peer.url, max_call_seconds=1.0)) as ups,
-    ):
-        long = {"steps": 15, "pause": 0.1}
-        assert (
-            text_of(
-                await ups.call("up", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
-            )
-            == "done"
-        )
-        with pytest.raises(UpstreamFailed) as caught:
-            await ups.call("short", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
-        assert caught.value.code == "upstream_timeout"
-
-
-@both_eras
 async def test_call_over_its_deadline_fails_and_is_cancelled_upstream(era: Era) -> None:
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
         with pytest.raises(UpstreamFailed) as caught:

@@ -99,24 +99,6 @@ async def test_progress_reaches_the_caller_and_a_slow_one_holds_up_nobody() -> N
     assert seen == [1, 2, 3]
 
 
-async def test_progress_puts_a_calls_deadline_off_up_to_the_longest_call() -> None:
-    async with upstreams(stdio("up"), stdio("short", max_call_seconds=1.0)) as ups:
-        long = {"steps": 15, "pause": 0.1}
-        assert (
-            text_of(
-                await ups.call("up", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
-            )
-            == "done"
-        )
-        with pytest.raises(UpstreamFailed) as caught:
-            await ups.call("short", "steps", long, deadline=0.8, hooks=Hooks(progress=ignored))
-        assert caught.value.code == "upstream_timeout"
-
-
-async def ignored(done: float, total: float | None, message: str | None) -> None:
-    """Progress that nobody looks at."""
-
-
 async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_child() -> None:
     async with upstreams(stdio("up")) as ups:
         await pid_of(ups)  # it is up, however busy the machine is
