@@ -12,7 +12,6 @@ import itertools
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -52,14 +51,12 @@ from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
-from gateway.mcp.pass_through import PassThrough
-from gateway.mcp.wishes import Wishes
 from gateway.model import Principal, Tool
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
 from gateway.server import GatewayServer, bind
-from gateway.store.cluster import REVISION, Signals, kept_wishes, signal_soon
+from gateway.store.cluster import REVISION, Signals, signal_soon
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
@@ -328,9 +325,7 @@ class Assembly:
         identity = Identity(self.settings, self.public_url, self._fetch_keys)
         rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
         requests = UpstreamRequests(self.upstreams, self.limits)
-        self.wishes = Wishes(requests, self.db)
-        pass_through = PassThrough(gateway, requests, self.wishes)
-        mcp = McpEndpoint(gateway, identity, pass_through, self.seal, self.db, rules)
+        mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
         mcp.listen_to(self.signals)
         health = Health(gateway, identity, mcp.figures)
         gateway.invoker.on_finished(health.metrics.finished)
@@ -386,8 +381,7 @@ class Assembly:
         await self.signals.start(self.db)
         self._stack.push_async_callback(self.signals.close)
         await self.front_door.grants.load()
-        for wish in reversed(await kept_wishes(self.db, time.time())):
-            self.wishes.take(wish)
+        await app.mcp.take_up_wishes()
         self._run(self.schedule.run())
         self._run(self.schedule.watch_files())
         self._run(self.schedule.advise())

@@ -32,6 +32,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
+from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, MAX_STREAMS_PER_PRINCIPAL, NAME_CHARS
 from gateway.mcp.era_2025 import SAID, Era2025
@@ -57,10 +58,9 @@ from gateway.mcp.methods import (
     rpc_error,
 )
 from gateway.mcp.pass_through import PassThrough
-from gateway.mcp.streams import ClientStream, Streams
-from gateway.mcp.wishes import WISHED
+from gateway.mcp.streams import WISHED, ClientStream
 from gateway.model import json_bytes
-from gateway.store.cluster import SESSION_ENDED, Signals
+from gateway.store.cluster import SESSION_ENDED, Signals, kept_wishes
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
@@ -95,7 +95,7 @@ class McpEndpoint:
         self,
         gateway: Gateway,
         identity: Identity,
-        pass_through: PassThrough,
+        requests: UpstreamRequests,
         seal: Seal,
         db: Database,
         rules: HostRules,
@@ -103,10 +103,9 @@ class McpEndpoint:
     ) -> None:
         self._identity = identity
         self._rules = rules
-        wishes, marks = pass_through.wishes, pass_through.marks
-        streams = Streams(gateway, identity, wishes, marks, max_streams)
-        pass_through.report_to(streams.look_again, streams.tell_notice)
-        self._core = Core(gateway, identity, pass_through, streams)
+        self._db = db
+        pass_through = PassThrough(gateway, identity, requests, db, max_streams)
+        self._core = Core(gateway, identity, pass_through)
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what it calls itself.
         self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
@@ -116,6 +115,11 @@ class McpEndpoint:
         signals.on(SESSION_ENDED, self._era_2025.hear_ended)
         signals.on(SAID, self._era_2025.hear_said)
         signals.on(WISHED, self._core.pass_through.wishes.hear)
+
+    async def take_up_wishes(self) -> None:
+        """Takes over what sessions said before this process began."""
+        for wish in reversed(await kept_wishes(self._db, time.time())):
+            self._core.pass_through.wishes.take(wish)
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -49,8 +49,7 @@ from gateway.mcp.messages import (
     notification,
 )
 from gateway.mcp.pass_through import HANDLERS, Hello, PassThrough
-from gateway.mcp.streams import Streams
-from gateway.mcp.wishes import LOGGED, reaches
+from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible
 from gateway.web.gateway import Gateway, error_result
@@ -73,13 +72,11 @@ log = structlog.get_logger(__name__)
 class Core:
     """What all requests share."""
 
-    def __init__(
-        self, gateway: Gateway, identity: Identity, pass_through: PassThrough, streams: Streams
-    ) -> None:
+    def __init__(self, gateway: Gateway, identity: Identity, pass_through: PassThrough) -> None:
         self.gateway = gateway
         self.identity = identity
         self.pass_through = pass_through
-        self.streams = streams
+        self.streams = pass_through.streams
         self.calls = Calls()
 
 

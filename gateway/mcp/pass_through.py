@@ -29,11 +29,13 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError
 from gateway.limits import MAX_INSTRUCTIONS_CHARS, MAX_SESSIONS, MOMENT_SECONDS
 from gateway.mcp.messages import RpcError, method_not_found
-from gateway.mcp.wishes import LOGGED, UPDATED, Notice, Wishes
+from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
 from gateway.policy.view import Offering, instructing, offering
+from gateway.store.database import Database
 from gateway.web.gateway import Gateway, askable_of
+from gateway.web.identity import Identity
 
 INSTRUCTIONS = (
     "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
@@ -71,8 +73,17 @@ class Hello:
 class PassThrough:
     """Prompts, resources, completion and logs of the servers in a view."""
 
-    def __init__(self, gateway: Gateway, requests: UpstreamRequests, wishes: Wishes) -> None:
-        self.wishes = wishes
+    def __init__(
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        requests: UpstreamRequests,
+        db: Database,
+        max_streams: int,
+    ) -> None:
+        self.wishes = Wishes(requests, db)
+        self.streams = Streams(identity, self.wishes, self.lists, self._offers, max_streams)
+        gateway.on_change(self.streams.look_again)
         self._gateway = gateway
         self.requests = requests
         self._upstreams = requests.upstreams
@@ -81,12 +92,6 @@ class PassThrough:
         self._listings: LRUCache[tuple[str, str, str], frozenset[str]] = LRUCache(MAX_SESSIONS)
         self._changes: Counter[tuple[str, str]] = Counter()  # by server and kind of list
         self._upstreams.on_notification = self._hear
-
-    def report_to(
-        self, look_again: Callable[[], None], tell_notice: Callable[[Notice], None]
-    ) -> None:
-        """Has these called when the marks of some view may have changed, and with each notice."""
-        self._look_again, self._tell_notice = look_again, tell_notice
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
         """What a view has beside tools; servers that were never met get a moment to answer."""
@@ -111,16 +116,18 @@ class PassThrough:
             raise method_not_found(method)
         return await handler(Asked(self, snapshot, offered.sole, servers, caller), params)
 
-    def marks(self, principal: Principal, scope: Scope) -> dict[str, str]:
-        """What changes exactly when the prompts, or the resources, of a view may have changed."""
+    def lists(self, principal: Principal, scope: Scope) -> dict[str, str]:
+        """What tells a view's lists from others, by kind: of tools, of prompts, of resources."""
         _, offered = self._look(principal, scope)
-        return {
-            kind: " ".join(
-                f"{server.name}.{self._changes[server.name, kind]}"
-                for server in self._servers_with(kind, offered)
-            )
-            for kind in ("prompts", "resources")
-        }
+        found = {"tools": self._gateway.view(principal, scope).digest}
+        for kind in ("prompts", "resources"):
+            servers = self._servers_with(kind, offered)
+            found[kind] = " ".join(f"{s.name}.{self._changes[s.name, kind]}" for s in servers)
+        return found
+
+    def _offers(self, principal: Principal, scope: Scope, server: str) -> bool:
+        _, offered = self._look(principal, scope)
+        return any(each.name == server for each in offered.servers)
 
     async def listen(
         self, holder: str, principal: Principal, scope: Scope, wanted: Params
@@ -206,11 +213,11 @@ class PassThrough:
             self._changes[server, kind] += 1
             for key in [key for key in self._listings if key[0] == server]:
                 self._listings.pop(key, None)
-            self._look_again()
+            self.streams.look_again()
         elif method in NOTICE_FIELDS and server in self._gateway.snapshot.connections:
             cleared = self._clear(server, method, params)
             if cleared is not None:
-                self._tell_notice(Notice(server, method, cleared, principal))
+                self.streams.tell_notice(Notice(server, method, cleared, principal))
 
     def _clear(self, server: str, method: str, params: Params) -> Params | None:
         """A notice's params without the connection's secrets; None: they are too large."""

@@ -12,7 +12,7 @@ from gateway.calls.admission import Admission
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import Overloaded
 from gateway.limits import LINGER_SECONDS, MAX_WATCHED
-from gateway.mcp.wishes import Wishes, reaches
+from gateway.mcp.streams import Wishes, reaches
 from gateway.store.database import Database
 from gateway.upstream.registry import Upstreams
 from tests.library_peer import Era, LibraryPeer, library_peer

@@ -24,8 +24,6 @@ from gateway.config.settings import Settings
 from gateway.errors import Fixable, UnknownTool
 from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
 from gateway.mcp.endpoint import McpEndpoint
-from gateway.mcp.pass_through import PassThrough
-from gateway.mcp.wishes import Wishes
 from gateway.model import Principal, Scope, Tool, digest
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
@@ -196,8 +194,7 @@ async def endpoint_over(
             Signals(),
         )
         rules = host_rules(public_url, (), allowed_origins)
-        through = PassThrough(gateway, requests, Wishes(requests, db))
-        endpoint = McpEndpoint(gateway, identity, through, seal, db, rules, max_streams)
+        endpoint = McpEndpoint(gateway, identity, requests, seal, db, rules, max_streams)
         endpoint.listen_to(signals)
         if store is not None:
             await signals.start(db)
