@@ -168,12 +168,11 @@ class Catalog:
 
     async def delete(self, name: str, *, by: str, expected: int | None = None) -> int:
         """Removes a connection that was put; gives the new revision."""
-        if name not in self._states:
-            raise NotFound("connection_invalid", f"there is no connection {name!r}")
-        refuse_configured(self._states[name])
         async with self._locks[name]:
-            if expected in (None, self._states[name].revision):
-                await remove_from_azure(self._discoverer.azure, self._states[name].settings)
+            state = self._state(name)
+            refuse_configured(state)
+            if expected in (None, state.revision):
+                await remove_from_azure(self._discoverer.azure, state.settings)
             revision = await self._stored.delete(name, expected)
             del self._states[name]
             self.refreshed_at.pop(name, None)
@@ -204,11 +203,11 @@ class Catalog:
             raise NotFound("invalid_arguments", "there is no such change")
         name = change.connection
         async with self._locks[name]:
-            state = self._states.get(name)
-            if state is None or state.found is None:
-                raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            new = await self._accepted(state, state.found, change) if status == "accepted" else None
-            decided, revision = await self._stored.decide(change, status, by, state.found, new)
+            state = self._state(name)
+            if (old := state.found) is None:
+                raise NotFound("connection_invalid", f"the connection {name!r} is switched off")
+            new = await self._accepted(state, old, change) if status == "accepted" else None
+            decided, revision = await self._stored.decide(change, status, by, old, new)
             if new is not None:
                 self._states[name] = with_tools(replace(state, found=new), new.build.tools)
             self._swap(revision)
@@ -342,9 +341,7 @@ class Catalog:
         return Report(LISTING, "failing" if self.group_problem else "connected")
 
     async def _refresh_one(self, name: str, by: str, since: float) -> Report:
-        state = self._states.get(name)
-        if state is None:
-            raise NotFound("connection_invalid", f"there is no connection {name!r}")
+        state = self._state(name)
         if not state.settings.is_active:
             return Report(name, "disabled")
         try:
@@ -363,6 +360,11 @@ class Catalog:
             return Report(name, "superseded")
         self._install(replace(new.state, revision=now_served.revision), revision)
         return report_of(new, self.current.revision)
+
+    def _state(self, name: str) -> ConnectionState:
+        if name not in self._states:
+            raise NotFound("connection_invalid", f"there is no connection {name!r}")
+        return self._states[name]
 
     def _as_before(self, state: ConnectionState, found: Found) -> Report:
         """Nothing to compare or keep: what is served, and what is held, stays as it is."""
