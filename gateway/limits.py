@@ -55,7 +55,6 @@ MANIFEST_DEPTH = 8  # of nested objects and arrays in one value
 
 READ_SECONDS = 30.0  # for one job, on a machine that is busy
 QUEUE_SECONDS = 120.0  # that a job waits for a reader
-MAX_WAITING_JOBS = 512
 READ_CPU_SECONDS = 5.0  # of one job: a definition like GitHub's takes two
 ADVICE_CPU_SECONDS = 20.0  # the validator takes seconds a megabyte
 MAX_ADVISED_BYTES = 4 * 1024 * 1024

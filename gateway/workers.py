@@ -23,7 +23,7 @@ from typing import Self
 import msgspec
 
 from gateway.errors import Broken, DefinitionUnreadable, GatewayError, Overloaded
-from gateway.limits import MAX_WAITING_JOBS, QUEUE_SECONDS, READ_SECONDS, READER_BYTES
+from gateway.limits import QUEUE_SECONDS, READ_SECONDS, READER_BYTES
 from gateway.model import Build, Problem, Source, decode_build
 from gateway.reader import LENGTH, Job, JobResult, advise, build_tools
 
@@ -87,7 +87,6 @@ class _Pool:
         self._role = role
         self._size = size
         self._places = asyncio.Semaphore(size)
-        self._waiting = 0
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -124,23 +123,18 @@ class _Pool:
         for reader in self._idle:
             await self._end(reader)
         await asyncio.gather(*self._ending)
+        for _ in range(self._size):
+            self._places.release()  # to those who wait, and hear that it is closed
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """A reader's place, for which a bounded number of callers waits for a bounded time."""
-        busy = Overloaded("busy", "Too many definitions are being read.", "Try again later.")
-        if self._closed:
-            raise _closed_error()
-        if self._waiting >= MAX_WAITING_JOBS:
-            raise busy
-        self._waiting += 1
+        """A reader's place, for which a caller waits for a bounded time."""
         try:
             async with asyncio.timeout(QUEUE_SECONDS):
                 await self._places.acquire()
         except TimeoutError as error:
-            raise busy from error
-        finally:
-            self._waiting -= 1
+            message = "Too many definitions are being read."
+            raise Overloaded("busy", message, "Try again later.") from error
         try:
             if self._closed:
                 raise _closed_error()

@@ -194,9 +194,6 @@ _METHODS: Mapping[str, Mapping[str, float]] = {
     "DELETE": {"delete": 1.15, "do": 1.15},
 }
 
-# A kind is a method and whether the path names a collection. Tools without a method fit all alike.
-_KINDS = [(method, many) for method in ("", *_METHODS) for many in (False, True)]
-
 
 @dataclass(frozen=True, slots=True)
 class Intent:
@@ -205,22 +202,17 @@ class Intent:
     action: str
     many: bool
 
-    def fits(self) -> list[float]:
-        """A factor for each kind of tool, to be looked up by `kind_of`."""
-        return [self._fit(method, many) for method, many in _KINDS]
-
-    def _fit(self, method: str, many: bool) -> float:
+    def fit(self, method: str, many: bool) -> float:
+        """A factor for tools of this method, whose paths name a collection or not."""
         if not self.action or method not in _METHODS:
             return 1.0
         fit = _METHODS[method].get(self.action, 0.85)
         return fit * 1.06 if self.action == "read" and self.many == many else fit
 
 
-def kind_of(tool: Tool) -> int:
-    """Which kind a tool is, as an index into `Intent.fits()`."""
-    method = tool.method.upper() if tool.method.upper() in _METHODS else ""
-    names_one = tool.path.rstrip("/').").endswith("}")
-    return _KINDS.index((method, not names_one))
+def kind_of(tool: Tool) -> tuple[str, bool]:
+    """A tool's method, and whether its path names a collection."""
+    return tool.method.upper(), not tool.path.rstrip("/').").endswith("}")
 
 
 def intent_of(asked: Sequence[str]) -> Intent:
@@ -289,7 +281,8 @@ class ToolIndex:
         """Names of the allowed tools that answer the query, best first, at most `limit`."""
         permitted = allowed if isinstance(allowed, (Set, Mapping)) else frozenset(allowed)
         asked = question_words(query[:SEARCH_CHARS])
-        fits = intent_of(asked).fits()
+        intent = intent_of(asked)
+        fits = {kind: intent.fit(*kind) for kind in set(self._kinds)}
         names, kinds = self._names, self._kinds
         ranks = {
             place: -score * fits[kinds[place]]
