@@ -194,31 +194,41 @@ class Slots:
     """So many calls at a time; a few more wait their turn, in order and not for long."""
 
     def __init__(self, limit: int, owner: str, wait_seconds: float) -> None:
-        self._free = asyncio.Semaphore(limit)
+        self._left = limit
         self._owner = owner
         self._wait_seconds = wait_seconds
-        self._waiting = 0
+        self._turns: deque[asyncio.Future[None]] = deque()  # of those who wait: then none is left
 
     async def take(self) -> None:
         """Take a slot, which is to be freed; or `busy`."""
-        if not self._free.locked():
-            await self._free.acquire()
+        if self._left > 0:
+            self._left -= 1
             return
         busy = _later("busy", f"{self._owner} has its hands full.", 1.0)
-        if self._waiting >= MAX_WAITING_CALLS:
+        if len(self._turns) >= MAX_WAITING_CALLS:
             raise busy
-        self._waiting += 1
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await self._free.acquire()
-        except TimeoutError:
-            raise busy from None
-        finally:
-            self._waiting -= 1
+                await turn
+        except BaseException as error:
+            if not turn.cancelled():
+                self.free()  # its turn came in the same moment
+            elif turn in self._turns:
+                self._turns.remove(turn)
+            if isinstance(error, TimeoutError):
+                raise busy from None
+            raise
 
     def free(self) -> None:
-        """Give a slot back."""
-        self._free.release()
+        """Give a slot back, to the one who waits longest if there is one."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._left += 1
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from gateway.blocklist import blocked_by, decodings, may_reroute
 from gateway.calls.arguments import problem
 from gateway.calls.encode import (
     DELIMITERS,
+    Encode,
     encode_body,
     is_json,
     joined,
@@ -155,7 +156,8 @@ def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
     if value is None:
         raise problem(name, "is required: it is part of the path")
     value = _content(parameter, value)
-    if not joined("simple", False, "", value, str).strip(" ,"):
+    text = value if isinstance(value, str) else joined("simple", False, "", value, str)
+    if not text.strip(" ,"):
         raise problem(name, "can't be empty: it is part of the path")
     return value
 
@@ -180,8 +182,16 @@ def _check_segment(name: str, text: str) -> None:
 # --- query, headers, cookies ----------------------------------------------------------------------
 
 
-def _query_texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
+def _query_texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterable[str]:
     encode = percent_but_reserved if parameter.reserved else percent
+    if isinstance(value, (str, int)) and not parameter.media_type:  # as most are
+        return (f"{parameter_name(parameter.name)}={encode(scalar(value))}",)
+    return _query_parts(operation, parameter, value, encode)
+
+
+def _query_parts(
+    operation: HttpOperation, parameter: Parameter, value: Any, encode: Encode
+) -> Iterator[str]:
     style = "form" if parameter.style == "simple" else parameter.style
     value = _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
