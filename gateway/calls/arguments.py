@@ -9,10 +9,10 @@ in last, in the same way.
 
 Schemas are somebody else's text: references are never fetched, formats are not asserted, patterns
 run in linear time. A schema that refers to itself in several ways at one place asks several times
-as much of each level below it. Fourteen levels of a small one then take hours, in a check that
-nothing can interrupt. So where a schema can do this at all, the work is counted first: what is
-asked of the same value by the same part is counted once and remembered, however often it would be
-done.
+as much of each level below it. Fourteen levels of a small one then take hours, in work that nothing
+can interrupt. The validator remembers what it found where a schema goes in a circle, but not where
+references only multiply, nor when it says what is wrong. So the work is counted first: what is
+asked of the same value by the same part counts once, however often it would be done.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def fitting_arguments(
     given, warnings = _as_json(arguments), Problems()
     checker = _checker(tool.input_schema)
     if not checker.fits(given):
-        schema = _parsed(tool.input_schema)
         if b'"default"' in tool.input_schema:
-            given = _Filler(schema, checker).filled(given)
-        warnings = _forgiven(tool, schema, checker.errors(given), lenient)
+            given = _default_filler(tool.input_schema).filled(given)
+        if not checker.fits(given):
+            warnings = _forgiven(tool, checker.errors(given), lenient)
     constants = _constants_filler(tool.whole_schema) if tool.whole_schema else None
     return constants.filled(given) if constants else given, warnings
 
@@ -100,7 +100,8 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Refuse what our parsers may let in and JSON, or what we write it with, does not have."""
     arguments = arguments if isinstance(arguments, dict) else dict(arguments)
     try:
-        if b"null" in orjson.dumps(arguments):  # as NaN and infinity become: the slow one tells
+        written = orjson.dumps(arguments)  # NaN and infinity become null: the slow one tells
+        if b"null" in written and orjson.loads(written) != arguments:
             json.dumps(arguments, allow_nan=False)
     except TypeError:
         words = "is nested too deeply, or holds half a character or a number of over 64 bits"
@@ -111,15 +112,19 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Checker:
-    """A schema, compiled; and where checking it might never end, what counts the work first."""
+    """A schema, compiled; and what counts the work, where that might never end."""
 
     def __init__(self, schema: Schema) -> None:
         self._validator = _compiled(schema)
-        self._toll = _toll_of(schema)
+        references = _References(schema)
+        is_large = _is_large(schema, references, circle=inf)
+        self._toll = _Toll(schema, references) if is_large else None
+        self._counts_always = is_large and _is_large(schema, references, circle=0)
 
     def fits(self, arguments: dict[str, Any]) -> bool:
         """Whether the arguments fit."""
-        self._count(arguments)
+        if self._counts_always:
+            self._count(arguments)
         return self._validator.is_valid(arguments)
 
     def errors(self, arguments: dict[str, Any]) -> Iterator[ValidationError]:
@@ -213,13 +218,13 @@ class _Filler:
         self._steps = 0
         for _ in range(MAX_LEVELS):
             fixes = [fix for error in self._checker.errors(filled) for fix in self._fixes(error)]
-            if not fixes:
-                break
             for path, name, value in sorted(fixes, key=lambda fix: -len(fix[0])):
                 inside: Any = filled
                 for step in path:
                     inside = inside[step]
                 inside[name] = deepcopy(value)
+            if not fixes or self._checker.fits(filled):
+                break
         return filled
 
     def _fixes(self, error: ValidationError) -> list[Fix]:
@@ -256,6 +261,11 @@ class _Filler:
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
+def _default_filler(schema: bytes) -> _Filler:
+    return _Filler(_parsed(schema), _checker(schema))
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
 def _constants_filler(whole_schema: bytes) -> _Filler | None:
     """What fills in the constants of a packed schema, where it has any."""
     text = unpack(whole_schema)
@@ -268,11 +278,9 @@ def _constants_filler(whole_schema: bytes) -> _Filler | None:
 # --- the words ------------------------------------------------------------------------------------
 
 
-def _forgiven(
-    tool: Tool, schema: Schema, errors: Iterator[ValidationError], lenient: bool
-) -> Problems:
+def _forgiven(tool: Tool, errors: Iterator[ValidationError], lenient: bool) -> Problems:
     """What the caller is only warned of; raises where there is more."""
-    problems, warnings = Problems(), Problems()
+    schema, problems, warnings = _parsed(tool.input_schema), Problems(), Problems()
     body = tool.http.body if tool.http else None
     for error in errors:
         if len(problems) > MAX_TOLD_ITEMS:
@@ -391,27 +399,24 @@ class _References:
                     yield self._root  # what nobody knows may be all of it
 
 
-def _toll_of(schema: Schema) -> _Toll | None:
-    """What counts the work, if there is many times as much with all references written out."""
-    references, weights = _References(schema), dict[int, float]()
+def _is_large(schema: Schema, references: _References, circle: float) -> bool:
+    """Whether it has many times as many parts with all references written out."""
+    weights: dict[int, float] = {}
+
+    def weight(part: Schema) -> float:
+        if not isinstance(part, (dict, list)):
+            return 0
+        if id(part) not in weights:
+            weights[id(part)] = circle  # until it is known: who comes here again goes in one
+            inner = list(part.values() if isinstance(part, dict) else part)
+            inner += references.targets(part) if isinstance(part, dict) else ()
+            weights[id(part)] = 1 + sum(map(weight, inner))
+        return weights[id(part)]
+
     try:
-        if _weight(schema, references, weights) <= CHECK_STEPS + 4 * len(weights):
-            return None
+        return weight(schema) > CHECK_STEPS + 4 * len(weights)
     except RecursionError:
-        pass
-    return _Toll(schema, references)
-
-
-def _weight(part: Schema, references: _References, known: dict[int, float]) -> float:
-    """How many parts it has with all references written out."""
-    if not isinstance(part, (dict, list)):
-        return 0
-    if id(part) not in known:
-        known[id(part)] = inf  # until it is known: who comes here again goes in a circle
-        inner = list(part.values() if isinstance(part, dict) else part)
-        inner += references.targets(part) if isinstance(part, dict) else ()
-        known[id(part)] = 1 + sum(_weight(i, references, known) for i in inner)
-    return known[id(part)]
+        return True
 
 
 class _Toll:

@@ -221,6 +221,11 @@ OPTIONS = {"type": "object", "properties": {"unit": UNIT}, "required": ["unit"]}
             {},
             {"o": {"unit": "kg"}},
         ),
+        (
+            {"properties": {"o": {**OPTIONS, "default": {}}}, "required": ["o"]},
+            {},
+            {"o": {"unit": "kg"}},
+        ),
     ],
 )
 def test_what_is_required_and_has_a_default_is_filled_in(
