@@ -49,7 +49,7 @@ from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.limits import MAX_BODY_BYTES, MOMENT_SECONDS, SIGNING_KEYS_SECONDS
+from gateway.limits import FETCH_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.model import Principal, Tool
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
@@ -343,7 +343,7 @@ class Assembly:
         return App(gateway, *ways_in)
 
     async def _fetch_keys(self, url: str) -> bytes:
-        seconds, most = SIGNING_KEYS_SECONDS, MAX_BODY_BYTES
+        seconds, most = FETCH_SECONDS, MAX_BODY_BYTES
         answer = await self.egress.send(Request("GET", url), deadline=seconds, max_bytes=most)
         if answer.status != 200 or answer.truncated:
             raise UpstreamFailed("upstream_error", "the signing keys can't be fetched")

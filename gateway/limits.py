@@ -12,6 +12,8 @@ MAX_REMEMBERED = 4096  # names, addresses, tokens, views in a cache: each is fou
 SETTLE_SECONDS = 0.2  # saves, requests, changes and rows that come together are taken together
 MOMENT_SECONDS = 2.0  # a wait nobody minds; and between two looks, where a signal may be lost
 LONGEST_PAUSE_SECONDS = 300.0  # between two tries of what keeps failing, as we or others ask for
+FETCH_SECONDS = 5.0  # for something small that a caller waits for: keys, a link, a document
+LARGE_BYTES = 256 * 1024  # of an answer: a larger one waits for room, and for a worker to read it
 STEP_BYTES = 65_536  # at a time, of a body or an answer: a millisecond's work
 NAME_CHARS = 128  # of a name, a title, a client, a value on one line
 MAX_QUOTE_CHARS = 500  # of somebody else's text inside a sentence of ours
@@ -25,7 +27,6 @@ MAX_EXCHANGES = 1024  # at a time, more wait: calls are bounded below, upstreams
 IDLE_SECONDS = 4.0  # of a kept connection: Node and uvicorn close theirs after five
 LOOKUP_SECONDS = 3.0  # for a name to be resolved where nothing is dialled yet
 REMEMBER_SECONDS = 10.0  # what a name means, and whether TLS files are as they were
-WORKER_BYTES = 262_144  # of JSON: below, parsing takes no longer than asking a worker process
 MAX_JSON_DEPTH = 200  # deeper, and what we parsed could not be written again inside a result
 
 # --- openapi --------------------------------------------------------------------------------------
@@ -81,7 +82,6 @@ AZURE_BYTES = 32 * 1024 * 1024  # of one answer: the list of all connectors is o
 AZURE_TRIES = 3  # of a request that Azure throttles
 AZURE_PAUSE_SECONDS = 10.0  # that Azure may ask for; a longer one is told instead of waited for
 KEEP_SECONDS = 60.0  # of listings, definitions, links to sign in: then asked again
-SIGN_IN_LINK_SECONDS = 5.0  # a call that fails for want of a sign-in waits that long for its link
 LOOKED_UP_DEPTH = 20  # of a schema that was looked up; what lies deeper is left open
 
 # --- catalog --------------------------------------------------------------------------------------
@@ -107,7 +107,6 @@ FAILURES_TO_OPEN = 5  # in a row, then the API is left alone for a while
 OPEN_SECONDS = 10.0  # after which one call tries again
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of an API's answer, unless max_output_bytes is more
-LARGE_BYTES = 256 * 1024  # of an answer: up to this size nobody has to ask for room
 LARGE_ANSWERS = 4  # that are held at the same time: each may take MAX_ANSWER_BYTES
 RESULT_SECONDS = 3600.0  # a model that works with a large answer reads it within the hour
 DEFAULT_ITEMS = 100  # of a large array that are read at once
@@ -130,7 +129,6 @@ CODE_SECONDS = 60.0  # a code is used at once, by a program
 REFRESH_GRACE_SECONDS = 10.0  # a refresh whose answer was lost, or that two processes made
 SIGN_IN_SECONDS = 600.0  # for a person to sign in at a provider, or to decide on a client
 CLIENT_DOCUMENT_BYTES = 16 * 1024  # of a client's document, registration or form
-CLIENT_DOCUMENT_SECONDS = 5.0
 CLIENT_KEPT_SECONDS = 300.0  # a client's document is believed at least, and at most:
 CLIENT_LONGEST_KEPT_SECONDS = 24 * 3600.0
 DISCOVERY_SECONDS = 3600.0  # a provider's own document is believed
@@ -207,12 +205,9 @@ LIVE_SECONDS = 0.25  # between two looks at an open page: a burst is one step
 
 # --- server ---------------------------------------------------------------------------------------
 
-# For the issuer's signing keys; a caller waits meanwhile.
-SIGNING_KEYS_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 75  # longer than balancers keep an idle connection, which is 60
 # New requests are still taken after /readyz went 503, so that balancers can turn away.
 TURN_AWAY_SECONDS = 0.5
-CLOSING_SECONDS = 2.0  # for a client that reads slowly while the gateway ends
 LONGEST_RESTART_SECONDS = 30.0  # between two starts of a worker that keeps dying
 COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth of a call
 

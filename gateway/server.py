@@ -30,10 +30,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.config.settings import Settings
 from gateway.errors import ConfigInvalid
 from gateway.limits import (
-    CLOSING_SECONDS,
     COLLECT_AFTER,
     KEEP_ALIVE_SECONDS,
     LONGEST_RESTART_SECONDS,
+    MOMENT_SECONDS,
     TURN_AWAY_SECONDS,
 )
 from gateway.telemetry import begin_request
@@ -248,7 +248,7 @@ class PatientProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         super().shutdown()
         if self.transport.is_closing():
-            self.loop.call_later(CLOSING_SECONDS, self.transport.abort)
+            self.loop.call_later(MOMENT_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
         self._reading.start()

@@ -28,8 +28,8 @@ from gateway.limits import (
     AZURE_BYTES,
     AZURE_PAUSE_SECONDS,
     AZURE_TRIES,
+    LARGE_BYTES,
     MAX_LIST_PAGES,
-    WORKER_BYTES,
 )
 from gateway.model import BuiltStatus, digest
 from gateway.naming import cut, visible
@@ -171,7 +171,7 @@ def _words(body: bytes) -> str:
 
 async def _json(body: bytes) -> Any:
     try:
-        if len(body) > WORKER_BYTES:
+        if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(orjson.loads, body)
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -27,7 +27,7 @@ import orjson
 from msgspec import msgpack, structs
 
 from gateway.errors import DefinitionUnreadable
-from gateway.limits import WORKER_BYTES
+from gateway.limits import LARGE_BYTES
 from gateway.model import Build, BuiltStatus, Problem, Severity, Source
 from gateway.openapi.document import JSON, mapping
 from gateway.outbound.content import NOT_JSON, Work, as_json, essence
@@ -164,7 +164,7 @@ async def opened(answer: Answer, work: Work) -> Answer:
     if not 200 <= answer.status < 300 or answer.truncated:
         return answer
     media_type = answer.header("content-type") or JSON
-    if len(answer.body) <= WORKER_BYTES:
+    if len(answer.body) <= LARGE_BYTES:
         found = _inside(answer.body, media_type)
     else:
         data = await work(read_envelope, answer.body, media_type)

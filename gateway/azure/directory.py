@@ -26,10 +26,10 @@ from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
 from gateway.limits import (
+    FETCH_SECONDS,
     KEEP_SECONDS,
     MAX_REMEMBERED,
     PARALLEL_REFRESHES,
-    SIGN_IN_LINK_SECONDS,
 )
 from gateway.openapi.document import mapping, sequence, text_of
 
@@ -160,7 +160,7 @@ class AzureDirectory:
         try:
             id_ = resource_id(self._configured(), name, settings)
             ask = partial(self._consent_link, id_)
-            async with asyncio.timeout(SIGN_IN_LINK_SECONDS):
+            async with asyncio.timeout(FETCH_SECONDS):
                 return await self._remembered(self._known, _consent(id_), ask)
         except (GatewayError, TimeoutError) as error:
             log.warning("no consent link", connection=name, error=str(error))

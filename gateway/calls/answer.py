@@ -32,12 +32,12 @@ from gateway.calls.redact import Redactor
 from gateway.errors import Fixable
 from gateway.limits import (
     DEFAULT_ITEMS,
+    LARGE_BYTES,
     MAX_QUOTE_CHARS,
     MAX_REMEMBERED,
     MAX_TOLD_ITEMS,
     PREVIEW_CHARS,
     STEP_BYTES,
-    WORKER_BYTES,
 )
 from gateway.model import HEADERS_META, Result
 from gateway.outbound.client import Answer, Pairs
@@ -306,7 +306,7 @@ async def read_part(
     if limit is not None and limit < 1:
         raise problem("limit", "must be at least 1")
     asked, data = json.dumps([pointer, offset, limit]), None
-    if len(body) > WORKER_BYTES and may_be_json(body, media_type):
+    if len(body) > LARGE_BYTES and may_be_json(body, media_type):
         data = await work(part_in_worker, body, media_type, asked)
         media_type = CUT_JSON  # what takes too much is read as text
     if data is None:

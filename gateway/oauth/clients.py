@@ -29,9 +29,9 @@ from gateway.config.settings import ClientSettings
 from gateway.errors import GatewayError
 from gateway.limits import (
     CLIENT_DOCUMENT_BYTES,
-    CLIENT_DOCUMENT_SECONDS,
     CLIENT_KEPT_SECONDS,
     CLIENT_LONGEST_KEPT_SECONDS,
+    FETCH_SECONDS,
     MAX_OAUTH_CLIENTS,
     MAX_REMEMBERED,
     NAME_CHARS,
@@ -166,7 +166,7 @@ class Clients:
 
     async def _fetch(self, address: str) -> Answer:
         request = Request("GET", address, (("Accept", "application/json"),))
-        seconds, most = CLIENT_DOCUMENT_SECONDS, CLIENT_DOCUMENT_BYTES
+        seconds, most = FETCH_SECONDS, CLIENT_DOCUMENT_BYTES
         try:
             answer = await self._egress.send(request, deadline=seconds, max_bytes=most)
         except GatewayError as error:

@@ -21,7 +21,7 @@ import orjson
 
 from gateway.config.settings import OAuthSettings, is_safe_address
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.limits import DISCOVERY_SECONDS, MAX_BODY_BYTES, SIGNING_KEYS_SECONDS
+from gateway.limits import DISCOVERY_SECONDS, FETCH_SECONDS, MAX_BODY_BYTES
 from gateway.outbound.client import Answer, Egress, Request
 from gateway.web.identity import ALGORITHMS, SigningKeys
 
@@ -185,7 +185,7 @@ class Provider:
         return value
 
     async def _send(self, request: Request) -> Answer:
-        seconds, most = SIGNING_KEYS_SECONDS, MAX_BODY_BYTES
+        seconds, most = FETCH_SECONDS, MAX_BODY_BYTES
         try:
             return await self._egress.send(request, deadline=seconds, max_bytes=most)
         except GatewayError as error:

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from yarl import URL
 
 from gateway.errors import Broken, Fixable, Refused, UpstreamFailed
-from gateway.limits import IDLE_SECONDS, MAX_EXCHANGES, STEP_BYTES, WORKER_BYTES
+from gateway.limits import IDLE_SECONDS, LARGE_BYTES, MAX_EXCHANGES, STEP_BYTES
 from gateway.model import NO_TLS_FILES, OWN_HEADERS, TlsFiles
 from gateway.outbound.addresses import (
     URL_HINT,
@@ -348,7 +348,7 @@ def _options(request: Request) -> dict[str, Any]:
     if request.method not in _METHODS:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
     body = request.body
-    data = BytesIO(body) if body is not None and len(body) > WORKER_BYTES else body
+    data = BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
     return {"headers": _sendable(request.headers), "allow_redirects": False, "data": data}
 
 

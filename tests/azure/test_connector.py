@@ -15,7 +15,7 @@ from gateway.azure.connector import enveloped, opened, status_number
 from gateway.blocklist import decodings
 from gateway.calls.request import build_request
 from gateway.errors import Fixable
-from gateway.limits import WORKER_BYTES
+from gateway.limits import LARGE_BYTES
 from gateway.model import HttpOperation, Parameter
 from gateway.outbound.client import Answer, Request
 
@@ -172,7 +172,7 @@ async def test_the_answer_inside_comes_out_as_if_the_api_had_given_it(
 
 
 async def test_a_large_answer_is_opened_elsewhere_or_left_as_it_is() -> None:
-    text = "x" * WORKER_BYTES
+    text = "x" * LARGE_BYTES
     answer = answered({"statusCode": "NotFound", "body": text})
 
     async def elsewhere(job: Callable[..., bytes], data: bytes, *arguments: str) -> bytes:
