@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jwt
 import orjson
 import structlog
-from cachetools import TLRUCache
+from cachetools import LRUCache
 
 from gateway.config.settings import ADDRESSED, AuthMode, OAuthSettings, PrincipalSettings, Settings
 from gateway.errors import Unauthenticated
@@ -98,11 +98,7 @@ class Identity:
         self._owners = {bytes.fromhex(digest): name for name, digest in self.token_hashes.items()}
         files = (settings.auth.jwks_file, settings.auth.jwks_url)
         self._keys = SigningKeys(*files, self.fetch, self._clock)
-        self._verified: TLRUCache[bytes, Verified] = TLRUCache(
-            MAX_REMEMBERED,
-            ttu=lambda digest, verified, now: min(verified.until, now + VERIFIED_SECONDS),
-            timer=self._clock,
-        )
+        self._verified: LRUCache[bytes, Verified] = LRUCache(MAX_REMEMBERED)
         for listener in self._listeners:
             listener()
 
@@ -119,10 +115,11 @@ class Identity:
         digest = hashlib.sha256(token).digest()
         if mode == "tokens" or (mode == "oauth" and digest in self._owners):
             return self._owner_of(digest)
-        verified = self._verified.get(digest)
-        if verified is None:
+        verified, now = self._verified.get(digest), self._clock()
+        if verified is None or verified.until <= now:
             found = self._open(token) if mode == "oauth" else await self._verify(token)
-            verified = self._verified[digest] = found
+            until = min(found.until, now + VERIFIED_SECONDS)
+            verified = self._verified[digest] = found._replace(until=until)
         if verified.address not in (None, address):
             raise Unauthenticated("The token is for another address")
         if verified.grant in self.revoked:

@@ -24,9 +24,10 @@ from mcp.shared.auth import (
     OAuthToken,
 )
 
-TOKENS = {name: f"{name}-token-0123456789" for name in ("root", "ann", "bob")}
+TOKENS = {name: f"{name}-token-0123456789" for name in ("root", "ann", "bob", "zoe")}
 CALLBACK = "http://127.0.0.1:41999/callback"
-OAUTH = """
+OAUTH = (
+    """
 [auth]
 mode = "oauth"
 [network]
@@ -43,10 +44,13 @@ connections = ["demo"]
 bundles = ["books"]
 [routes.shop.reader]
 look = ["books"]
-""" + "".join(
-    f'[principals.{name}]\ntoken = "{token}"\nadmin = {str(name == "root").lower()}\n'
-    for name, token in TOKENS.items()
-)
+"""
+    + "".join(
+        f'[principals.{name}]\ntoken = "{token}"\nadmin = {str(name == "root").lower()}\n'
+        for name, token in TOKENS.items()
+    )
+    + 'role = "reader"\n'
+)  # of zoe, who is the last
 
 
 def form_of(page: str, action: str) -> dict[str, str]:

@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Running, gateway_on
+from tests.oauth.conftest import NewPerson
 from tests.oauth.people import OAUTH, Kept, Person, Program, sdk_auth, sdk_client
 
 
 @pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
-@pytest.mark.parametrize("path", ["/mcp", "/mcp/bundles/books"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/mcp", "ann"), ("/mcp/bundles/books", "ann"), ("/mcp/steps/shop/look", "zoe")],
+)
 async def test_the_sdks_client_signs_in_lists_calls_and_refreshes(
-    gateway: Running, person: Person, path: str, era: str
+    gateway: Running, new_person: NewPerson, path: str, name: str, era: str
 ) -> None:
-    kept = Kept()
+    person, kept = new_person(name), Kept()
     address = f"{gateway.url}{path}"
     client, http = sdk_client(address, sdk_auth(address, person, kept), mode=era)
     async with http, client:
@@ -120,3 +124,28 @@ async def test_grants_outlive_the_process(tmp_path: Path) -> None:
             assert await program.status(kept["access_token"]) == 200
             assert await program.status(revoked["access_token"]) == 401
             assert (await program.refresh(kept["refresh_token"])).status_code == 200
+
+
+async def test_pages_of_any_site_may_ask_what_takes_proof_of_its_own(program: Program) -> None:
+    origin = {"origin": "https://inspector.example"}
+    asks = {**origin, "access-control-request-method": "POST"}
+    for path in ("/oauth/token", "/oauth/register", "/oauth/revoke", "/token", "/register"):
+        preflight = await program.http.options(path, headers=asks)
+        assert preflight.status_code == 204
+        answer = await program.http.post(path, headers=origin)
+        for each in (preflight, answer):
+            assert each.headers["access-control-allow-origin"] == "*"
+            assert "access-control-allow-credentials" not in each.headers
+        assert answer.status_code in (400, 401)
+    for name in ("oauth-protected-resource/mcp", "oauth-authorization-server"):
+        document = await program.http.get(f"/.well-known/{name}", headers=origin)
+        assert (document.status_code, document.headers["access-control-allow-origin"]) == (200, "*")
+    for path in ("/oauth/authorize", "/api/v1/tools", "/console/sign-in"):
+        assert (await program.http.get(path, headers=origin)).status_code == 403
+
+
+async def test_too_many_requests_of_one_address_are_put_off(program: Program) -> None:
+    statuses = {(await program.http.get("/oauth/authorize")).status_code for _ in range(600)}
+    assert statuses == {400}
+    refused = await program.http.get("/oauth/authorize")
+    assert refused.status_code == 429
