@@ -174,7 +174,7 @@ class Catalog:
             if expected in (None, state.revision):
                 await remove_from_azure(self._discoverer.azure, state.settings)
             revision = await self._stored.delete(name, expected)
-            del self._states[name]
+            self._states.pop(name, None)  # unless the store's word of it came first
             self.refreshed_at.pop(name, None)
             self._swap(revision)
         log.info("connection deleted", connection=name, by=by)
