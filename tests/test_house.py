@@ -18,6 +18,7 @@ from mcp.client.client import Client
 from gateway.errors import CODES
 from tests.conftest import OPEN, GatewayMaker
 from tests.house import ROOT, House
+from tests.peers import provider
 
 HOUSE = House(ROOT / "gateway")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -172,10 +173,12 @@ def _quoted(row: str) -> Iterator[str]:
 
 
 async def test_a_warm_call_crosses_few_files(make_gateway: GatewayMaker) -> None:
-    gateway = await make_gateway(f"{OPEN}[demo]\nenabled = true\n")
-    async with Client(gateway.mcp) as client:
-        call = await least(lambda: client.call_tool("demo_list_books", {}))
-        listing = await least(client.list_tools)
+    async with provider() as peer:
+        shop = f'[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
+        gateway = await make_gateway(f"{OPEN}{shop}")
+        async with Client(gateway.mcp) as client:
+            call = await least(lambda: client.call_tool("shop_get_items", {"id": "1"}))
+            listing = await least(client.list_tools)
     assert len(call.files) <= MAX_CALL_FILES, sorted(call.files)
     assert call.awaits <= MAX_CALL_AWAITS
     assert len(listing.files) <= MAX_LIST_FILES, sorted(listing.files)
