@@ -11,36 +11,22 @@ import aiohttp
 import pytest
 
 from gateway.store.cluster import kept_wishes
-from tests.conftest import OPEN, Running, gateway_on
-from tests.library_peer import Era, library_peer
+from tests.conftest import OPEN, Running, gateway_on, two_gateways
+from tests.library_peer import SECRET, Era, library_peer
 from tests.mcp.raw import Events
 from tests.mcp.speakers import Speaker
+from tests.mcp.test_transparent import ONLY
 
 
 @pytest.mark.parametrize("server", ["2025", "2026"])
 async def test_what_one_process_was_asked_to_watch_is_told_by_the_other(
     tmp_path: Path, server: Era
 ) -> None:
+    uri, store = "fiction://news", f"sqlite:///{tmp_path}/gateway.db"
     async with library_peer(server) as peer, aiohttp.ClientSession() as http:
-        text = f"""{OPEN}
-[store]
-url = "sqlite:///{tmp_path}/gateway.db"
-secret_key_file = "{tmp_path}/secret.key"
-[demo]
-enabled = false
-[connections.library]
-kind = "mcp"
-url = "{peer.url}"
-prefix = ""
-"""
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-        async with (
-            gateway_on(tmp_path / "one/config.toml", text) as one,
-            gateway_on(tmp_path / "two/config.toml", text) as two,
-        ):
+        text = OPEN + ONLY.format(url=peer.url, secret=SECRET)
+        async with two_gateways(tmp_path, text, store) as (one, two):
             client = await Speaker(http, one.mcp, "2025").meet()
-            uri = "fiction://news"
             await client.request("resources/subscribe", {"uri": uri})
             await client.request("logging/setLevel", {"level": "warning"})
             client.url = two.mcp
@@ -54,7 +40,7 @@ prefix = ""
 async def test_what_a_session_wants_outlives_a_restart(tmp_path: Path, server: Era) -> None:
     uri, other = "fiction://news", "library://index"
     async with library_peer(server) as peer, aiohttp.ClientSession() as http:
-        text = OPEN + LIBRARY.format(url=peer.url)
+        text = OPEN + ONLY.format(url=peer.url, secret=SECRET)
         async with gateway_on(tmp_path / "config.toml", text) as gateway:
             client = await Speaker(http, gateway.mcp, "2025").meet()
             for wanted in (uri, other):
@@ -83,16 +69,6 @@ async def until_kept(gateway: Running, count: int) -> None:
             if len(await kept_wishes(gateway.app.gateway.db, 0.0)) == count:
                 return
             await asyncio.sleep(0.02)
-
-
-LIBRARY = """
-[demo]
-enabled = false
-[connections.library]
-kind = "mcp"
-url = "{url}"
-prefix = ""
-"""
 
 
 async def _heard(events: Events, tell: Callable[[], Awaitable[None]]) -> Any:

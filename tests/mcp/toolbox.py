@@ -128,8 +128,6 @@ class Toolbox:
             case "report" if context.progress is not None:
                 for step in range(3):
                     await context.progress(step + 1, 3, f"step {step + 1}")
-            case "grow":
-                self.put(arguments["name"])
             case "ask" if context.ask is not None:
                 answer = await context.ask(
                     "elicitation/create",
