@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from gateway.store.database import Database
 from gateway.upstream.registry import Upstreams
 from tests.library_peer import Era, LibraryPeer, library_peer
 from tests.peers import until
-from tests.upstream.upstream_doors import http, upstreams
+from tests.upstream.upstream_doors import Heard, http, upstreams
 
 NEWS = "fiction://news"
 both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
@@ -28,29 +26,15 @@ def wishes_of(ups: Upstreams, linger: float = LINGER_SECONDS) -> Wishes:
     return Wishes(UpstreamRequests(ups, Admission(8)), Database("sqlite:///nowhere.db"), linger)
 
 
-class Heard:
-    """The principals who are told of updates, one at a time; None: all of them."""
-
-    def __init__(self, ups: Upstreams) -> None:
-        self._queue: asyncio.Queue[str | None] = asyncio.Queue()
-        ups.on_notification = self._hear
-
-    def _hear(
-        self, name: str, principal: str | None, method: str, params: Mapping[str, Any]
-    ) -> None:
-        if method == "notifications/resources/updated":
-            self._queue.put_nowait(principal)
-
-    async def after(self, peer: LibraryPeer) -> str | None:
-        """Who is told once the server, told of the wish, tells of an update."""
-        for _ in range(100):
-            await peer.tell_updated(NEWS)
-            try:
-                async with asyncio.timeout(0.1):
-                    return await self._queue.get()
-            except TimeoutError:
-                continue
-        raise TimeoutError
+async def told(heard: Heard, peer: LibraryPeer) -> str | None:
+    """Who is told once the server, told of the wish, tells of an update; None: everybody."""
+    for _ in range(100):
+        await peer.tell_updated(NEWS)
+        try:
+            return (await heard.next(0.1))[0]
+        except TimeoutError:
+            continue
+    raise TimeoutError
 
 
 async def test_a_server_is_told_of_the_first_to_watch_and_of_the_last_to_let_go() -> None:
@@ -73,7 +57,7 @@ async def test_principals_that_share_a_session_let_go_of_a_resource_one_by_one()
         for who in ("ann", "bob"):
             await wishes.watch(f"session of {who}", who, "up", NEWS)
         wishes.forget("session of ann")
-        assert await Heard(ups).after(peer) is None
+        assert await told(Heard(ups, "resources/updated"), peer) is None
         wishes.forget("session of bob")
         await until(lambda: peer.subscribed == [])
 
@@ -110,14 +94,14 @@ async def test_one_principal_watches_so_much_and_no_more_in_however_many_session
 @both_eras
 async def test_a_server_that_is_reached_in_another_way_is_told_again(era: Era) -> None:
     async with library_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        wishes, heard = wishes_of(ups), Heard(ups)
+        wishes, heard = wishes_of(ups), Heard(ups, "resources/updated")
         wishes.attend("one")
         await wishes.watch("one", "ann", "up", NEWS)
         own = "ann" if era == "2025" else None
-        assert await heard.after(peer) == own
+        assert await told(heard, peer) == own
         ups.replace("up", http("up", peer.url, headers={"x-other": "session"}))
         peer.sessions.clear()
-        assert await heard.after(peer) == own
+        assert await told(heard, peer) == own
 
 
 async def test_a_server_is_told_only_while_a_stream_is_open_to_hear_of_it() -> None:
@@ -136,11 +120,11 @@ async def test_a_server_is_told_only_while_a_stream_is_open_to_hear_of_it() -> N
 
 async def test_what_another_process_was_told_is_wanted_here_once_the_stream_is_open_here() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes, heard = wishes_of(ups), Heard(ups)
+        wishes, heard = wishes_of(ups), Heard(ups, "resources/updated")
         wish = {"session": "one", "principal": "ann", "server": "up", "uri": NEWS, "on": True}
         wishes.take({**wish, "by": "another process"})
         wishes.attend("one")
-        assert await heard.after(peer) == "ann"
+        assert await told(heard, peer) == "ann"
 
 
 async def test_the_level_of_logs_is_told_to_each_new_session_of_2025_that_is_the_principals() -> (

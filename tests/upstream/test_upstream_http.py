@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -17,7 +19,7 @@ from gateway.connectors.mcp import build_upstream
 from gateway.errors import Refused, UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.model import Skipped, Source
-from gateway.upstream.http import Headers
+from gateway.upstream.http import Event, Headers, read_events
 from gateway.upstream.protocol import Hooks, RpcFailed
 from tests.peers_mcp import PIXEL, Era, mcp_peer, scripted_peer, serving
 from tests.upstream.upstream_doors import Told, asking, http, text_of, upstreams
@@ -104,47 +106,15 @@ async def test_progress_reaches_the_caller_in_order(era: Era) -> None:
     assert seen == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
 
-async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    assert params["message"] == "Who are you?"
-    return {"action": "accept", "content": {"name": "Ann"}}
-
-
-async def failing(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    raise RuntimeError("the client went away")
-
-
-@both_eras
-@pytest.mark.parametrize(
-    ("elicit", "said"),
-    [(accepting, "accept Ann"), (None, "decline None"), (failing, "cancel None")],
-)
-async def test_question_reaches_a_caller_that_can_answer_and_is_declined_for_others(
-    era: Era, elicit: Any, said: str
-) -> None:
-    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        assert text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(elicit)))) == said
-
-
 @both_eras
 async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> None:
     async def slowly(params: Mapping[str, Any]) -> Mapping[str, Any]:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.0)
         return {"action": "accept", "content": {"name": "Ann"}}
 
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        result = await ups.call("up", "ask", {}, Hooks(ask=asking(slowly)), deadline=0.4)
+        result = await ups.call("up", "ask", {}, Hooks(ask=asking(slowly)), deadline=1.5)
         assert text_of(result) == "accept Ann"
-
-
-async def test_modern_question_can_be_handed_on_to_a_client_that_calls_again() -> None:
-    async with mcp_peer("modern") as peer, upstreams(http("up", peer.url)) as ups:
-        call = {"name": "ask", "arguments": {}}
-        asked = await ups.request("up", "tools/call", call, relay_input=True)
-        assert (asked["resultType"], asked["requestState"]) == ("input_required", "s1")
-        assert asked["inputRequests"]["who"]["method"] == "elicitation/create"
-        answer = {"who": {"action": "accept", "content": {"name": "Bob"}}}
-        result = await ups.call("up", "ask", {}, inputResponses=answer, requestState="s1")
-        assert text_of(result) == "accept Bob"
 
 
 @both_eras
@@ -391,3 +361,54 @@ async def test_other_requests_and_the_upstreams_own_words_are_at_hand(era: Era) 
         with pytest.raises(RpcFailed) as caught:
             await ups.request("up", "prompts/list", {}, hooks=Hooks())
         assert caught.value.rpc_code == -32601
+
+
+# --- events of a stream: the same however it is cut into chunks, and never over their bound -------
+
+STREAM = (
+    b": ping\r\n\r\n"
+    b"id: 7\r\nretry: 1500\r\ndata: \r\n\r\n"
+    b'event: message\ndata: {"a":\ndata:1}\n\n'
+    b"data: \xc3\xa9\r\n\r\nid: 8\ndata: last\n\n"
+    b"data: cut off"
+)
+EVENTS = [
+    Event(b"", "7", 1500),
+    Event(b'{"a":\n1}', "7", 1500),
+    Event("é".encode(), "7", 1500),
+    Event(b"last", "8", 1500),
+]
+
+
+async def read(chunks: Iterable[bytes]) -> list[Event]:
+    async def stream() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    return [event async for event in read_events(stream(), "up")]
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=30))
+async def test_events_do_not_depend_on_where_chunks_end(cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), len(STREAM)]
+    assert await read(STREAM[a:b] for a, b in zip(ends, ends[1:], strict=False)) == EVENTS
+
+
+@pytest.mark.parametrize("chunk", [b"x" * 65_536, b"data: " + b"x" * 65_536 + b"\n"])
+async def test_event_over_its_bound_is_refused_before_it_is_whole(chunk: bytes) -> None:
+    taken = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += len(chunk)
+            yield chunk
+
+    with pytest.raises(UpstreamFailed):
+        await read(endless())
+    assert taken <= MAX_MESSAGE_BYTES + 2 * len(chunk)
+
+
+async def test_long_stream_of_small_events_stays_within_bounds() -> None:
+    event = b"data: " + b"1234567890" * 1000 + b"\n\n"
+    assert len(await read([event] * 2000)) == 2000

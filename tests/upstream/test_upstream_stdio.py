@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import structlog.testing
+import uvloop
 
 from gateway.errors import UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
@@ -65,12 +66,6 @@ async def test_sdk_server_over_stdio_is_met() -> None:
 async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
     assert params["message"] == "Who are you?"
     return {"action": "accept", "content": {"name": "Ann"}}
-
-
-@pytest.mark.parametrize(("elicit", "said"), [(accepting, "accept Ann"), (None, "decline None")])
-async def test_question_reaches_a_caller_that_can_answer(elicit: Any, said: str) -> None:
-    async with upstreams(stdio("up")) as ups:
-        assert text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(elicit)))) == said
 
 
 async def test_question_that_could_be_anybodys_is_declined() -> None:
@@ -254,3 +249,20 @@ async def test_child_that_says_nothing_delays_nobody_and_leaves_at_once() -> Non
         with pytest.raises(UpstreamFailed) as caught:
             await ups.call("silent", "echo", {}, deadline=0.1)
         assert (caught.value.code, caught.value.sent) == ("upstream_timeout", False)
+
+
+def test_child_killed_during_a_call_is_noticed_and_everything_ends_on_uvloop_too() -> None:
+    async def scenario() -> tuple[int, ...]:
+        async with upstreams(stdio("up"), stdio("other")) as ups:
+            child = int(text_of(await ups.call("up", "pid", {})))
+            other = int(text_of(await ups.call("other", "pid", {})))
+            stray = int(text_of(await ups.call("up", "spawn", {})))
+            call = asyncio.create_task(ups.call("up", "slow", {}))
+            assert text_of(await ups.call("up", "echo", {"text": "after it"})) == "after it"
+            os.kill(child, signal.SIGKILL)
+            with pytest.raises(UpstreamFailed) as caught:
+                await call
+            assert (caught.value.code, caught.value.sent) == ("upstream_unreachable", True)
+            return child, other, stray
+
+    assert [pid for pid in uvloop.run(scenario()) if running(pid)] == []

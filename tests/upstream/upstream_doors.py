@@ -91,6 +91,23 @@ class Told:
             return await self._queue.get()
 
 
+class Heard:
+    """What upstreams tell of this kind, one notice at a time: whose it is, and what it says."""
+
+    def __init__(self, ups: Upstreams, kind: str) -> None:
+        self.notices: asyncio.Queue[tuple[str | None, Mapping[str, Any]]] = asyncio.Queue()
+        self._kind = f"notifications/{kind}"
+        ups.on_notification = self._hear
+
+    def _hear(self, name: str, whose: str | None, method: str, params: Mapping[str, Any]) -> None:
+        if method == self._kind:
+            self.notices.put_nowait((whose, params))
+
+    async def next(self, seconds: float = 10.0) -> tuple[str | None, Mapping[str, Any]]:
+        async with asyncio.timeout(seconds):
+            return await self.notices.get()
+
+
 def text_of(result: dict[str, Any]) -> str:
     content = result["content"]
     assert isinstance(content, list) and len(content) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.connectors.mcp import build_upstream, drift
 from gateway.model import Override, Problem, Skipped, UpstreamOperation, Wrap
-from tests.upstream.upstream_listings import (
+from tests.connectors.listings import (
     BOOK,
     FIND,
     ROOM,

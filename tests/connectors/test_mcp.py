@@ -16,7 +16,7 @@ from jsonschema.validators import validator_for
 from gateway.connectors.mcp import NAME_RULE, build_upstream
 from gateway.limits import MAX_TOOL_BYTES
 from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, Wrap, digest
-from tests.upstream.upstream_listings import (
+from tests.connectors.listings import (
     BOOK,
     BOOK_SCHEMA,
     FIND,
