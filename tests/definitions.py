@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.model import Build, Source, Tool
+from gateway.model import Body, Build, HttpOperation, Source, Tool
 from gateway.openapi.build import build_openapi
 
 Json = dict[str, Any]
@@ -68,9 +68,45 @@ def schema_of(tool: Tool) -> Json:
     return schema
 
 
+def http_of(tool: Tool) -> HttpOperation:
+    """The request that a tool makes."""
+    assert tool.http is not None
+    return tool.http
+
+
+def body_of(tool: Tool) -> Body:
+    """The body of the request that a tool makes."""
+    body = http_of(tool).body
+    assert body is not None
+    return body
+
+
 def operation(**more: Any) -> Json:
     """An operation with an id and nothing else but what is given."""
     return {"operationId": "act", "responses": {"200": {"description": "ok"}}, **more}
+
+
+def an_object(properties: Json, *required: str, **more: Any) -> Json:
+    """The schema of an object."""
+    needed = {"required": [*required]} if required else {}
+    return {"type": "object", "properties": properties, **needed, **more}
+
+
+def getting(*parameters: Json, path: str = "/a", make: Any = openapi, **more: Any) -> Json:
+    """A definition whose one operation takes these parameters."""
+    made: Json = make({path: {"get": operation(parameters=list(parameters))}}, **more)
+    return made
+
+
+def posting(schema: Any, kind: str = "application/json", make: object = None, **more: Any) -> Json:
+    """A definition whose one operation takes a body of this schema; Swagger's, if that is made."""
+    if make is swagger:
+        body = {"in": "body", "name": "b", "schema": schema, **more}
+        return swagger({"/a": {"post": operation(parameters=[body])}})
+    shared, encoding = more.pop("schemas", {}), more.pop("encoding", None)
+    media: Json = {"schema": schema} | ({"encoding": encoding} if encoding else {})
+    post = operation(requestBody={"content": {kind: media}, **more})
+    return openapi({"/a": {"post": post}}, components={"schemas": shared})
 
 
 def skip_reasons(build: Build) -> Mapping[str, str]:

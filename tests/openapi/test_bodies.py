@@ -12,7 +12,19 @@ from gateway.calls.arguments import fitting_arguments
 from gateway.calls.request import build_request
 from gateway.errors import Fixable
 from gateway.model import Tool
-from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
+from tests.definitions import (
+    Json,
+    an_object,
+    body_of,
+    built,
+    http_of,
+    only_tool,
+    openapi,
+    operation,
+    posting,
+    schema_of,
+    swagger,
+)
 
 STRING = {"type": "string"}
 NUMBER = {"type": "integer"}
@@ -28,23 +40,21 @@ def _tool(schema: Json, *, required: bool | None = True, parameters: Any = (), *
 
 
 SHARED: Json = {
-    "Base": {"type": "object", "properties": {"id": {"readOnly": True}, "name": STRING}},
-    "Tree": {
-        "type": "object",
-        "required": ["kind", "name"],
-        "properties": {
+    "Base": an_object({"id": {"readOnly": True}, "name": STRING}),
+    "Tree": an_object(
+        {
             "kind": {"type": "string", "default": "leaf", "x-ms-visibility": "internal"},
             "name": STRING,
             "below": {"type": "array", "items": {"$ref": "#/components/schemas/Tree"}},
         },
-    },
+        *("kind", "name"),
+    ),
 }
 
 
 def _sent(tool: Tool, **arguments: Any) -> Any:
     """The JSON that goes out; None if no body does. What is given must be what is listed."""
-    assert tool.http is not None
-    request = build_request(tool.http, fitting_arguments(tool, arguments)[0])
+    request = build_request(http_of(tool), fitting_arguments(tool, arguments)[0])
     return orjson.loads(request.body) if request.body is not None else None
 
 
@@ -58,7 +68,7 @@ def _is_listed(tool: Tool, **arguments: Any) -> bool:
     return jsonschema_rs.Draft202012Validator(schema_of(tool)).is_valid(arguments)
 
 
-OBJECT: Json = {"type": "object", "properties": {"a": STRING, "b": STRING, "c": STRING}}
+OBJECT = an_object({"a": STRING, "b": STRING, "c": STRING})
 
 
 @pytest.mark.parametrize(
@@ -94,8 +104,7 @@ def test_a_body_that_may_be_left_out_is_given_whole_or_not_at_all() -> None:
     ],
 )
 def test_where_something_is_sent_anyway_the_rest_is_required(more: Json, inject: Any) -> None:
-    schema = {"type": "object", "properties": {"a": STRING, **more}, "required": ["a"]}
-    tool = _tool(schema, required=False, inject=inject)
+    tool = _tool(an_object({"a": STRING, **more}, "a"), required=False, inject=inject)
 
     assert schema_of(tool)["required"] == ["a"]
 
@@ -127,8 +136,7 @@ def test_other_properties_go_into_the_body_as_they_are() -> None:
 
     assert _sent(tool, a="x", q="y", size=1) == {"a": "x", "size": 1}
     assert _refused(tool, size="large") == ["/size"]
-    assert tool.http is not None
-    assert build_request(tool.http, {"a": "x", "tenant": "acme"}).body == b'{"a":"x"}'
+    assert build_request(http_of(tool), {"a": "x", "tenant": "acme"}).body == b'{"a":"x"}'
 
 
 def test_an_object_that_does_not_forbid_more_takes_more_with_a_word_to_the_caller() -> None:
@@ -136,8 +144,7 @@ def test_an_object_that_does_not_forbid_more_takes_more_with_a_word_to_the_calle
 
     given, warnings = fitting_arguments(tool, {"title": "x", "weight": 1})
 
-    assert tool.http is not None
-    assert build_request(tool.http, given).body == b'{"title":"x","weight":1}'
+    assert build_request(http_of(tool), given).body == b'{"title":"x","weight":1}'
     assert warnings == [
         {"path": "/weight", "message": "is not known; it was sent in the body as it is"}
     ]
@@ -228,7 +235,7 @@ def test_a_body_that_says_what_cannot_be_said_of_arguments_is_given_whole(says: 
 def test_a_property_that_is_required_and_declared_nowhere_can_be_given(
     says: Json, listed: Any
 ) -> None:
-    tool = _tool({"type": "object", "properties": {"a": STRING}, "required": ["a", "b"], **says})
+    tool = _tool(an_object({"a": STRING}, "a", "b", **says))
 
     assert schema_of(tool)["properties"] == {"a": STRING, "b": listed}
     assert sorted(schema_of(tool)["required"]) == ["a", "b"]
@@ -236,18 +243,17 @@ def test_a_property_that_is_required_and_declared_nowhere_can_be_given(
 
 
 def test_so_can_one_of_an_object_inside() -> None:
-    inner = {"type": "object", "properties": {"a": STRING}, "required": ["b"]}
+    inner = an_object({"a": STRING}, "b")
     closed = {**inner, "additionalProperties": False}
-    tool = _tool({"type": "object", "properties": {"open": inner, "closed": closed}})
+    tool = _tool(an_object({"open": inner, "closed": closed}))
 
     assert _sent(tool, open={"b": 1}, closed={"b": 1}) == {"open": {"b": 1}, "closed": {"b": 1}}
     assert schema_of(tool)["properties"]["closed"]["properties"] == {"a": STRING, "b": {}}
 
 
 def test_what_a_part_of_an_object_hides_is_not_required_of_it() -> None:
-    part = {"$ref": "#/components/schemas/Base"}
-    inner = {"allOf": [part], "required": ["id", "name"]}
-    tool = _tool({"type": "object", "properties": {"inner": inner}})
+    inner = {"allOf": [{"$ref": "#/components/schemas/Base"}], "required": ["id", "name"]}
+    tool = _tool(an_object({"inner": inner}))
 
     assert schema_of(tool)["properties"]["inner"]["required"] == ["name"]
 
@@ -267,13 +273,9 @@ def test_what_one_part_of_a_body_says_of_a_property_holds_beside_what_another_sa
 def test_a_form_without_fields_is_sent_where_it_is_required() -> None:
     open_ = {"additionalProperties": True}
     for schema, asked in (({"type": "object"}, []), (open_, ["body"]), ({}, ["body"])):
-        content = {"application/x-www-form-urlencoded": {"schema": schema}}
-        body = {"required": True, "content": content}
-        tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
-
+        tool = _form(FORM, schema)
         assert list(schema_of(tool)["properties"]) == asked
-        assert tool.http is not None
-        assert build_request(tool.http, {"body": {}}).body == b""
+        assert build_request(http_of(tool), {"body": {}}).body == b""
 
 
 FORM = "application/x-www-form-urlencoded"
@@ -283,9 +285,7 @@ LIST = {"type": "array", "items": STRING}
 
 
 def _form(media_type: str, schema: Json, **more: Any) -> Tool:
-    content = {media_type: {"schema": schema, **more}}
-    body = {"required": True, "content": content}
-    return only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+    return only_tool(posting(schema, media_type, required=True, **more))
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,8 @@ def test_what_a_form_requires_is_listed_as_not_empty(
     media_type: str, field: Json, listed: Json
 ) -> None:
     schema = {"properties": {"a": field, "b": field}, "required": ["a"]}
-    encoding = (
-        {"a": {"style": "deepObject", "explode": True}} if field == {"type": "object"} else {}
-    )
-    found = schema_of(_form(media_type, schema, encoding=encoding))["properties"]
+    deep = {"a": {"style": "deepObject", "explode": True}} if field["type"] == "object" else {}
+    found = schema_of(_form(media_type, schema, encoding=deep))["properties"]
 
     assert {key: found["a"][key] for key in found["a"].keys() - found["b"].keys()} == listed
 
@@ -313,17 +311,15 @@ def test_a_form_that_is_a_text_is_sent_as_it_is_written() -> None:
     tool = _form(FORM, STRING)
 
     assert schema_of(tool)["properties"] == {"body": STRING}
-    assert tool.http is not None
     given, _ = fitting_arguments(tool, {"body": "a=1&b=2"})
-    assert build_request(tool.http, given).body == b"a=1&b=2"
+    assert build_request(http_of(tool), given).body == b"a=1&b=2"
 
 
 def test_a_multipart_body_that_is_bytes_is_a_file() -> None:
     tool = _form(MULTIPART, BINARY)
 
     assert [*schema_of(tool)["properties"]] == ["file", "file_filename", "file_content_type"]
-    assert tool.http is not None
-    sent = build_request(tool.http, {"file": "AAE=", "file_filename": "x"}).body or b""
+    sent = build_request(http_of(tool), {"file": "AAE=", "file_filename": "x"}).body or b""
     assert b'name="file"; filename="x"' in sent and b"\x00\x01" in sent
 
 
@@ -336,13 +332,12 @@ def test_what_is_listed_of_a_files_media_type_is_what_is_sent(media_type: str, r
     given = {"file": "AAE=", "file_content_type": media_type}
 
     assert _is_listed(tool, **given) is right
-    assert tool.http is not None
     if right:
-        sent = build_request(tool.http, given).body or b""
+        sent = build_request(http_of(tool), given).body or b""
         assert f"Content-Type: {media_type}".encode() in sent
-    else:
-        with pytest.raises(Fixable):
-            build_request(tool.http, given)
+        return
+    with pytest.raises(Fixable):
+        build_request(http_of(tool), given)
 
 
 def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:
@@ -351,8 +346,7 @@ def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:
     body = {"required": True, "content": content}
     tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
 
-    assert tool.http is not None and tool.http.body is not None
-    assert tool.http.body.media_type == "application/octet-stream"
+    assert body_of(tool).media_type == "application/octet-stream"
 
 
 @pytest.mark.parametrize(
@@ -367,9 +361,7 @@ def test_bytes_are_sent_as_bytes_rather_than_as_a_form_without_fields() -> None:
 def test_an_enum_that_contradicts_its_type_is_a_problem_and_the_tool_can_be_called(
     values: list[Any], sent: int, problems: list[str]
 ) -> None:
-    body = {"properties": {"level": {"type": "integer", "enum": values}}}
-    content = {"application/json": {"schema": body}}
-    build = built(openapi({"/a": {"post": operation(requestBody={"content": content})}}))
+    build = built(posting({"properties": {"level": {"type": "integer", "enum": values}}}))
 
     (tool,) = build.tools
     assert _sent(tool, level=sent) == {"level": sent}
@@ -381,54 +373,38 @@ def test_an_enum_that_contradicts_its_type_is_a_problem_and_the_tool_can_be_call
 # --- what is filled in ----------------------------------------------------------------------------
 
 HIDDEN = {"type": "string", "default": "html", "x-ms-visibility": "internal"}
-MESSAGE: Json = {
-    "type": "object",
-    "required": ["contentType", "content"],
-    "properties": {"contentType": HIDDEN, "content": STRING},
-}
+MESSAGE = an_object({"contentType": HIDDEN, "content": STRING}, "contentType", "content")
+ASKED, SENT = {"content": "x"}, {"content": "x", "contentType": "html"}
 
 
 def _connector(schema: Json) -> Tool:
-    body = {"name": "message", "in": "body", "required": True, "schema": schema}
-    definition = swagger({"/a": {"post": operation(parameters=[body])}})
+    definition = posting(schema, make=swagger, required=True)
     return only_tool({**definition, "definitions": {"Message": MESSAGE}})
 
 
 @pytest.mark.parametrize(
     ("shape", "given", "sent"),
     [
-        (
-            {"$ref": "#/definitions/Message"},
-            {"content": "x"},
-            {"content": "x"} | {"contentType": "html"},
-        ),
-        (MESSAGE, {"content": "x"}, {"content": "x", "contentType": "html"}),
-        (
-            {"type": "array", "items": MESSAGE},
-            [{"content": "x"}, {"content": "y"}],
-            [{"content": "x", "contentType": "html"}, {"content": "y", "contentType": "html"}],
-        ),
+        ({"$ref": "#/definitions/Message"}, ASKED, SENT),
+        (MESSAGE, ASKED, SENT),
+        ({"type": "array", "items": MESSAGE}, [ASKED, ASKED], [SENT, SENT]),
         (
             {"type": "object", "additionalProperties": {"properties": {"deep": MESSAGE}}},
-            {"any": {"deep": {"content": "x"}}},
-            {"any": {"deep": {"content": "x", "contentType": "html"}}},
+            {"any": {"deep": ASKED}},
+            {"any": {"deep": SENT}},
         ),
         (
             {"allOf": [MESSAGE, {"properties": {"more": STRING}}]},
-            {"content": "x", "more": "y"},
-            {"content": "x", "more": "y", "contentType": "html"},
+            {**ASKED, "more": "y"},
+            {**SENT, "more": "y"},
         ),
-        (
-            {"type": "object", "properties": {**MESSAGE["properties"], "contentType": {**HIDDEN}}},
-            {"contentType": "text"},
-            {"contentType": "html"},
-        ),
+        (an_object(MESSAGE["properties"]), {"contentType": "text"}, {"contentType": "html"}),
     ],
 )
 def test_internal_properties_with_a_default_are_filled_in_wherever_they_are(
     shape: Json, given: Any, sent: Any
 ) -> None:
-    tool = _connector({"type": "object", "properties": {"it": shape, "other": STRING}})
+    tool = _connector(an_object({"it": shape, "other": STRING}))
 
     assert "contentType" not in tool.input_schema.decode() + tool.entry.decode()
     assert _sent(tool, it=given) == {"it": sent}
@@ -436,29 +412,24 @@ def test_internal_properties_with_a_default_are_filled_in_wherever_they_are(
 
 
 def test_an_object_whose_properties_are_all_internal_need_not_be_given() -> None:
-    kind = {"type": "object", "properties": {"kind": HIDDEN}, "required": ["kind"]}
-    properties = {"it": kind, "text": STRING}
-    letter = {"type": "object", "properties": properties, "required": ["it"]}
-    tool = _tool({**letter, "properties": {**properties, "inner": letter}})
+    properties = {"it": an_object({"kind": HIDDEN}, "kind"), "text": STRING}
+    tool = _tool(an_object({**properties, "inner": an_object(properties, "it")}, "it"))
 
-    assert schema_of(tool)["properties"] == {
-        "text": STRING,
-        "inner": {"type": "object", "properties": {"text": STRING}},
-    }
+    assert schema_of(tool)["properties"] == {"text": STRING, "inner": an_object({"text": STRING})}
     filled = {"it": {"kind": "html"}, "text": "x"}
     assert _sent(tool, text="x", inner={"text": "x"}) == {**filled, "inner": filled}
 
 
 def test_one_that_may_hold_more_is_asked_for() -> None:
-    kind = {"type": "object", "properties": {"kind": HIDDEN}, "additionalProperties": STRING}
-    tool = _tool({"type": "object", "properties": {"it": kind}, "required": ["it"]})
+    kind = an_object({"kind": HIDDEN}, additionalProperties=STRING)
+    tool = _tool(an_object({"it": kind}, "it"))
 
     assert schema_of(tool)["required"] == ["it"]
     assert _sent(tool, it={"more": "x"}) == {"it": {"kind": "html", "more": "x"}}
 
 
 def test_they_are_filled_in_at_every_level_of_a_tree() -> None:
-    tool = _tool({"type": "object", "properties": {"tree": {"$ref": "#/components/schemas/Tree"}}})
+    tool = _tool(an_object({"tree": {"$ref": "#/components/schemas/Tree"}}))
     tree = {"name": "a", "below": [{"name": "b", "below": [{"name": "c"}]}]}
 
     inner = {"name": "b", "below": [{"name": "c", "kind": "leaf"}], "kind": "leaf"}
@@ -467,25 +438,18 @@ def test_they_are_filled_in_at_every_level_of_a_tree() -> None:
 
 def test_a_required_property_with_a_default_is_filled_in_wherever_it_is() -> None:
     unit = {"type": "string", "default": "kg"}
-    weight = {
-        "type": "object",
-        "properties": {"n": NUMBER, "unit": unit},
-        "required": ["n", "unit"],
-    }
-    optional = {"type": "string", "default": "never sent"}
+    weight = an_object({"n": NUMBER, "unit": unit}, "n", "unit")
     properties = {
         "unit": unit,
         "weights": {"type": "array", "items": weight},
         "either": {"oneOf": [STRING, weight]},
-        "optional": optional,
+        "optional": {"type": "string", "default": "never sent"},
     }
     size = {"name": "size", "in": "query", "required": True, "schema": {**NUMBER, "default": 10}}
-    schema = {"type": "object", "properties": properties, "required": ["unit"]}
-    tool = _tool(schema, parameters=[size])
+    tool = _tool(an_object(properties, "unit"), parameters=[size])
 
-    assert tool.http is not None
     given, warnings = fitting_arguments(tool, {"weights": [{"n": 1}], "either": {"n": 2}})
-    request = build_request(tool.http, given)
+    request = build_request(http_of(tool), given)
     assert (request.url.partition("?")[2], warnings) == ("size=10", [])
     assert orjson.loads(request.body or b"") == {
         "unit": "kg",
@@ -496,8 +460,7 @@ def test_a_required_property_with_a_default_is_filled_in_wherever_it_is() -> Non
 
 def test_of_a_body_that_may_be_left_out_defaults_are_filled_in_only_with_the_rest() -> None:
     properties = {"a": {"type": "string", "default": "x"}, "b": STRING}
-    schema = {"type": "object", "properties": properties, "required": ["a"]}
-    tool = _tool(schema, required=False)
+    tool = _tool(an_object(properties, "a"), required=False)
 
     assert _sent(tool) is None
     assert _sent(tool, b="y") == {"b": "y", "a": "x"}
@@ -507,33 +470,19 @@ def test_of_a_body_that_may_be_left_out_defaults_are_filled_in_only_with_the_res
 
 
 def test_an_object_in_xml_is_written_as_its_definition_says() -> None:
-    order = {
-        "type": "object",
-        "xml": {"name": "Order", "namespace": "urn:shop"},
-        "properties": {
-            "id": {"type": "integer", "xml": {"attribute": True}},
-            "note": {
-                "type": "string",
-                "xml": {"name": "Note", "prefix": "n", "namespace": "urn:n"},
-            },
-            "item": {"type": "array", "items": STRING},
-            "tags": {
-                "type": "array",
-                "xml": {"wrapped": True, "name": "Tags"},
-                "items": {"type": "string", "xml": {"name": "Tag"}},
-            },
-        },
+    tag = {"type": "string", "xml": {"name": "Tag"}}
+    properties = {
+        "id": {"type": "integer", "xml": {"attribute": True}},
+        "note": {**STRING, "xml": {"name": "Note", "prefix": "n", "namespace": "urn:n"}},
+        "item": LIST,
+        "tags": {"type": "array", "xml": {"wrapped": True, "name": "Tags"}, "items": tag},
     }
-    body = {"required": True, "content": {"application/xml": {"schema": order}}}
-    tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+    order = an_object(properties, xml={"name": "Order", "namespace": "urn:shop"})
+    tool = _form("application/xml", order)
     given = {"id": 7, "note": "a < b", "item": ["x", "y"], "tags": ["t"], "more": None}
 
-    assert schema_of(tool)["properties"]["body"]["properties"]["item"] == {
-        "type": "array",
-        "items": STRING,
-    }
-    assert tool.http is not None
-    request = build_request(tool.http, fitting_arguments(tool, {"body": given})[0])
+    assert schema_of(tool)["properties"]["body"]["properties"]["item"] == LIST
+    request = build_request(http_of(tool), fitting_arguments(tool, {"body": given})[0])
     assert dict(request.headers)["Content-Type"] == "application/xml"
     assert (request.body or b"").decode() == (
         '<?xml version="1.0" encoding="UTF-8"?><Order id="7" xmlns="urn:shop">'
@@ -541,4 +490,4 @@ def test_an_object_in_xml_is_written_as_its_definition_says() -> None:
         "<Tags><Tag>t</Tag></Tags></Order>"
     )
     with pytest.raises(Fixable, match="can't be the name of an XML element"):
-        build_request(tool.http, {"body": {"a><b": 1}})
+        build_request(http_of(tool), {"body": {"a><b": 1}})

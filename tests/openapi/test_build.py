@@ -11,6 +11,7 @@ import pytest
 
 from gateway.errors import DefinitionUnreadable
 from gateway.model import (
+    Access,
     Body,
     Build,
     Field,
@@ -25,7 +26,15 @@ from gateway.model import (
     encode_build,
 )
 from gateway.openapi.build import build_openapi
-from tests.definitions import Json, built, only_tool, openapi, operation
+from tests.definitions import (
+    Json,
+    an_object,
+    built,
+    only_tool,
+    openapi,
+    operation,
+    schema_of,
+)
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "openapi"
 BOOKS = Source("books", "openapi", "Book shop", "books_", auth_type="api-key")
@@ -102,12 +111,7 @@ def test_an_ordinary_definition_becomes_whole_tools() -> None:
     )
     assert get == _whole(
         expected,
-        {
-            "type": "object",
-            "properties": {"isbn": isbn, "fields": fields},
-            "required": ["isbn"],
-            "additionalProperties": False,
-        },
+        an_object({"isbn": isbn, "fields": fields}, "isbn", additionalProperties=False),
         {
             "title": "One book",
             "readOnlyHint": True,
@@ -116,28 +120,13 @@ def test_an_ordinary_definition_becomes_whole_tools() -> None:
             "openWorldHint": True,
         },
     )
-    assert orjson.loads(put.input_schema) == {
-        "type": "object",
-        "properties": {
-            "isbn": isbn,
-            "title": {"type": "string", "minLength": 1},
-            "price": {"type": ["number", "null"], "exclusiveMinimum": 0},
-            "sequel": {"$ref": "#/$defs/Book", "description": "The book after this one."},
-        },
-        "required": ["isbn", "title"],
-        "additionalProperties": False,
-        "$defs": {
-            "Book": {
-                "type": "object",
-                "required": ["title"],
-                "properties": {
-                    "title": {"type": "string", "minLength": 1},
-                    "price": {"type": ["number", "null"], "exclusiveMinimum": 0},
-                    "sequel": {"$ref": "#/$defs/Book", "description": "The book after this one."},
-                },
-            }
-        },
+    book = {
+        "title": {"type": "string", "minLength": 1},
+        "price": {"type": ["number", "null"], "exclusiveMinimum": 0},
+        "sequel": {"$ref": "#/$defs/Book", "description": "The book after this one."},
     }
+    closed: Json = {"additionalProperties": False, "$defs": {"Book": an_object(book, "title")}}
+    assert schema_of(put) == an_object({"isbn": isbn, **book}, "isbn", "title", **closed)
 
 
 def test_a_connector_definition_becomes_whole_tools() -> None:
@@ -156,20 +145,10 @@ def test_a_connector_definition_becomes_whole_tools() -> None:
             all_but=frozenset({"To", "Subject", "Importance"}),
         ),
     )
-    assert orjson.loads(send.input_schema) == {
-        "type": "object",
-        "properties": {
-            "To": {"type": "string", "format": "email"},
-            "Subject": {"type": "string"},
-            "Importance": {
-                "type": "string",
-                "enum": ["0", "1"],
-                "description": "Values: 0 = Low, 1 = Normal.",
-            },
-        },
-        "required": ["To", "Subject"],
-        "additionalProperties": False,
-    }
+    level = {"type": "string", "enum": ["0", "1"], "description": "Values: 0 = Low, 1 = Normal."}
+    sent = {"To": {"type": "string", "format": "email"}, "Subject": {"type": "string"}}
+    properties = {**sent, "Importance": level}
+    assert schema_of(send) == an_object(properties, *sent, additionalProperties=False)
     assert listing.http == HttpOperation(
         "GET",
         "https://mail.example/apim/mailbox",
@@ -198,34 +177,17 @@ def test_a_connector_definition_becomes_whole_tools() -> None:
     }
     assert [tool.name for tool in build.tools] == ["mail_send_email_v2", "mail_list_mail"]
     assert [tool.name for tool in build.hidden] == ["mail_list_folders"]
-    assert build.skipped == (
-        Skipped(
-            "ListFolders",
-            "GET",
-            "/{connectionId}/Folders",
-            "internal: meant for look-ups only",
-            "read",
-            "mail_list_folders",
-            build.base_url,
-        ),
-        Skipped(
-            "OnNewEmail",
-            "GET",
-            "/{connectionId}/Mail/OnNewEmail",
-            "a trigger: it starts workflows and can't be called",
-            "read",
-            "mail_on_new_email",
-            build.base_url,
-        ),
-        Skipped(
-            "SendEmail",
-            "POST",
-            "/{connectionId}/Mail",
-            "an older revision of SendEmailV2",
-            "write",
-            "mail_send_email",
-            build.base_url,
-        ),
+    trigger = "a trigger: it starts workflows and can't be called"
+    internal, older = "internal: meant for look-ups only", "an older revision of SendEmailV2"
+    rows: list[tuple[str, str, str, str, Access]] = [
+        ("ListFolders", "GET", "/Folders", internal, "read"),
+        ("OnNewEmail", "GET", "/Mail/OnNewEmail", trigger, "read"),
+        ("SendEmail", "POST", "/Mail", older, "write"),
+    ]
+    names = ("mail_list_folders", "mail_on_new_email", "mail_send_email")
+    assert build.skipped == tuple(
+        Skipped(id, method, f"/{{connectionId}}{path}", reason, access, name, build.base_url)
+        for (id, method, path, reason, access), name in zip(rows, names, strict=True)
     )
 
 

@@ -13,136 +13,102 @@ from gateway.model import MEDIA_TYPE_PATTERN, Body, Field, Parameter
 from gateway.openapi.inputs import ArgumentNames
 from tests.definitions import (
     Json,
+    an_object,
+    body_of,
     built,
+    getting,
+    http_of,
     only_tool,
     openapi,
     operation,
+    posting,
     schema_of,
     skip_reasons,
     swagger,
 )
 
 STRING = {"type": "string"}
+LIST = {"type": "array", "items": STRING}
+JSON, MULTIPART = "application/json", "multipart/form-data"
+FORM = "application/x-www-form-urlencoded"
+AS_JSON = {"contentType": JSON}
+TEXTS = {"type": "object", "additionalProperties": STRING}
+BINARY = {"type": "string", "format": "binary"}
+BASE64 = {"type": "string", "contentEncoding": "base64"}
+FIELDS = an_object({"a": STRING, "b": STRING}, "a")
 
 
-def _with_parameters(*parameters: Json, path: str = "/a", **more: Any) -> Json:
-    return openapi({path: {"get": operation(parameters=list(parameters), **more)}})
+STYLES: list[tuple[str, Json, str, bool, Json]] = [
+    ("query", {}, "form", True, {}),
+    ("query", {"explode": False}, "form", False, {}),
+    ("query", {"style": "spaceDelimited"}, "spaceDelimited", False, {}),
+    ("query", {"style": "pipeDelimited", "explode": False}, "pipeDelimited", False, {}),
+    ("query", {"style": "deepObject", "explode": True}, "deepObject", True, {}),
+    ("query", {"allowReserved": True}, "form", True, {"reserved": True}),
+    ("header", {}, "simple", False, {}),
+    ("cookie", {}, "form", True, {}),
+    ("path", {}, "simple", False, {}),
+    ("path", {"style": "label"}, "label", False, {}),
+    ("path", {"style": "matrix", "explode": True}, "matrix", True, {}),
+    ("path", {"x-ms-url-encoding": "double"}, "simple", False, {"double_encoded": True}),
+    ("query", {"content": {JSON: {"schema": STRING}}}, "form", True, {"media_type": JSON}),
+]
 
 
-def _with_body(content: Json, method: str = "post", **more: Any) -> Json:
-    return openapi({"/a": {method: operation(requestBody={"content": content, **more})}})
+@pytest.mark.parametrize(("place", "written", "style", "explode", "more"), STYLES)
+def test_styles_of_openapi_3(
+    place: Any, written: Json, style: Any, explode: bool, more: Json
+) -> None:
+    parameter = {"name": "p", "in": place, "schema": STRING, **written}
+    tool = only_tool(getting(parameter, path="/a/{p}" if place == "path" else "/a"))
 
-
-@pytest.mark.parametrize(
-    ("written", "sent"),
-    [
-        ({"in": "query"}, Parameter("p", "query", "p", "form", True)),
-        ({"in": "query", "explode": False}, Parameter("p", "query", "p", "form", False)),
-        (
-            {"in": "query", "style": "spaceDelimited"},
-            Parameter("p", "query", "p", "spaceDelimited", False),
-        ),
-        (
-            {"in": "query", "style": "pipeDelimited", "explode": False},
-            Parameter("p", "query", "p", "pipeDelimited", False),
-        ),
-        (
-            {"in": "query", "style": "deepObject", "explode": True},
-            Parameter("p", "query", "p", "deepObject", True),
-        ),
-        (
-            {"in": "query", "allowReserved": True},
-            Parameter("p", "query", "p", "form", True, reserved=True),
-        ),
-        ({"in": "header"}, Parameter("p", "header", "p", "simple", False)),
-        ({"in": "cookie"}, Parameter("p", "cookie", "p", "form", True)),
-        ({"in": "path"}, Parameter("p", "path", "p", "simple", False)),
-        ({"in": "path", "style": "label"}, Parameter("p", "path", "p", "label", False)),
-        (
-            {"in": "path", "style": "matrix", "explode": True},
-            Parameter("p", "path", "p", "matrix", True),
-        ),
-        (
-            {"in": "path", "x-ms-url-encoding": "double"},
-            Parameter("p", "path", "p", "simple", False, double_encoded=True),
-        ),
-        (
-            {"in": "query", "content": {"application/json": {"schema": STRING}}},
-            Parameter("p", "query", "p", "form", True, media_type="application/json"),
-        ),
-    ],
-)
-def test_styles_of_openapi_3(written: Json, sent: Parameter) -> None:
-    path = "/a/{p}" if written["in"] == "path" else "/a"
-    tool = only_tool(_with_parameters({"name": "p", "schema": STRING, **written}, path=path))
-
-    assert tool.http is not None
-    assert tool.http.parameters == (sent,)
-    nonempty = {"minLength": 1} if sent.place == "path" else {}
+    assert http_of(tool).parameters == (Parameter("p", place, "p", style, explode, **more),)
+    nonempty = {"minLength": 1} if place == "path" else {}
     assert schema_of(tool)["properties"] == {"p": STRING | nonempty}
 
 
 @pytest.mark.parametrize(
-    ("written", "sent"),
+    ("place", "written", "style", "explode"),
     [
-        ({"in": "query"}, Parameter("p", "query", "p", "form", False)),
-        (
-            {"in": "query", "collectionFormat": "multi"},
-            Parameter("p", "query", "p", "form", True),
-        ),
-        (
-            {"in": "query", "collectionFormat": "ssv"},
-            Parameter("p", "query", "p", "spaceDelimited", False),
-        ),
-        (
-            {"in": "query", "collectionFormat": "tsv"},
-            Parameter("p", "query", "p", "tabDelimited", False),
-        ),
-        (
-            {"in": "query", "collectionFormat": "pipes"},
-            Parameter("p", "query", "p", "pipeDelimited", False),
-        ),
-        ({"in": "header"}, Parameter("p", "header", "p", "simple", False)),
+        ("query", {}, "form", False),
+        ("query", {"collectionFormat": "multi"}, "form", True),
+        ("query", {"collectionFormat": "ssv"}, "spaceDelimited", False),
+        ("query", {"collectionFormat": "tsv"}, "tabDelimited", False),
+        ("query", {"collectionFormat": "pipes"}, "pipeDelimited", False),
+        ("header", {}, "simple", False),
     ],
 )
-def test_collection_formats_of_swagger(written: Json, sent: Parameter) -> None:
-    array = {"type": "array", "items": STRING}
-    parameters = [{"name": "p", **array, **written}]
-    tool = only_tool(swagger({"/a": {"get": operation(parameters=parameters)}}))
+def test_collection_formats_of_swagger(
+    place: Any, written: Json, style: Any, explode: bool
+) -> None:
+    tool = only_tool(getting({"name": "p", "in": place, **LIST, **written}, make=swagger))
 
-    assert tool.http is not None
-    assert tool.http.parameters == (sent,)
-    assert schema_of(tool)["properties"] == {"p": array}
+    assert http_of(tool).parameters == (Parameter("p", place, "p", style, explode),)
+    assert schema_of(tool)["properties"] == {"p": LIST}
 
 
 def test_operation_parameters_override_those_of_the_path() -> None:
-    shared = [
-        {"name": "a", "in": "query", "schema": STRING},
-        {"name": "b", "in": "query", "schema": STRING},
-    ]
+    shared = [{"name": name, "in": "query", "schema": STRING} for name in "ab"]
     own = [{"name": "a", "in": "query", "required": True, "schema": {"type": "integer"}}]
     tool = only_tool(openapi({"/a": {"parameters": shared, "get": operation(parameters=own)}}))
 
-    assert schema_of(tool) == {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": STRING},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
+    assert schema_of(tool) == closed({"a": {"type": "integer"}, "b": STRING}, "a")
+
+
+def closed(properties: Json, *required: str) -> Json:
+    """The input schema with these properties."""
+    return an_object(properties, *required, additionalProperties=False)
 
 
 def test_encoded_pointers_and_references_to_references_are_followed() -> None:
-    components = {
-        "parameters": {
-            "a/b": {"$ref": "#/components/parameters/c%20d"},
-            "c d": {"name": "e~f", "in": "query", "schema": STRING},
-        }
+    parameters = {
+        "a/b": {"$ref": "#/components/parameters/c%20d"},
+        "c d": {"name": "e~f", "in": "query", "schema": STRING},
     }
-    listed = [{"$ref": "#/components/parameters/a~1b"}]
-    tool = only_tool(openapi({"/a": {"get": operation(parameters=listed)}}, components=components))
+    listed = {"$ref": "#/components/parameters/a~1b"}
+    tool = only_tool(getting(listed, components={"parameters": parameters}))
 
-    assert tool.http is not None
-    assert [each.name for each in tool.http.parameters] == ["e~f"]
+    assert [each.name for each in http_of(tool).parameters] == ["e~f"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +130,7 @@ def test_argument_names_are_spelled_for_clients_and_told_apart(
 ) -> None:
     written = [{"name": name, "in": place, "schema": STRING} for place, name in parameters]
 
-    assert list(schema_of(only_tool(_with_parameters(*written)))["properties"]) == arguments
+    assert list(schema_of(only_tool(getting(*written)))["properties"]) == arguments
 
 
 @given(st.lists(st.tuples(st.sampled_from(["path", "query", "body"]), st.text(max_size=80))))
@@ -176,59 +142,47 @@ def test_arguments_are_always_distinct_and_within_bounds(wanted: list[tuple[str,
     assert all(re.fullmatch("[A-Za-z0-9_.-]{1,64}", name) for name in taken)
 
 
+def with_both(body: Json, path: str = "/a", **parameter: Any) -> Json:
+    """A definition whose one operation has a parameter and a body."""
+    content = {JSON: {"schema": {"type": "object", **body}}}
+    parameters = [{"schema": STRING, **parameter}]
+    put = operation(parameters=parameters, requestBody={"content": content, "required": True})
+    return openapi({path: {"put": put}})
+
+
 def test_a_body_property_gives_way_to_a_parameter_of_its_name() -> None:
-    body = {"type": "object", "properties": {"id": STRING, "name": STRING}, "required": ["id"]}
-    paths = {
-        "/a/{id}": {
-            "put": operation(
-                parameters=[{"name": "id", "in": "path", "schema": STRING}],
-                requestBody={"content": {"application/json": {"schema": body}}, "required": True},
-            )
-        }
-    }
-    tool = only_tool(openapi(paths))
+    body = {"properties": {"id": STRING, "name": STRING}, "required": ["id"]}
+    tool = only_tool(with_both(body, "/a/{id}", name="id", **{"in": "path"}))
 
     assert schema_of(tool)["required"] == ["id", "body_id"]
-    assert tool.http is not None
-    assert tool.http.body == Body(
-        "application/json",
-        (Field("body_id", "id"), Field("name", "name")),
-        required=True,
-        all_but=frozenset({"id", "body_id", "name"}),
-    )
+    fields = (Field("body_id", "id"), Field("name", "name"))
+    every = frozenset({"id", "body_id", "name"})
+    assert body_of(tool) == Body(JSON, fields, required=True, all_but=every)
 
 
 def test_variables_nobody_declared_are_required_texts() -> None:
-    tool = only_tool(_with_parameters(path="/a/{b}"))
+    tool = only_tool(getting(path="/a/{b}"))
 
     assert schema_of(tool)["required"] == ["b"]
-    assert tool.http is not None
-    assert tool.http.parameters == (Parameter("b", "path", "b"),)
+    assert http_of(tool).parameters == (Parameter("b", "path", "b"),)
 
 
 def test_a_fixed_query_in_the_path_is_always_sent() -> None:
-    tool = only_tool(_with_parameters(path="/a?b=c"))
+    tool = only_tool(getting(path="/a?b=c"))
 
-    assert tool.http is not None
-    assert tool.path == "/a?b=c"
-    assert tool.http.path == "/a"
-    assert tool.http.parameters == (
-        Parameter("b", "query", style="form", explode=True, constant="c"),
-    )
+    assert (tool.path, http_of(tool).path) == ("/a?b=c", "/a")
+    fixed = Parameter("b", "query", style="form", explode=True, constant="c")
+    assert http_of(tool).parameters == (fixed,)
 
 
 def test_internal_parameters_are_sent_by_default_or_left_out() -> None:
     internal = {"in": "query", "type": "string", "x-ms-visibility": "internal"}
-    parameters = [
-        {"name": "api-version", "default": "v1", **internal},
-        {"name": "unused", **internal},
-        {"name": "needed", "required": True, **internal},
-    ]
-    tool = only_tool(swagger({"/a": {"get": operation(parameters=parameters)}}))
+    given: Json = {"api-version": {"default": "v1"}, "unused": {}, "needed": {"required": True}}
+    parameters = ({"name": name, **internal, **more} for name, more in given.items())
+    tool = only_tool(getting(*parameters, make=swagger))
 
     assert list(schema_of(tool)["properties"]) == ["needed"]
-    assert tool.http is not None
-    assert tool.http.parameters == (
+    assert http_of(tool).parameters == (
         Parameter("api-version", "query", None, "form", constant="v1"),
         Parameter("unused", "query", None, "form"),
         Parameter("needed", "query", "needed", "form"),
@@ -236,22 +190,13 @@ def test_internal_parameters_are_sent_by_default_or_left_out() -> None:
 
 
 def test_injected_names_are_not_asked_for_but_stay_bound() -> None:
-    body = {"type": "object", "properties": {"tenant": STRING, "x": STRING}}
-    paths = {
-        "/a": {
-            "post": operation(
-                parameters=[{"name": "org", "in": "query", "required": True, "schema": STRING}],
-                requestBody={"content": {"application/json": {"schema": body}}},
-            )
-        }
-    }
-    tool = only_tool(openapi(paths), inject=("tenant", "org"))
+    body = {"properties": {"tenant": STRING, "x": STRING}}
+    needed: Json = {"name": "org", "in": "query", "required": True}
+    tool = only_tool(with_both(body, **needed), inject=("tenant", "org"))
 
-    assert list(schema_of(tool)["properties"]) == ["x"]
-    assert "required" not in schema_of(tool)
-    assert tool.http is not None and tool.http.body is not None
-    assert [each.argument for each in tool.http.parameters] == ["org"]
-    assert [each.argument for each in tool.http.body.fields] == ["tenant", "x"]
+    assert schema_of(tool) == closed({"x": STRING})
+    assert [each.argument for each in http_of(tool).parameters] == ["org"]
+    assert [each.argument for each in body_of(tool).fields] == ["tenant", "x"]
 
 
 @pytest.mark.parametrize(
@@ -270,14 +215,10 @@ def test_what_the_connection_sends_itself_is_nobodys_to_fill_in(
 ) -> None:
     schemes = {"key": {"type": "apiKey", "in": "header", "name": "x-key"}}
     written = [("header", "X-Key"), ("query", "token"), ("query", "q")]
-    parameters = [{"name": name, "in": place, "schema": STRING} for place, name in written]
-    definition = openapi(
-        {"/a": {"get": operation(parameters=parameters)}}, components={"securitySchemes": schemes}
-    )
+    parameters = ({"name": name, "in": place, "schema": STRING} for place, name in written)
+    definition = getting(*parameters, components={"securitySchemes": schemes})
 
-    properties = schema_of(only_tool(definition, **auth))["properties"]
-
-    assert sorted(properties) == sorted(asked)
+    assert sorted(schema_of(only_tool(definition, **auth))["properties"]) == sorted(asked)
 
 
 @pytest.mark.parametrize(
@@ -295,210 +236,123 @@ def test_a_connection_id_is_hidden_only_where_it_is_microsofts(
 ) -> None:
     parameter = {"name": "connectionId", "in": "path", "type": "string", "required": True}
     parameters = [{**parameter, **declared}] if declared is not None else []
-    definition = swagger(
-        {definition_path: {"get": operation(parameters=parameters)}}, **{"x-ms-capabilities": {}}
-    )
-    tool = only_tool(definition)
+    microsoft: Json = {"x-ms-capabilities": {}}
+    tool = only_tool(getting(*parameters, path=definition_path, make=swagger, **microsoft))
 
-    assert tool.http is not None
-    assert (tool.path, tool.http.path) == (definition_path, called)
+    assert (tool.path, http_of(tool).path) == (definition_path, called)
     assert list(schema_of(tool)["properties"]) == asked
-
-
-FIELDS = {"type": "object", "properties": {"a": STRING, "b": STRING}, "required": ["a"]}
 
 
 @pytest.mark.parametrize(
     ("types", "chosen"),
     [
-        (["application/xml", "application/json"], "application/json"),
+        (["application/xml", JSON], JSON),
         (["text/plain", "application/vnd.shop+json"], "application/vnd.shop+json"),
-        (["multipart/form-data", "application/x-www-form-urlencoded"], None),
-        (["application/octet-stream", "multipart/form-data"], "multipart/form-data"),
+        ([MULTIPART, FORM], FORM),
+        (["application/octet-stream", MULTIPART], MULTIPART),
         (["application/octet-stream", "text/plain"], "text/plain"),
         (["image/png", "application/octet-stream"], "application/octet-stream"),
         (["image/png"], "image/png"),
-        (["*/*"], "application/json"),
+        (["*/*"], JSON),
     ],
 )
-def test_the_media_type_that_says_most_is_chosen(types: list[str], chosen: str | None) -> None:
-    tool = only_tool(_with_body({kind: {"schema": FIELDS} for kind in types}))
+def test_the_media_type_that_says_most_is_chosen(types: list[str], chosen: str) -> None:
+    content = {kind: {"schema": FIELDS} for kind in types}
+    tool = only_tool(openapi({"/a": {"post": operation(requestBody={"content": content})}}))
 
-    assert tool.http is not None and tool.http.body is not None
-    assert tool.http.body.media_type == (chosen or "application/x-www-form-urlencoded")
+    assert body_of(tool).media_type == chosen
+
+
+EITHER = [FIELDS, STRING]
+BOTH = frozenset({"a", "b"})
+DEEP: Json = {"style": "deepObject", "explode": True}
 
 
 @pytest.mark.parametrize(
-    ("content", "body", "properties"),
+    ("kind", "media", "body", "properties"),
     [
+        (JSON, {"schema": LIST}, {}, {"body": LIST}),
+        (JSON, {"schema": {"type": "object"}}, {}, {"body": {"type": "object"}}),
+        (JSON, {"schema": TEXTS}, {}, {"body": TEXTS}),
+        (JSON, {"schema": {"oneOf": EITHER}}, {}, {"body": {"anyOf": EITHER}}),
+        ("application/xml", {"schema": FIELDS}, {"xml": {"name": "root"}}, {"body": FIELDS}),
+        ("application/yaml", {"schema": FIELDS}, {}, {"body": FIELDS}),
+        ("text/plain", {"schema": {**STRING, "maxLength": 3, "description": "Few."}}, {}, None),
+        ("text/csv", {}, {}, {"body": STRING}),
+        ("application/x-ndjson", {"schema": STRING}, {}, {"body": STRING}),
+        (FORM, {"schema": LIST}, {}, {"body": {"type": "object"}}),
+        (FORM, {"schema": {"oneOf": EITHER}}, {}, {"body": {"type": "object", "anyOf": EITHER}}),
+        ("application/octet-stream", {}, {"binary": True}, {"body": BASE64}),
+        (FORM, {"schema": {"type": "object", "properties": {}}}, None, {}),
         (
-            {"application/json": {"schema": {"type": "array", "items": STRING}}},
-            Body("application/json", whole="body"),
-            {"body": {"type": "array", "items": STRING}},
+            FORM,
+            {"schema": FIELDS, "encoding": {"b": DEEP}},
+            {"fields": (Field("a", "a"), Field("b", "b", **DEEP)), "all_but": BOTH},
+            FIELDS["properties"],
         ),
         (
-            {"application/json": {"schema": {"type": "object"}}},
-            Body("application/json", whole="body"),
-            {"body": {"type": "object"}},
-        ),
-        (
-            {"application/json": {"schema": {"additionalProperties": STRING, "type": "object"}}},
-            Body("application/json", whole="body"),
-            {"body": {"type": "object", "additionalProperties": STRING}},
-        ),
-        (
-            {"application/json": {"schema": {"oneOf": [FIELDS, STRING]}}},
-            Body("application/json", whole="body"),
-            {"body": {"anyOf": [FIELDS, STRING]}},
-        ),
-        (
-            {"application/xml": {"schema": FIELDS}},
-            Body("application/xml", whole="body", xml={"name": "root"}),
-            {"body": {**FIELDS, "description": "The body, as application/xml."}},
-        ),
-        (
-            {"application/yaml": {"schema": FIELDS}},
-            Body("application/yaml", whole="body"),
-            {"body": {**FIELDS, "description": "The body, as application/yaml."}},
-        ),
-        (
-            {"text/plain": {"schema": {"type": "string", "maxLength": 3, "description": "Few."}}},
-            Body("text/plain", whole="body"),
-            {"body": {"type": "string", "maxLength": 3, "description": "Few."}},
-        ),
-        (
-            {"text/csv": {}},
-            Body("text/csv", whole="body"),
-            {"body": {"type": "string", "description": "The body, as text/csv."}},
-        ),
-        (
-            {"application/x-www-form-urlencoded": {"schema": {"type": "array", "items": STRING}}},
-            Body("application/x-www-form-urlencoded", whole="body"),
-            {"body": {"type": "object"}},
-        ),
-        (
-            {"application/x-www-form-urlencoded": {"schema": {"oneOf": [FIELDS, STRING]}}},
-            Body("application/x-www-form-urlencoded", whole="body"),
-            {"body": {"type": "object", "anyOf": [FIELDS, STRING]}},
-        ),
-        (
-            {"application/octet-stream": {}},
-            Body("application/octet-stream", whole="body", binary=True),
-            {
-                "body": {
-                    "type": "string",
-                    "contentEncoding": "base64",
-                    "description": "The body, as application/octet-stream in base64.",
-                }
-            },
-        ),
-        (
-            {"application/x-www-form-urlencoded": {"schema": {"type": "object", "properties": {}}}},
-            None,
-            {},
-        ),
-        (
-            {
-                "application/x-www-form-urlencoded": {
-                    "schema": FIELDS,
-                    "encoding": {"b": {"style": "deepObject", "explode": True}},
-                }
-            },
-            Body(
-                "application/x-www-form-urlencoded",
-                (Field("a", "a"), Field("b", "b", style="deepObject", explode=True)),
-                all_but=frozenset({"a", "b"}),
-            ),
-            {"a": STRING, "b": STRING},
-        ),
-        (
-            {
-                "application/x-www-form-urlencoded": {
-                    "schema": FIELDS,
-                    "encoding": {
-                        "a": {"contentType": "application/json"},
-                        "b": {"contentType": "application/json", "style": "form"},
-                    },
-                }
-            },
-            Body(
-                "application/x-www-form-urlencoded",
-                (Field("a", "a", media_type="application/json"), Field("b", "b")),
-                all_but=frozenset({"a", "b"}),
-            ),
-            {"a": STRING, "b": STRING},
-        ),
-        (
-            {"application/x-ndjson": {"schema": STRING}},
-            Body("application/x-ndjson", whole="body"),
-            {"body": {"type": "string", "description": "The body, as application/x-ndjson."}},
+            FORM,
+            {"schema": FIELDS, "encoding": {"a": AS_JSON, "b": {**AS_JSON, "style": "form"}}},
+            {"fields": (Field("a", "a", media_type=JSON), Field("b", "b")), "all_but": BOTH},
+            FIELDS["properties"],
         ),
     ],
 )
 def test_bodies_are_taken_apart_or_taken_whole(
-    content: Json, body: Body | None, properties: Json
+    kind: str, media: Json, body: Json | None, properties: Json | None
 ) -> None:
-    tool = only_tool(_with_body(content))
+    post = operation(requestBody={"content": {kind: media}})
+    tool = only_tool(openapi({"/a": {"post": post}}))
 
-    assert tool.http is not None
-    assert tool.http.body == body
-    assert schema_of(tool)["properties"] == properties
+    whole: Json = {} if body and "fields" in body else {"whole": "body"}
+    assert http_of(tool).body == (None if body is None else Body(kind, **whole, **body))
+    listed = schema_of(tool)["properties"]
+    if kind not in (JSON, FORM, "text/plain"):
+        in_base64 = " in base64" if body and "binary" in body else ""
+        assert listed["body"].pop("description") == f"The body, as {kind}{in_base64}."
+    assert listed == (properties if properties is not None else {"body": media["schema"]})
 
 
 def test_files_are_base64_with_a_name_of_their_own() -> None:
-    binary = {"type": "string", "format": "binary"}
-    schema = {
-        "type": "object",
-        "properties": {
-            "photo": {**binary, "description": "A photo."},
-            "pages": {"type": "array", "items": binary},
-            "meta": {"type": "object"},
-        },
+    properties = {
+        "photo": {**BINARY, "description": "A photo."},
+        "pages": {"type": "array", "items": BINARY},
+        "meta": {"type": "object"},
     }
     encoding = {
-        "meta": {"contentType": "application/json"},
+        "meta": AS_JSON,
         "pages": {"contentType": "image/*, application/pdf, to be ignored"},
     }
-    tool = only_tool(_with_body({"multipart/form-data": {"schema": schema, "encoding": encoding}}))
+    schema = {"type": "object", "properties": properties}
+    tool = only_tool(posting(schema, MULTIPART, encoding=encoding))
 
-    base64 = {"type": "string", "contentEncoding": "base64"}
-    assert schema_of(tool)["properties"] == {
-        "photo": {**base64, "description": "A photo."},
-        "photo_filename": {"type": "string", "description": "File name of photo."},
+    media_type = {"type": "string", "pattern": MEDIA_TYPE_PATTERN}
+    listed = schema_of(tool)["properties"]
+    assert listed == {
+        "photo": {**BASE64, "description": "A photo."},
+        "photo_filename": {**STRING, "description": "File name of photo."},
         "photo_content_type": {
-            "type": "string",
-            "pattern": MEDIA_TYPE_PATTERN,
+            **media_type,
             "description": "Media type of photo, if not as the file name says.",
         },
-        "pages": {"type": "array", "items": base64},
-        "pages_filename": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "File name of pages.",
-        },
+        "pages": {"type": "array", "items": BASE64},
+        "pages_filename": {**LIST, "description": "File name of pages."},
         "pages_content_type": {
             "type": "array",
-            "items": {"type": "string", "pattern": MEDIA_TYPE_PATTERN},
+            "items": media_type,
             "description": "Media type of pages: image/*, application/pdf.",
         },
         "meta": {"type": "object"},
     }
-    assert tool.http is not None
-    assert tool.http.body == Body(
-        "multipart/form-data",
+    pages = ("pages", "pages", True, "pages_filename", "pages_content_type")
+    assert body_of(tool) == Body(
+        MULTIPART,
         (
             Field("photo", "photo", True, "photo_filename", "photo_content_type"),
-            Field(
-                "pages",
-                "pages",
-                True,
-                "pages_filename",
-                "pages_content_type",
-                media_type="image/*, application/pdf",
-            ),
-            Field("meta", "meta", media_type="application/json"),
+            Field(*pages, media_type="image/*, application/pdf"),
+            Field("meta", "meta", media_type=JSON),
         ),
-        all_but=frozenset(schema_of(tool)["properties"]),
+        all_but=frozenset(listed),
     )
 
 
@@ -521,20 +375,13 @@ def test_encoding_says_which_parts_are_files_and_of_what_type(
 ) -> None:
     schema = {"type": "object", "properties": {"part": written}}
     encoding = {} if part_type is None else {"part": {"contentType": part_type}}
-    tool = only_tool(_with_body({"multipart/form-data": {"schema": schema, "encoding": encoding}}))
-
-    assert tool.http is not None and tool.http.body is not None
-    [field] = tool.http.body.fields
+    [field] = body_of(only_tool(posting(schema, MULTIPART, encoding=encoding))).fields
     assert (field.file, field.media_type) == (file, media_type)
 
 
 def test_a_property_of_the_api_keeps_its_name_beside_a_file() -> None:
-    properties = {"f": {"type": "string", "format": "binary"}, "f_content_type": STRING}
-    schema = {"type": "object", "properties": properties}
-    tool = only_tool(_with_body({"multipart/form-data": {"schema": schema}}))
-
-    assert tool.http is not None and tool.http.body is not None
-    assert tool.http.body.fields == (
+    schema = {"type": "object", "properties": {"f": BINARY, "f_content_type": STRING}}
+    assert body_of(only_tool(posting(schema, MULTIPART))).fields == (
         Field("f", "f", file=True, file_name_argument="f_filename"),
         Field("f_content_type", "f_content_type"),
     )
@@ -546,130 +393,84 @@ def test_form_fields_of_swagger_are_a_form_and_with_a_file_multipart() -> None:
     form = only_tool(swagger({"/a": {"post": operation(parameters=[text])}}))
     multipart = only_tool(swagger({"/a": {"post": operation(parameters=[text, file])}}))
 
-    assert form.http is not None and multipart.http is not None
-    assert form.http.body == Body(
-        "application/x-www-form-urlencoded",
-        (Field("t", "t", explode=False),),
-        required=True,
-        all_but=frozenset({"t"}),
-    )
-    assert multipart.http.body == Body(
-        "multipart/form-data",
-        (
-            Field("t", "t", explode=False),
-            Field("f", "f", True, "f_filename", "f_content_type", explode=False),
-        ),
-        required=True,
-        all_but=frozenset({"t", "f", "f_filename", "f_content_type"}),
-    )
+    t = Field("t", "t", explode=False)
+    f = Field("f", "f", True, "f_filename", "f_content_type", explode=False)
+    every = frozenset({"t", "f", "f_filename", "f_content_type"})
+    assert body_of(form) == Body(FORM, (t,), required=True, all_but=frozenset({"t"}))
+    assert body_of(multipart) == Body(MULTIPART, (t, f), required=True, all_but=every)
 
 
 def test_all_of_an_object_body_is_flattened() -> None:
-    base = {"type": "object", "properties": {"id": STRING, "name": STRING}, "required": ["name"]}
+    base = an_object({"id": STRING, "name": STRING}, "name")
     body = {"allOf": [{"$ref": "#/components/schemas/Base"}, {"properties": {"age": STRING}}]}
-    definition = _with_body({"application/json": {"schema": body}}, required=True)
-    tool = only_tool({**definition, "components": {"schemas": {"Base": base}}})
+    tool = only_tool(posting(body, required=True, schemas={"Base": base}))
 
-    assert schema_of(tool) == {
-        "type": "object",
-        "properties": {"age": STRING, "id": STRING, "name": STRING},
-        "required": ["name"],
-        "additionalProperties": False,
-    }
+    assert schema_of(tool) == closed({"age": STRING, "id": STRING, "name": STRING}, "name")
 
 
 def test_hidden_body_properties_are_constants_and_read_only_ones_absent() -> None:
-    schema = {
-        "type": "object",
-        "required": ["kind", "id", "text"],
-        "properties": {
-            "kind": {"type": "string", "default": "html", "x-ms-visibility": "internal"},
-            "id": {"type": "string", "readOnly": True},
-            "text": STRING,
-        },
+    properties = {
+        "kind": {**STRING, "default": "html", "x-ms-visibility": "internal"},
+        "id": {**STRING, "readOnly": True},
+        "text": STRING,
     }
-    parameters = [{"in": "body", "name": "message", "schema": schema}]
-    tool = only_tool(swagger({"/a": {"post": operation(parameters=parameters)}}))
+    tool = only_tool(posting(an_object(properties, "kind", "id", "text"), make=swagger))
 
-    assert schema_of(tool) == {
-        "type": "object",
-        "properties": {"text": STRING},
-        "required": ["text"],
-        "additionalProperties": False,
-    }
-    assert tool.http is not None
-    assert tool.http.body == Body(
-        "application/json",
-        (Field("text", "text"),),
-        required=True,
-        constants={"kind": "html"},
-        all_but=frozenset({"text"}),
-    )
+    assert schema_of(tool) == closed({"text": STRING}, "text")
+    more: Json = {"constants": {"kind": "html"}, "all_but": frozenset({"text"})}
+    assert body_of(tool) == Body(JSON, (Field("text", "text"),), required=True, **more)
 
 
 def test_a_hidden_body_is_made_of_its_defaults() -> None:
     schema = {"properties": {"fields": {"type": "string", "default": "true"}}}
-    body = {"in": "body", "name": "b", "schema": schema, "x-ms-visibility": "internal"}
-    tool = only_tool(swagger({"/a": {"post": operation(parameters=[body])}}))
+    tool = only_tool(posting(schema, make=swagger, **{"x-ms-visibility": "internal"}))
 
     assert schema_of(tool)["properties"] == {}
-    assert tool.http is not None
-    assert tool.http.body == Body("application/json", required=True, constants={"fields": "true"})
+    assert body_of(tool) == Body(JSON, required=True, constants={"fields": "true"})
 
 
 def test_the_designers_placeholder_is_not_a_property() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"dynamicProperties": {}},
-        "x-ms-dynamic-schema": {"operationId": "x"},
-    }
-    body = {"in": "body", "name": "b", "schema": schema}
-    tool = only_tool(swagger({"/a": {"post": operation(parameters=[body])}}))
+    schema: Json = {"type": "object", "properties": {"dynamicProperties": {}}}
+    schema["x-ms-dynamic-schema"] = {"operationId": "x"}
 
-    assert tool.http is not None
-    assert tool.http.body == Body("application/json", whole="body")
+    assert body_of(only_tool(posting(schema, make=swagger))) == Body(JSON, whole="body")
 
 
 def test_important_inputs_come_first_and_advanced_ones_last() -> None:
-    parameters = [
+    parameters = (
         {"name": name, "in": "query", "type": "string", "x-ms-visibility": visibility}
         for name, visibility in [("a", "advanced"), ("b", "none"), ("c", "important")]
-    ]
-    tool = only_tool(swagger({"/a": {"get": operation(parameters=parameters)}}))
+    )
+    tool = only_tool(getting(*parameters, make=swagger))
 
     assert list(schema_of(tool)["properties"]) == ["c", "b", "a"]
 
 
-def test_an_operation_with_two_bodies_is_skipped() -> None:
+def test_an_operation_with_two_bodies_or_another_method_in_its_path_is_skipped() -> None:
     bodies = [{"in": "body", "name": name, "schema": STRING} for name in "ab"]
-    build = built(swagger({"/a": {"post": operation(parameters=bodies)}}))
+    two = built(swagger({"/a": {"post": operation(parameters=bodies)}}))
+    assert skip_reasons(two) == {"act": "it has more than one body"}
+    other = built(swagger({"/a?_method=delete": {"get": operation()}}))
+    reason = "its path has _method in it, which makes it another request"
+    assert skip_reasons(other) == {"act": reason}
 
-    assert [skipped.reason for skipped in build.skipped] == ["it has more than one body"]
 
-
-DETOURS = [
-    {"name": "X-HTTP-Method-Override", "in": "header", "required": True, "type": "string"},
-    {"name": "x_original_url", "in": "header", "type": "string"},
-    {"name": "_method", "in": "query", "type": "string"},
-    {
-        "name": "x-http-method",
-        "in": "header",
-        "type": "string",
-        "default": "DELETE",
-        "x-ms-visibility": "internal",
-    },
-    {"name": "q", "in": "query", "type": "string"},
+DETOURS: list[Json] = [
+    {"name": "X-HTTP-Method-Override", "in": "header", "required": True, **STRING},
+    {"name": "x_original_url", "in": "header", **STRING},
+    {"name": "_method", "in": "query", **STRING},
+    {"name": "x-http-method", "in": "header", "default": "DELETE", **STRING}
+    | {"x-ms-visibility": "internal"},
+    {"name": "q", "in": "query", **STRING},
 ]
 
 
 @pytest.mark.parametrize("kind", ["openapi", "arm"])
 def test_what_could_make_the_request_another_one_is_left_out_with_a_reason(kind: str) -> None:
-    build = built(swagger({"/a": {"get": operation(parameters=DETOURS)}}), kind=kind)
+    build = built(getting(*DETOURS, make=swagger), kind=kind)
     (tool,) = build.tools
-    assert list(schema_of(tool)["properties"]) == ["q"]
-    assert "required" not in schema_of(tool)
-    assert tool.http is not None
-    assert [given.name for given in tool.http.parameters] == ["q"]
+    assert schema_of(tool) == closed({"q": STRING})
+    assert [given.name for given in http_of(tool).parameters] == ["q"]
     told = [problem for problem in build.problems if "is left out" in problem.message]
     assert [(p.severity, p.where, p.message.partition(":")[0]) for p in told] == [
         ("warning", "GET /a", "_method (query) is left out"),
@@ -679,34 +480,23 @@ def test_what_could_make_the_request_another_one_is_left_out_with_a_reason(kind:
     ]
 
 
-@pytest.mark.parametrize(
-    "media_type",
-    ["application/json", "multipart/form-data", "application/x-www-form-urlencoded"],
-)
+@pytest.mark.parametrize("media_type", [JSON, MULTIPART, FORM])
 def test_a_body_does_not_say_the_method_either(media_type: str) -> None:
     properties = {
-        "_method": {"type": "string"},
-        "__METHOD": {"type": "string", "default": "DELETE", "x-ms-visibility": "internal"},
-        "book": {"type": "string"},
+        "_method": STRING,
+        "__METHOD": {**STRING, "default": "DELETE", "x-ms-visibility": "internal"},
+        "book": STRING,
     }
     schema = {"type": "object", "properties": properties, "required": ["_method"]}
-    body = {"content": {media_type: {"schema": schema}}, "required": True}
-    tool = only_tool(openapi({"/a": {"post": operation(requestBody=body)}}))
+    tool = only_tool(posting(schema, media_type, required=True))
+
     assert list(schema_of(tool)["properties"]) == ["book"]
-    assert tool.http is not None and tool.http.body is not None
-    assert [field.name for field in tool.http.body.fields] == ["book"]
-    assert tool.http.body.constants == {}
+    body = body_of(tool)
+    assert ([field.name for field in body.fields], body.constants) == (["book"], {})
 
 
 def test_what_an_operator_injects_is_sent() -> None:
-    definition = swagger({"/a": {"post": operation(parameters=DETOURS[:1])}})
+    definition = getting(DETOURS[0], make=swagger)
     tool = only_tool(definition, inject=("X-HTTP-Method-Override",))
     assert schema_of(tool)["properties"] == {}
-    assert tool.http is not None
-    assert [given.name for given in tool.http.parameters] == ["X-HTTP-Method-Override"]
-
-
-def test_an_operation_whose_path_says_another_method_is_skipped() -> None:
-    build = built(swagger({"/a?_method=delete": {"get": operation()}}))
-    reason = "its path has _method in it, which makes it another request"
-    assert skip_reasons(build) == {"act": reason}
+    assert [given.name for given in http_of(tool).parameters] == ["X-HTTP-Method-Override"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.definitions import Json, only_tool, openapi, operation, schema_of, swagger
+from tests.definitions import Json, an_object, only_tool, posting, schema_of, swagger
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "integer"}
@@ -43,61 +43,49 @@ def test_a_mapping_says_which_value_stands_for_which_alternative(
 ) -> None:
     schemas = {
         "Pet": {
-            keyword: [{"$ref": "#/components/schemas/Cat"}, {"$ref": "#/components/schemas/Dog"}],
+            keyword: [_ref("Cat"), _ref("Dog")],
             "discriminator": discriminator,
         },
-        "Cat": {"type": "object", "properties": {"kind": TEXT}},
-        "Dog": {"type": "object", "properties": {"kind": kind_of_a_dog}},
+        "Cat": an_object({"kind": TEXT}),
+        "Dog": an_object({"kind": kind_of_a_dog}),
     }
-    tool = only_tool(_definition({"$ref": "#/components/schemas/Pet"}, schemas))
+    tool = only_tool(posting(_ref("Pet"), schemas=schemas))
 
     assert schema_of(tool)["$defs"]["Pet"] == {"anyOf": alternatives}
 
 
 def test_a_body_that_says_its_kind_takes_what_any_kind_has() -> None:
-    tool = only_tool(_definition({"$ref": "#/components/schemas/Pet"}, _extended("components")))
+    tool = only_tool(posting(_ref("Pet"), required=True, schemas=_extended("components/schemas")))
 
-    assert schema_of(tool) == {
-        "type": "object",
-        "properties": {"kind": TEXT, "lives": NUMBER, "size": {}, "tricks": TEXT},
-        "required": ["kind"],
-        "additionalProperties": False,
-    }
+    properties = {"kind": TEXT, "lives": NUMBER, "size": {}, "tricks": TEXT}
+    assert schema_of(tool) == an_object(properties, "kind", additionalProperties=False)
 
 
 def test_a_body_of_swagger_that_says_its_kind_takes_what_any_kind_has() -> None:
-    body = {"name": "pet", "in": "body", "schema": {"$ref": "#/definitions/Pet"}}
-    definition = swagger({"/a": {"post": operation(parameters=[body])}})
+    definition = posting({"$ref": "#/definitions/Pet"}, make=swagger)
     tool = only_tool({**definition, "definitions": _extended("definitions")})
 
     assert list(schema_of(tool)["properties"]) == ["kind", "lives", "size", "tricks"]
 
 
 def test_a_body_of_one_kind_takes_only_what_that_kind_has() -> None:
-    tool = only_tool(_definition({"$ref": "#/components/schemas/Cat"}, _extended("components")))
+    tool = only_tool(posting(_ref("Cat"), required=True, schemas=_extended("components/schemas")))
 
     assert sorted(schema_of(tool)["properties"]) == ["kind", "lives", "size"]
     assert sorted(schema_of(tool)["required"]) == ["kind", "lives"]
 
 
-def _definition(schema: Json, schemas: Json) -> Json:
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    paths = {"/a": {"post": operation(requestBody=body)}}
-    return openapi(paths, components={"schemas": schemas})
+def _ref(name: str, home: str = "components/schemas") -> Json:
+    return {"$ref": f"#/{home}/{name}"}
 
 
 def _extended(home: str) -> Json:
-    pet = {"$ref": "#/definitions/Pet" if home == "definitions" else "#/components/schemas/Pet"}
+    pet = _ref("Pet", home)
     told: Any = "kind" if home == "definitions" else {"propertyName": "kind"}
     cat = {"properties": {"lives": NUMBER, "size": NUMBER}, "required": ["lives"]}
     dog = {"tricks": TEXT, "size": TEXT, "id": {"type": "string", "readOnly": True}}
     return {
-        "Pet": {
-            "type": "object",
-            "discriminator": told,
-            "properties": {"kind": TEXT},
-            "required": ["kind"],
-        },
+        "Pet": an_object({"kind": TEXT}, "kind", discriminator=told),
         "Cat": {"allOf": [pet, cat]},
         "Dog": {"allOf": [pet, {"properties": dog}]},
         "Stone": {"allOf": [{"$ref": "#/nowhere"}, {"properties": {"weight": NUMBER}}]},

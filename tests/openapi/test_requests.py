@@ -9,16 +9,25 @@ import pytest
 
 from gateway.calls.request import build_request
 from gateway.outbound.client import Request
-from tests.definitions import Json, built, only_tool, openapi, operation, schema_of, swagger
+from tests.definitions import (
+    Json,
+    an_object,
+    built,
+    getting,
+    http_of,
+    only_tool,
+    openapi,
+    operation,
+    schema_of,
+    swagger,
+)
 
 STRING = {"type": "string"}
 
 
 def _sent(definition: Json, arguments: Mapping[str, Any], **source: Any) -> Request:
     """The one tool's request, without the host."""
-    tool = only_tool(definition, **source)
-    assert tool.http is not None
-    request = build_request(tool.http, arguments)
+    request = build_request(http_of(only_tool(definition, **source)), arguments)
     assert request.url.startswith("https://api.shop.example/v1")
     return Request(request.method, request.url[27:], request.headers, request.body)
 
@@ -38,16 +47,10 @@ def _sent(definition: Json, arguments: Mapping[str, Any], **source: Any) -> Requ
 def test_of_two_keys_the_one_that_the_connection_has_is_not_asked_for(
     auth: Json, asked: list[str], key: tuple[str, str]
 ) -> None:
-    parameters = [
-        {"name": name, "in": "query", "required": True, "schema": STRING}
-        for name in ("id", "key", "token")
-    ]
+    needed = {"in": "query", "required": True, "schema": STRING}
     schemes = {n: {"type": "apiKey", "in": "query", "name": n} for n in ("key", "token")}
-    definition = openapi(
-        {"/boards": {"get": operation(parameters=parameters)}},
-        components={"securitySchemes": schemes},
-    )
-    build = built(definition, **auth)
+    parameters = ({"name": name, **needed} for name in ("id", "key", "token"))
+    build = built(getting(*parameters, components={"securitySchemes": schemes}), **auth)
 
     assert schema_of(build.tools[0])["required"] == asked
     assert (build.auth_name, build.auth_in) == key
@@ -69,12 +72,8 @@ def test_a_fragment_tells_operations_apart_and_is_not_sent() -> None:
     requests = [build_request(tool.http, {"id": "7"}) for tool in build.tools if tool.http]
 
     assert build.skipped == ()
-    assert [request.url.removeprefix("https://api.shop.example/v1") for request in requests] == [
-        "/files/7",
-        "/files/7",
-        "/files/7?what=",
-        "/",
-    ]
+    urls = [request.url.removeprefix("https://api.shop.example/v1") for request in requests]
+    assert urls == ["/files/7", "/files/7", "/files/7?what=", "/"]
     assert [tool.path for tool in build.tools] == list(paths)
 
 
@@ -102,11 +101,11 @@ def test_a_fragment_tells_operations_apart_and_is_not_sent() -> None:
 def test_variables_in_a_query_are_parameters(
     path: str, declared: list[tuple[str, str, bool]], asked: dict[str, bool], address: str | None
 ) -> None:
-    parameters = [
+    parameters = (
         {"name": name, "in": place, "required": required, "schema": STRING}
         for name, place, required in declared
-    ]
-    definition = openapi({path: {"get": operation(parameters=parameters)}})
+    )
+    definition = getting(*parameters, path=path)
     schema = schema_of(only_tool(definition))
 
     assert {name: name in schema.get("required", ()) for name in schema["properties"]} == asked
@@ -117,7 +116,7 @@ def test_variables_in_a_query_are_parameters(
 
 
 def test_a_value_in_a_query_stays_in_its_place() -> None:
-    definition = openapi({"/a?f=x eq '{x}'&q={q}": {"get": operation()}})
+    definition = getting(path="/a?f=x eq '{x}'&q={q}")
 
     assert _sent(definition, {"x": "'&q=2#", "q": "&f=1"}).url == (
         "/a?f=x%20eq%20'%27%26q%3D2%23'&q=%26f%3D1"
@@ -192,17 +191,13 @@ def test_a_form_says_its_own_media_type() -> None:
 @pytest.mark.parametrize("name", ["Accept-Encoding", "Host", "content-length", "Type Card"])
 @pytest.mark.parametrize("make", [swagger, openapi])
 def test_headers_that_cannot_be_sent_are_not_offered(name: str, make: Any) -> None:
-    definition = make({"/a": {"get": operation(parameters=[_header(name, schema=STRING)])}})
-
-    assert schema_of(only_tool(definition))["properties"] == {}
+    tool = only_tool(getting(_header(name, schema=STRING), make=make))
+    assert schema_of(tool)["properties"] == {}
 
 
 def test_openapi_3_has_three_headers_ignored() -> None:
     names = ("Accept", "Content-Type", "Authorization")
-    parameters = [_header(name, schema=STRING, required=True) for name in names]
-
-    tool = only_tool(openapi({"/a": {"get": operation(parameters=parameters)}}))
-
+    tool = only_tool(getting(*(_header(n, schema=STRING, required=True) for n in names)))
     assert schema_of(tool)["properties"] == {}
 
 
@@ -218,7 +213,7 @@ def test_openapi_3_has_three_headers_ignored() -> None:
 def test_our_accept_is_one_that_the_definition_allows(
     more: Json, arguments: Json, accept: str
 ) -> None:
-    definition = swagger({"/a": {"get": operation(parameters=[_header("Accept", **more)])}})
+    definition = getting(_header("Accept", **more), make=swagger)
 
     assert dict(_sent(definition, arguments).headers) == {"Accept": accept}
 
@@ -245,9 +240,8 @@ def test_our_accept_is_one_that_the_definition_allows(
 def test_what_must_be_there_can_not_be_empty(place: str, schema: Json, least: Json) -> None:
     path = "/a/{p}" if place == "path" else "/a"
     parameter = {"name": "p", "in": place, "required": True, "schema": schema}
-    schemas = {"Filter": {"type": "object", "properties": {"a": STRING}}}
-    paths = {path: {"get": operation(parameters=[parameter])}}
-    tool = only_tool(openapi(paths, components={"schemas": schemas}))
+    shared = {"schemas": {"Filter": an_object({"a": STRING})}}
+    tool = only_tool(getting(parameter, path=path, components=shared))
 
     listed = schema_of(tool)["properties"]["p"]
     assert {key: listed[key] for key in listed if key.startswith("min")} == least
@@ -307,15 +301,8 @@ def test_what_is_injected_by_its_wire_name_is_sent_whatever_the_argument_is_call
 
 def test_names_that_differ_in_a_comparison_tell_which() -> None:
     wires = ["Date", "Date<", "Date>", "Date<=", "n[>=]", "<id>"]
-    parameters = [{"name": name, "in": "query", "schema": STRING} for name in wires]
-    definition = openapi({"/a": {"get": operation(parameters=parameters)}})
+    definition = getting(*({"name": name, "in": "query", "schema": STRING} for name in wires))
 
-    assert list(schema_of(only_tool(definition))["properties"]) == [
-        "Date",
-        "Date_lt",
-        "Date_gt",
-        "Date_lte",
-        "n_gte",
-        "id",
-    ]
+    listed = list(schema_of(only_tool(definition))["properties"])
+    assert listed == ["Date", "Date_lt", "Date_gt", "Date_lte", "n_gte", "id"]
     assert _sent(definition, {"Date_lt": "1", "Date_gt": "2"}).url == "/a?Date%3C=1&Date%3E=2"

@@ -10,19 +10,25 @@ import pytest
 
 from gateway.limits import INPUT_BYTES, MAX_WIDTH
 from gateway.model import Problem, whole_schema
-from tests.definitions import Json, built, only_tool, openapi, operation, schema_of
+from tests.definitions import (
+    Json,
+    an_object,
+    built,
+    getting,
+    only_tool,
+    openapi,
+    operation,
+    posting,
+    schema_of,
+)
 
 STRING = {"type": "string"}
 
 
 def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3") -> Json:
     """A definition whose one tool takes `p` with this schema."""
-    parameters = [{"name": "p", "in": "query", "schema": schema}]
-    return openapi(
-        {"/a": {"get": operation(parameters=parameters)}},
-        version,
-        components={"schemas": schemas or {}},
-    )
+    parameter = {"name": "p", "in": "query", "schema": schema}
+    return getting(parameter, version=version, components={"schemas": schemas or {}})
 
 
 @pytest.mark.parametrize(
@@ -137,14 +143,8 @@ def test_what_stands_beside_a_reference_counts_from_3_1_on(version: str, transla
 
 
 def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
-    tree = {
-        "type": "object",
-        "properties": {
-            "left": {"$ref": "#/components/schemas/My%20Tree"},
-            "leaf": {"$ref": "#/components/schemas/Leaf"},
-        },
-    }
-    written = {"type": "array", "items": {"$ref": "#/components/schemas/My Tree"}}
+    tree = an_object({"left": _ref("My%20Tree"), "leaf": _ref("Leaf")})
+    written = {"type": "array", "items": _ref("My Tree")}
     tool = only_tool(_definition(written, {"My Tree": tree, "Leaf": STRING, "Unused": STRING}))
 
     schema = schema_of(tool)
@@ -155,20 +155,16 @@ def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
 
 def test_references_by_anchor_are_followed() -> None:
     tree = {"$anchor": "tree", "type": "object", "properties": {"left": {"$ref": "#tree"}}}
-    tool = only_tool(_definition({"$ref": "#/components/schemas/T"}, {"T": tree}, "3.1.0"))
+    tool = only_tool(_definition(_ref("T"), {"T": tree}, "3.1.0"))
 
-    assert schema_of(tool)["$defs"] == {
-        "T": {"type": "object", "properties": {"left": {"$ref": "#/$defs/T"}}}
-    }
+    assert schema_of(tool)["$defs"] == {"T": an_object({"left": {"$ref": "#/$defs/T"}})}
 
 
 def test_parts_of_an_object_are_not_closed_to_each_other() -> None:
-    closed = {"type": "object", "properties": {"a": STRING}, "additionalProperties": False}
+    closed = an_object({"a": STRING}, additionalProperties=False)
     inline = {"properties": {"b": STRING}, "required": ["b"], "additionalProperties": False}
-    written = {"allOf": [{"$ref": "#/components/schemas/A"}, inline]}
-    tool = only_tool(
-        _definition({"anyOf": [written, {"$ref": "#/components/schemas/A"}]}, {"A": closed})
-    )
+    written = {"anyOf": [{"allOf": [_ref("A"), inline]}, _ref("A")]}
+    tool = only_tool(_definition(written, {"A": closed}))
 
     schema = schema_of(tool)
     assert schema["$defs"]["A"] == closed
@@ -178,15 +174,9 @@ def test_parts_of_an_object_are_not_closed_to_each_other() -> None:
 
 
 def test_definitions_of_one_name_are_kept_apart() -> None:
-    written = {
-        "anyOf": [
-            {"$ref": "#/components/schemas/S"},
-            {"$ref": "#/components/schemas/Other/properties/S"},
-        ]
-    }
-    tool = only_tool(
-        _definition(written, {"S": STRING, "Other": {"properties": {"S": {"type": "null"}}}})
-    )
+    written = {"anyOf": [_ref("S"), _ref("Other/properties/S")]}
+    other = {"properties": {"S": {"type": "null"}}}
+    tool = only_tool(_definition(written, {"S": STRING, "Other": other}))
 
     assert schema_of(tool)["$defs"] == {"S": STRING, "S_2": {"type": "null"}}
 
@@ -202,8 +192,8 @@ def test_definitions_of_one_name_are_kept_apart() -> None:
     ],
 )
 def test_a_broken_reference_opens_one_place_and_says_so(reference: str, message: str) -> None:
-    loop = {"$ref": "#/components/schemas/Loop"}
-    build = built(_definition({"$ref": reference, "description": "d"}, {"Loop": loop}))
+    written = {"$ref": reference, "description": "d"}
+    build = built(_definition(written, {"Loop": _ref("Loop")}))
 
     (tool,) = build.tools
     (problem,) = build.problems
@@ -213,15 +203,8 @@ def test_a_broken_reference_opens_one_place_and_says_so(reference: str, message:
 
 
 def test_circles_on_one_level_are_opened_where_they_close() -> None:
-    tool = only_tool(
-        _definition(
-            {"$ref": "#/components/schemas/A"},
-            {
-                "A": {"allOf": [{"$ref": "#/components/schemas/B"}], "type": "object"},
-                "B": {"anyOf": [{"$ref": "#/components/schemas/A"}, STRING]},
-            },
-        )
-    )
+    circle = {"A": {"allOf": [_ref("B")], "type": "object"}, "B": {"anyOf": [_ref("A"), STRING]}}
+    tool = only_tool(_definition(_ref("A"), circle))
 
     validator = jsonschema_rs.Draft202012Validator(schema_of(tool))
     assert validator.is_valid({"p": {}})
@@ -229,10 +212,8 @@ def test_circles_on_one_level_are_opened_where_they_close() -> None:
 
 
 def test_fan_out_on_one_level_is_bounded() -> None:
-    doubled = {
-        f"S{n}": {"allOf": [{"$ref": f"#/components/schemas/S{n + 1}"}] * 2} for n in range(40)
-    }
-    build = built(_definition({"$ref": "#/components/schemas/S0"}, {**doubled, "S40": STRING}))
+    doubled = {f"S{n}": {"allOf": [_ref(f"S{n + 1}")] * 2} for n in range(40)}
+    build = built(_definition(_ref("S0"), {**doubled, "S40": STRING}))
 
     (tool,) = build.tools
     assert any("without end" in problem.message for problem in build.problems)
@@ -248,27 +229,19 @@ CUT = Problem(
 )
 
 
-def _posting(schema: Json, schemas: Json | None = None) -> Json:
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    paths = {"/a": {"post": operation(requestBody=body)}}
-    return openapi(paths, components={"schemas": schemas or {}})
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _level(number: int, words: str, last: bool) -> Json:
     fields = {f"field_{n}": {"type": "integer", "description": words} for n in range(20)}
-    below: Json = {} if last else {"next": {"$ref": f"#/components/schemas/S{number + 1}"}}
-    return {
-        "type": "object",
-        "required": ["field_1", *below],
-        "properties": {**fields, **below},
-        "additionalProperties": False,
-    }
+    below: Json = {} if last else {"next": _ref(f"S{number + 1}")}
+    return an_object({**fields, **below}, "field_1", *below, additionalProperties=False)
 
 
 def test_where_room_is_short_words_go_first_the_deepest_before_others() -> None:
     chain = {f"S{n}": _level(n, "d" * 200, n == 7) for n in range(8)}
-    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
-    build = built(_posting(body, chain))
+    build = built(posting(an_object({"s": _ref("S0")}), required=True, schemas=chain))
 
     (tool,) = build.tools
     listed, whole = schema_of(tool)["$defs"], orjson.loads(whole_schema(tool))["$defs"]
@@ -286,8 +259,7 @@ def test_where_room_is_short_words_go_first_the_deepest_before_others() -> None:
 
 def test_where_room_is_shorter_still_deep_objects_name_what_they_require_and_stay_open() -> None:
     chain = {f"S{n}": _level(n, "", n == 39) for n in range(40)}
-    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
-    build = built(_posting(body, chain))
+    build = built(posting(an_object({"s": _ref("S0")}), required=True, schemas=chain))
 
     (tool,) = build.tools
     schema, whole = schema_of(tool), orjson.loads(whole_schema(tool))
@@ -305,9 +277,7 @@ def test_where_room_is_shorter_still_deep_objects_name_what_they_require_and_sta
 
 def test_an_input_too_large_to_keep_whole_is_shown_as_it_is_listed() -> None:
     chain = {f"S{n}": _level(n, "d" * 200, n == 149) for n in range(150)}
-    body = {"type": "object", "properties": {"s": {"$ref": "#/components/schemas/S0"}}}
-
-    (tool,) = built(_posting(body, chain)).tools
+    (tool,) = built(posting(an_object({"s": _ref("S0")}), required=True, schemas=chain)).tools
     assert whole_schema(tool) is tool.input_schema
 
 
@@ -315,11 +285,9 @@ def test_an_inline_body_that_is_too_large_keeps_what_its_deepest_levels_require(
     def nested(levels: int) -> Json:
         below = {f"n{n}": nested(levels - 1) for n in range(4)} if levels else {}
         properties = {"a": {"type": "integer"}, "b": STRING, **below}
-        return {"type": "object", "description": "d" * 100, "properties": properties} | {
-            "required": ["a"]
-        }
+        return an_object(properties, "a", description="d" * 100)
 
-    build = built(_posting(nested(5)))
+    build = built(posting(nested(5), required=True))
 
     (tool,) = build.tools
     assert len(tool.input_schema) <= INPUT_BYTES
@@ -331,33 +299,23 @@ def test_an_inline_body_that_is_too_large_keeps_what_its_deepest_levels_require(
     assert build.problems == (CUT,)
 
 
-def test_answers_keep_what_is_read_only_and_lose_what_is_write_only() -> None:
-    answer = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string", "readOnly": True},
-            "secret": {"type": "string", "writeOnly": True},
-        },
-    }
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/A"}}}
-    responses = {"201": {"description": "ok", "content": content}}
-    tool = only_tool(
-        openapi(
-            {"/a": {"post": operation(responses=responses)}}, components={"schemas": {"A": answer}}
-        )
-    )
+def _answering(schema: Json, status: str = "200", **shared: Json) -> Json:
+    content = {"application/json": {"schema": schema}}
+    responses = {status: {"description": "ok", "content": content}}
+    return openapi({"/a": {"post": operation(responses=responses)}}, components={"schemas": shared})
 
-    assert tool.output_schema is not None
-    assert orjson.loads(tool.output_schema) == {
+
+def test_answers_keep_what_is_read_only_and_lose_what_is_write_only() -> None:
+    secret = {"type": "string", "writeOnly": True}
+    answer = an_object({"id": {"type": "string", "readOnly": True}, "secret": secret})
+    tool = only_tool(_answering(_ref("A"), "201", A=answer))
+
+    assert orjson.loads(tool.output_schema or b"") == {
         "$ref": "#/$defs/A",
-        "$defs": {"A": {"type": "object", "properties": {"id": STRING}}},
+        "$defs": {"A": an_object({"id": STRING})},
     }
 
 
 def test_an_answer_that_is_too_large_has_no_schema() -> None:
     properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(400)}
-    content = {"application/json": {"schema": {"type": "object", "properties": properties}}}
-    responses = {"200": {"description": "ok", "content": content}}
-    tool = only_tool(openapi({"/a": {"get": operation(responses=responses)}}))
-
-    assert tool.output_schema is None
+    assert only_tool(_answering(an_object(properties))).output_schema is None
