@@ -119,7 +119,7 @@ class Grants:
         if held is None or held["request"]["client_id"] != client_id:
             raise OAuthError("invalid_grant", "the code is unknown, or too old")
         request = AuthorizationRequest(**held["request"])
-        if redirect_uri != request.redirect_uri:
+        if redirect_uri and redirect_uri != request.redirect_uri:  # OAuth 2.1 asks for it no more
             raise OAuthError("invalid_grant", "redirect_uri is another than the code was sent to")
         if not _fits(request.challenge, verifier):
             raise OAuthError("invalid_grant", "code_verifier does not fit code_challenge")
