@@ -22,6 +22,7 @@ from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -39,7 +40,6 @@ from gateway.model import (
 
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_GAP = re.compile(r"__+")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
@@ -48,11 +48,16 @@ def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:
     """One name for each operation, prefix included: all different, none over 64 characters."""
     plain = [prefix + local_name(operation) for operation in operations]
     shared = _shared(plain)
-    names = [
-        _with_suffix(name, operation) if name in shared or len(name) > MAX_TOOL_NAME else name
-        for name, operation in zip(plain, operations, strict=True)
-    ]
-    return _all_different(names, operations)
+    taken: dict[str, None] = {}
+    for name, operation in zip(plain, operations, strict=True):
+        if name in shared or len(name) > MAX_TOOL_NAME:
+            name = _with_suffix(name, operation)
+        candidate, turn = name, 0
+        while candidate in taken:  # an operation's id may look like another's suffixed name
+            turn += 1
+            candidate = _with_suffix(name, operation, salt=f" {turn}")
+        taken[candidate] = None
+    return tuple(taken)
 
 
 def _shared(names: Sequence[str]) -> Mapping[str, str]:
@@ -72,43 +77,22 @@ def collisions(prefix: str, operations: Sequence[Nameable]) -> list[Problem]:
 
 def local_name(operation: Nameable) -> str:
     """The operation's name without prefix: its id's words, else those of method and path."""
-    return snake_case(operation.id or "") or _words_of_path(operation)
+    path = _VARIABLE.sub(lambda found: f"/by/{found[1]}/", operation.path)
+    method = operation.method.lower()
+    return snake_case(operation.id or "") or f"{method}_{snake_case(path) or 'root'}"
 
 
 def snake_case(text: str) -> str:
     """`SendEmailV2` → `send_email_v2`, `users/list-repos` → `users_list_repos`."""
     if not text.isascii():
         text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
-    words = _WORD_STARTS.sub("_", _NOT_WORD.sub("_", text))
-    if "__" in words:
-        words = _GAP.sub("_", words)
-    return words.strip("_").lower()
-
-
-def _words_of_path(operation: Nameable) -> str:
-    path = _VARIABLE.sub(lambda found: f"/by/{found[1]}/", operation.path)
-    words = snake_case(path) or "root"
-    return f"{operation.method.lower()}_{words}"
+    return _WORD_STARTS.sub("_", _NOT_WORD.sub("_", text)).strip("_").lower()
 
 
 def _with_suffix(name: str, operation: Nameable, salt: str = "") -> str:
     text = f"{operation.method.upper()} {operation.path}{salt}"
     suffix = f"_{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
     return name[: MAX_TOOL_NAME - len(suffix)] + suffix
-
-
-def _all_different(names: Sequence[str], operations: Sequence[Nameable]) -> tuple[str, ...]:
-    """Someone may have an operation id that looks like another's suffixed name."""
-    taken: set[str] = set()
-    result = []
-    for name, operation in zip(names, operations, strict=True):
-        candidate, turn = name, 0
-        while candidate in taken:
-            turn += 1
-            candidate = _with_suffix(name, operation, salt=f" {turn}")
-        taken.add(candidate)
-        result.append(candidate)
-    return tuple(result)
 
 
 # --- names in configuration -----------------------------------------------------------------------
@@ -222,18 +206,11 @@ NOT_AUTHENTICATED = (
 REPEATABLE = frozenset(("GET", "HEAD", "PUT", "DELETE"))
 
 
-def description_of(source: Source, display_name: str, text: str) -> str:
-    """`[Display name] text` on one line and cut to length, with a warning where one is due."""
-    start = opening(source, display_name)
-    warning = "" if source.authenticated else f" {NOT_AUTHENTICATED}"
-    room = source.max_description_chars - len(start) - len(warning)
-    return start + cut(" ".join(visible(text).split()), room) + warning
-
-
-def opening(source: Source, display_name: str) -> str:
-    """What stands before the words of a definition: whose they are, and whether to trust them."""
-    named = f"[{visible(display_name)}] " if display_name else ""
-    return named + (UNTRUSTED if source.trust == "untrusted" else "")
+def description_of(source: Source, text: str, note: str = "") -> str:
+    """`[Display name] text`, with a word where it is not to be trusted; a note is never cut."""
+    named = f"[{visible(source.display_name)}] " if source.display_name else ""
+    start = named + (UNTRUSTED if source.trust == "untrusted" else "")
+    return start + cut(text, source.max_description_chars - len(start) - len(note)) + note
 
 
 def renamed(tool: Tool, name: str) -> Tool:
@@ -260,8 +237,9 @@ def token_cost(entry: bytes) -> int:
 
 def fingerprint(source: Source, tool: Tool) -> str:
     """Changes when anything does that a person approved the tool by."""
-    base_url, path = (tool.http.base_url, tool.http.path) if tool.http else ("", "")
-    parts = (tool.method, base_url, path, source.auth_type, tool.input_schema.decode())
+    server = urlsplit(source.location).netloc or source.location
+    place = (tool.http.base_url, tool.http.path) if tool.http else (server, "")
+    parts = (tool.method, *place, source.auth_type, tool.input_schema.decode())
     return digest(orjson.dumps([*parts, tool.description, tool.access, tool.security]))
 
 
@@ -317,4 +295,5 @@ def tool_description(
         words = f"{summary} — {text}"
     else:
         words = text or summary or fallback
-    return description_of(source, source.display_name, words)
+    note = "" if source.authenticated else f" {NOT_AUTHENTICATED}"
+    return description_of(source, " ".join(visible(words).split()), note)

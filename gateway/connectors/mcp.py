@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,15 +30,21 @@ from gateway.model import (
     Build,
     Override,
     Problem,
-    Severity,
     Skipped,
     Source,
     Tool,
     UpstreamOperation,
     Wrap,
-    digest,
 )
-from gateway.naming import cut, matching, opening, override_for, token_cost, unmatched, visible
+from gateway.naming import (
+    description_of,
+    fingerprint,
+    matching,
+    override_for,
+    token_cost,
+    unmatched,
+    visible,
+)
 from gateway.upstream.protocol import TOO_DEEP, mapping
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -61,7 +68,12 @@ def build_upstream(listing: Sequence[Raw], source: Source) -> Build:
     """The tools of one upstream as this connection shows them, sorted by name."""
     tools: dict[str, Tool] = {}
     skipped: list[Skipped] = []
-    usable = list(_usable(listing, skipped))
+    usable: dict[str, Raw] = {}
+    for raw in listing:
+        if reason := _unusable(raw, usable):
+            skipped.append(_skip(raw, reason))
+        else:
+            usable[raw["name"]] = raw
     for raw, wrap in _wanted(usable, source, skipped):
         made = _tool(raw, source, wrap)
         if isinstance(made, Tool) and made.name in tools:
@@ -104,6 +116,7 @@ def drift(listing: Sequence[Raw], source: Source) -> list[Problem]:
 
 
 _about = partial(Problem, configured=True)
+_NO_PARAMETER = "the upstream's tool has no parameter {!r}"
 
 
 def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Raw]) -> Iterator[Problem]:
@@ -112,39 +125,23 @@ def _wrap_drift(wrap: Wrap, by_name: Mapping[str, Raw]) -> Iterator[Problem]:
         yield _about("error", where, f"the upstream has no tool {wrap.tool!r}")
         return
     properties = _properties(by_name[wrap.tool].get("inputSchema"))
-    named: list[tuple[Severity, str, str | None]]
-    named = [("error", "idempotency_field", wrap.idempotency_field)]
-    named += [("warning", "inject", name) for name in wrap.inject]
-    for severity, key, name in named:
-        if name and name not in properties:
-            message = f"the upstream's tool has no parameter {name!r}"
-            yield _about(severity, f"{where}.{key}", message)
-
-
-def _usable(listing: Sequence[Raw], skipped: list[Skipped]) -> Iterator[Raw]:
-    seen: set[str] = set()
-    for raw in listing:
-        reason = _unusable(raw)
-        if reason is None and raw["name"] in seen:
-            reason = "the upstream lists this name twice"
-        if reason is None:
-            seen.add(raw["name"])
-            yield raw
-        else:
-            skipped.append(_skip(raw, reason))
+    if (field := wrap.idempotency_field) and field not in properties:
+        yield _about("error", f"{where}.idempotency_field", _NO_PARAMETER.format(field))
+    for name in wrap.inject:
+        if name not in properties:
+            yield _about("warning", f"{where}.inject", _NO_PARAMETER.format(name))
 
 
 def _wanted(
-    usable: Sequence[Raw], source: Source, skipped: list[Skipped]
+    usable: Mapping[str, Raw], source: Source, skipped: list[Skipped]
 ) -> Iterator[tuple[Raw, Wrap]]:
     """The tools that the configuration shows: wrapped ones first, so that they keep their names."""
-    by_name = {raw["name"]: raw for raw in usable}
     wrapped: dict[str, list[str]] = {}
     for wrap in source.wraps:
-        if wrap.tool in by_name and not matching(wrap.tool, source.exclude):
+        if wrap.tool in usable and not matching(wrap.tool, source.exclude):
             wrapped.setdefault(wrap.tool, []).append(wrap.as_ or wrap.tool)
-            yield by_name[wrap.tool], wrap
-    for name, raw in by_name.items():
+            yield usable[wrap.tool], wrap
+    for name, raw in usable.items():
         if name in wrapped:
             reason = "" if name in wrapped[name] else f"wrapped as {', '.join(wrapped[name])}"
         elif not (reason := _hidden(name, source)):
@@ -163,7 +160,7 @@ def _hidden(name: str, source: Source) -> str:
     return next((reason for reason, hides in rules.items() if hides), "")
 
 
-def _unusable(raw: Raw) -> str | None:
+def _unusable(raw: Raw, known: Mapping[str, Raw]) -> str | None:
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not name:
         return "its name is not a string"
@@ -175,7 +172,9 @@ def _unusable(raw: Raw) -> str | None:
         return "its input schema's `properties` is not an object"
     if mapping(raw.get("execution")).get("taskSupport") == "required":
         return "it only runs as a task, which the gateway does not pass on"
-    return _schema_fault(schema) or find_invalid_x_mcp_header(schema)
+    if fault := _schema_fault(schema) or find_invalid_x_mcp_header(schema):
+        return fault
+    return "the upstream lists this name twice" if name in known else None
 
 
 def _schema_fault(schema: Raw) -> str | None:
@@ -222,8 +221,7 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         shown["outputSchema"] = _listed_output(output)
     if annotations := _annotations(raw, source, override.access):
         shown["annotations"] = annotations
-    schema_bytes = orjson.dumps(schema)
-    return Tool(
+    tool = Tool(
         name=name,
         local_name=local,
         connection=source.connection,
@@ -233,16 +231,16 @@ def _tool(raw: Raw, source: Source, wrap: Wrap) -> Tool | Skipped:
         access=access,
         risk=override.risk or RISK_OF_ACCESS[access],
         trust=source.trust,
-        title=title or _shown_title(_title(raw)),
+        title=_title(raw),
         description=description,
-        input_schema=schema_bytes,
+        input_schema=orjson.dumps(schema),
         entry=orjson.dumps({**shown, **_extras(raw, source)}),
         tokens=token_cost(orjson.dumps(shown)),  # of what a model reads
-        fingerprint=_fingerprint(source, schema_bytes, description, access),
         upstream=target,
         output_schema=None if output is None else orjson.dumps(output),
         keywords=" ".join(schema.get("properties", {})),
     )
+    return replace(tool, fingerprint=fingerprint(source, tool))
 
 
 def _without(schema: Raw, gone: set[str | None]) -> dict[str, Any]:
@@ -287,18 +285,14 @@ def _shown_title(given: Any) -> str:
 def _description(raw: Raw, source: Source, override: Override, note: str) -> str:
     given = raw.get("description")
     text = override.description or (given if isinstance(given, str) else _title(raw))
-    start = opening(source, source.display_name)
     if not source.authenticated:
         note = f" ⚠ {source.display_name} is not authenticated yet.{note}"
-    room = max(0, source.max_description_chars - len(start) - len(note))
-    return start + cut(visible(text).strip(), room) + note
+    return description_of(source, visible(text).strip(), note)
 
 
 def _title(raw: Raw) -> str:
-    for title in (raw.get("title"), _hints(raw).get("title")):
-        if isinstance(title, str) and title.strip():
-            return title.strip()
-    return str(raw["name"])
+    titles = (raw.get("title"), _hints(raw).get("title"), raw["name"])
+    return next(filter(None, map(_shown_title, titles)), "")
 
 
 def _output_schema(raw: Raw) -> dict[str, Any] | None:
@@ -343,12 +337,6 @@ def _icon(given: Any) -> dict[str, Any]:
     except ValidationError:
         return {}
     return icon if icon["src"].startswith(("https:", "http:", "data:image/")) else {}
-
-
-def _fingerprint(source: Source, schema: bytes, description: str, access: Access) -> str:
-    place = urlsplit(source.location).netloc or source.location
-    parts = (place.encode(), source.auth_type.encode(), schema, description.encode())
-    return digest(b"\0".join((*parts, access.encode())))
 
 
 def _origin(location: str) -> str:

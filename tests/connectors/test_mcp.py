@@ -39,6 +39,16 @@ def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
             "inputSchema": BOOK_SCHEMA,
         }
     )
+    approved = [
+        "",
+        "mcp.example",
+        "",
+        "none",
+        schema.decode(),
+        "[Hotel] Books a room.",
+        "write",
+        "",
+    ]
     assert build.tools == (
         Tool(
             name="hotel_Create_booking",
@@ -55,9 +65,7 @@ def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
             input_schema=schema,
             entry=entry,
             tokens=math.ceil(len(entry) / 4.6),
-            fingerprint=digest(
-                b"\0".join((b"mcp.example", b"none", schema, b"[Hotel] Books a room.", b"write"))
-            ),
+            fingerprint=digest(orjson.dumps(approved)),
             upstream=UpstreamOperation("Create_booking"),
             keywords="token room email",
         ),

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from gateway.model import Access, Source
-from gateway.naming import NOT_AUTHENTICATED, description_of, token_cost, tool_annotations
+from gateway.naming import NOT_AUTHENTICATED, token_cost, tool_annotations, tool_description
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_description_names_the_connection_and_is_all_visible(
     display_name: str, text: str, authenticated: bool, limit: int, description: str
 ) -> None:
     source = Source(
-        "s", "manifest", "", "", authenticated=authenticated, max_description_chars=limit
+        "s", "manifest", display_name, "", authenticated=authenticated, max_description_chars=limit
     )
-    assert description_of(source, display_name, text) == description
+    assert tool_description(source, {"description": text}, None, "") == description
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
