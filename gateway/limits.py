@@ -50,7 +50,6 @@ MAX_TOOL_BYTES = 512 * 1024  # of the schema of one tool, whole
 # --- connectors -----------------------------------------------------------------------------------
 
 MAX_EXTRAS_BYTES = 32_768  # of its icons, and of its `_meta`: pictures may be part of the list
-MANIFEST_DEPTH = 8  # of nested objects and arrays in one value
 
 # --- workers --------------------------------------------------------------------------------------
 

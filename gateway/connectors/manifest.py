@@ -1,32 +1,298 @@
 """Curated providers: the TOML of a manifest becomes an OpenAPI document, and that becomes tools.
 
-Reading is strict: every problem is told at once, each with file, key path, what is wrong and what
-is allowed. What a manifest calls dangerous is in it so that a reader can see that it was thought
-of; it is never exposed, whatever the configuration says.
+A manifest says what a person who knows the provider's API would say: where it is, how one signs in,
+what may never be reached, and the operations worth giving to an agent, each with words to choose it
+by. Reading is strict: every problem is told at once, each with file, key path, what is wrong and
+what is allowed. What a manifest calls dangerous is in it so that a reader can see that it was
+thought of; it is never exposed, whatever the configuration says.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import jsonschema_rs
 import orjson
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from gateway.config.connection import RateLimitTable, Table
 from gateway.config.reading import describe, keys_of
-from gateway.connectors import manifest_format as form
-from gateway.connectors.manifest_format import Entry, EntryBody, Manifest, Param, Value, params_of
 from gateway.errors import ConfigInvalid, DefinitionUnreadable
-from gateway.model import Build, Override, Problem, RateLimit, Skipped, Source, Tool
+from gateway.model import (
+    ACCESS_OF_METHOD,
+    OWN_HEADERS,
+    Access,
+    Build,
+    Override,
+    Problem,
+    RateLimit,
+    Risk,
+    Skipped,
+    Source,
+    Tool,
+)
 from gateway.naming import did_you_mean, override_for, unmatched
 
 BUILTIN = ("greenhouse", "lever", "zoho-recruit")
 Schema = dict[str, Any]
+
+_VARIABLE = re.compile(r"\{([^{}]*)\}")
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^\s{}?#]*)?", re.ASCII)
+_NOT_SET = OWN_HEADERS | {"authorization", "content-type"}  # headers
+
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+AuthType = Literal["none", "bearer", "basic", "api-key", "oauth2", "nango"]
+Kind = Literal["string", "integer", "number", "boolean", "array", "object"]
+Words = Annotated[str, Field(min_length=1)]
+# Below 2**53, so that no JSON reader has to round.
+Number = Annotated[int | float, Field(gt=-(2**53), lt=2**53, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
+Problems = Iterator[tuple[str, str]]  # key, and what is wrong with it
+
+
+class Value(Table):
+    """What may go into one argument, or into a part of one."""
+
+    type: Kind = "string"
+    required: bool = False
+    description: str = ""
+    enum: Annotated[tuple[Any, ...], Field(strict=False)] | None = None
+    default: Any = None
+    format: str | None = None
+    minimum: Number | None = None
+    maximum: Number | None = None
+    min_length: Count | None = None
+    max_length: Count | None = None
+    min_items: Count | None = None
+    max_items: Count | None = None
+    items: Value | None = None
+    properties: dict[str, Value] = Field(default_factory=dict)
+    open: bool = False  # an object that may have properties beyond those named
+
+    def problems(self) -> Problems:
+        """What does not fit together."""
+        if (self.type == "array") != (self.items is not None):
+            yield "items", "an array needs `items`, and nothing else may have them"
+        if self.type != "object" and (self.properties or self.open):
+            yield "properties", f"only an object may have these, not one of type {self.type}"
+        if self.enum == ():
+            yield "enum", "is empty; name the values, or remove it"
+        if self.enum and self.default not in (None, *self.enum):
+            yield "default", f"{self.default!r} is not in enum"
+        for key, items in (("enum", self.enum or ()), ("default", (self.default,))):
+            for item in items:
+                if item is not None and not _fits(item, self.type):
+                    yield key, f"{item!s} is not of type {self.type}"
+
+
+def _fits(item: Any, kind: str) -> bool:
+    if isinstance(item, int | float) and not abs(item) < 2**53:  # NaN compares false
+        return False
+    try:
+        return jsonschema_rs.is_valid({"type": kind}, item)
+    except ValueError:  # JSON has no dates
+        return False
+
+
+class Param(Value):
+    """A value outside the body."""
+
+    name: Words
+    place: Literal["path", "query", "header"] = Field(alias="in", default="query")
+    argument: str | None = None  # what the agent sees, where the name on the wire does not suit
+    explode: bool = False  # an array as name=a&name=b; else name=a,b
+
+    @property
+    def shown(self) -> str:
+        """What the agent sees."""
+        return self.argument or self.name
+
+    def problems(self) -> Problems:
+        yield from super().problems()
+        if self.place == "header" and self.name.lower() in _NOT_SET:
+            yield "name", f"{self.name!r} is not a header a manifest may set"
+        if self.place != "query" and self.type in ("array", "object"):
+            yield "type", f"only a query parameter may be of type {self.type}"
+
+
+class EntryBody(Table):
+    """An object whose properties are arguments; an open one is a single argument, `body`."""
+
+    media_type: Literal[
+        "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+    ] = "application/json"
+    properties: dict[str, Value] = Field(default_factory=dict)
+    open: bool = False
+    required: bool = True
+
+    def problems(self) -> Problems:
+        if not self.properties and not self.open:
+            yield "properties", "is empty; name the properties, or allow any with open = true"
+        if self.open and self.media_type != "application/json":
+            yield "open", f"only a JSON body can be open, not {self.media_type}"
+
+
+class Entry(Table):
+    """One thing the provider can do."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,127}$")]
+    method: Method
+    path: Path
+    title: Words
+    description: Words
+    access: Access | None = None
+    risk: Risk | None = None
+    params: Annotated[tuple[Param, ...], Field(strict=False)] = ()
+    body: EntryBody | None = None
+    returns: str = ""
+    paged: bool = False
+    requires_on_behalf_of: bool = False
+    wrap_in_data: bool = False
+    capability: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")] | None = None
+
+    @property
+    def effective_access(self) -> Access:
+        """What this operation does: as stated, else as its method says."""
+        return self.access or ACCESS_OF_METHOD[self.method]
+
+    @property
+    def route(self) -> str:
+        """What tells it apart from others on the wire."""
+        return f"{self.method} {_VARIABLE.sub('{}', self.path)}"
+
+    def problems(self) -> Problems:
+        if self.body is not None and self.method in ("GET", "HEAD"):
+            yield "body", f"{self.method} sends no body; remove it or use another method"
+        if self.wrap_in_data and (not self.body or self.body.media_type != "application/json"):
+            yield "wrap_in_data", "only a JSON body can be wrapped; add one in [operations.body]"
+        wanted = _VARIABLE.findall(self.path)
+        declared = [param.name for param in self.params if param.place == "path"]
+        for name in dict.fromkeys(wanted):
+            if name not in declared:
+                yield "path", f"{{{name}}} has no parameter; add one with in = 'path'"
+        for name in declared:
+            if name not in wanted:
+                yield "params", f"{name!r} is in the path, but {self.path} has no {{{name}}}"
+
+
+class Auth(Table):
+    """How one signs in there."""
+
+    types: Annotated[tuple[AuthType, ...], Field(strict=False)]
+    scheme: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$")] | None = None
+    hint: str = ""
+
+
+class Regions(Table):
+    """Texts that take the place of `{region}` in the base URL."""
+
+    default: str
+    values: dict[str, Words]
+
+
+class OnBehalfOf(Table):
+    """Where the provider wants to be told which of its users a write is made for."""
+
+    name: Words
+    place: Literal["header", "query"] = Field(alias="in")
+
+
+class Paging(Table):
+    """What operations with `paged = true` share: arguments, and words on how to go on."""
+
+    hint: str = ""
+    params: Annotated[tuple[Param, ...], Field(strict=False)] = ()
+
+
+class Manifest(Table):
+    """One provider."""
+
+    provider: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+    display_name: Words
+    category: Words
+    base_url: Words
+    api_version: Words
+    documentation: str = ""
+    auth: Auth
+    regions: Regions | None = None
+    on_behalf_of: OnBehalfOf | None = None
+    rate_limit: RateLimitTable | None = None
+    blocklist: Annotated[tuple[Path, ...], Field(strict=False)] = ()
+    headers: dict[str, str] = Field(default_factory=dict)
+    paging: Paging = Paging()
+    operations: Annotated[tuple[Entry, ...], Field(strict=False)]
+
+    def address(self, region: str | None) -> str:
+        """The base URL for a region, or for the default one."""
+        if self.regions is None:
+            return self.base_url.rstrip("/")
+        piece = self.regions.values.get(region or self.regions.default, "")
+        return self.base_url.replace("{region}", piece).rstrip("/")
+
+    def params_of(self, entry: Entry) -> tuple[Param, ...]:
+        """An operation's parameters, those it shares with other paged ones included."""
+        return (*entry.params, *(self.paging.params if entry.paged else ()))
+
+    def problems(self) -> Problems:
+        if self.regions and "{region}" not in self.base_url:
+            yield "base_url", "has no {region} for the [regions] table to fill in"
+        if self.regions and self.regions.default not in self.regions.values:
+            known = ", ".join(self.regions.values)
+            yield "regions.default", f"{self.regions.default!r} is not a region; allowed: {known}"
+        for region in self.regions.values if self.regions else (None,):
+            if not _ADDRESS.fullmatch(address := self.address(region)):
+                yield "base_url", f"{address!r} is not an http(s) address of a host"
+        if not self.auth.types:
+            yield "auth.types", 'is empty; name what one signs in with, or "none"'
+        if not self.operations:
+            yield "operations", "is empty; a manifest has at least one [[operations]] table"
+        for name, value in self.headers.items():
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _NOT_SET:
+                yield "headers", f"{name!r} is not a header a manifest may set"
+            if not value.isprintable():
+                yield "headers", f"the value of {name!r} holds a character that can't be sent"
+        for key in ("id", "capability", "route"):
+            for name in _repeated(getattr(entry, key) for entry in self.operations):
+                yield "operations", f"{name!r} is here more than once; each must be its own"
+        for index, entry in enumerate(self.operations):
+            where = f"operations.{index}"
+            if entry.requires_on_behalf_of and self.on_behalf_of is None:
+                words = "needs an [on_behalf_of] table with name and in"
+                yield f"{where}.requires_on_behalf_of", words
+            for name in _repeated(param.shown.lower() for param in self.params_of(entry)):
+                words = f"{name!r} is here more than once; give one an `argument`"
+                yield f"{where}.params", words
+
+
+def _repeated(names: Iterator[str | None]) -> list[str]:
+    return [name for name, count in Counter(names).items() if name and count > 1]
+
+
+def _problems_in(value: Any, where: str = "") -> Iterator[str]:
+    """What does not fit together in a table or below it, each with its key path."""
+    below: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Table):
+        for key, words in getattr(value, "problems", tuple)():
+            yield f"{where}{key}: {words}"
+        below = value
+    elif isinstance(value, dict):
+        below = value.items()
+    elif isinstance(value, tuple):
+        below = enumerate(value)
+    for key, inner in below:
+        yield from _problems_in(inner, f"{where}{key}.")
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def load_builtin(name: str) -> bytes:
@@ -48,14 +314,11 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
     try:
         manifest = Manifest.model_validate(document)
     except ValidationError as error:
-        raise ConfigInvalid([f"{name}: {line}" for line in describe(error, _keys)]) from error
-    if problems := [f"{name}: {where}: {what}" for where, what in form.inconsistencies(manifest)]:
+        lines = describe(error, lambda: keys_of(Manifest.model_json_schema()))
+        raise ConfigInvalid([f"{name}: {line}" for line in lines]) from error
+    if problems := [f"{name}: {problem}" for problem in _problems_in(manifest)]:
         raise ConfigInvalid(problems)
     return manifest
-
-
-def _keys() -> set[str]:
-    return keys_of(Manifest.model_json_schema())
 
 
 def region_problem(manifest: Manifest, region: str | None) -> str | None:
@@ -85,7 +348,7 @@ def translate_manifest(
     told = replace(
         source,
         display_name=source.display_name or manifest.display_name,
-        base_url=source.base_url or form.base_url(manifest, source.region),
+        base_url=source.base_url or manifest.address(source.region),
         blocklist=(*manifest.blocklist, *source.blocklist),
         operations={entry.id: _override(source, entry) for entry in known},
     )
@@ -171,7 +434,7 @@ def _operation(manifest: Manifest, source: Source, entry: Entry) -> Schema:
         "description": _text(manifest, entry),
         "tags": [manifest.provider, manifest.category],
         "parameters": [
-            *(_parameter(param) for param in params_of(manifest, entry)),
+            *(_parameter(param) for param in manifest.params_of(entry)),
             *_constants(manifest, entry, source),
         ],
         "responses": {},
@@ -199,7 +462,7 @@ def _parameter(param: Param) -> Schema:
         "required": param.required or param.place == "path",
         "explode": param.explode,
         "schema": _schema(param),
-        "x-gateway-argument": param.argument or param.name,
+        "x-gateway-argument": param.shown,
     }
 
 
@@ -219,14 +482,10 @@ _KEYWORDS = {key: to_camel(key) for key in _SAID.split()}
 
 def _schema(value: Value) -> Schema:
     given = ((keyword, getattr(value, key)) for key, keyword in _KEYWORDS.items())
-    schema = {keyword: _plain(said) for keyword, said in given if said not in (None, "")}
+    schema = {keyword: said for keyword, said in given if said not in (None, "")}
     if value.items is not None:
         schema["items"] = _schema(value.items)
     return {"type": value.type, **schema, **(_object(value) if value.type == "object" else {})}
-
-
-def _plain(said: Any) -> Any:
-    return int(said) if isinstance(said, float) and said.is_integer() else said
 
 
 def _object(value: Value | EntryBody) -> Schema:

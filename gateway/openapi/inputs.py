@@ -181,7 +181,6 @@ _COMPARED = re.compile(r"[<>]=?")
 _COMPARISONS = {"<": " lt ", ">": " gt ", "<=": " lte ", ">=": " gte "}
 _NEVER_EMPTY = {"path": ("string", "array", "object")}  # a text may be empty elsewhere
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
-ARGUMENT = "x-gateway-argument"  # what a parameter is called here, where a manifest says so
 _RANKS = {"important": 0, "advanced": 2}
 
 
@@ -251,7 +250,9 @@ def parameter_slots(
         default = raw.get("default", around.document.find(schema).get("default"))
         # Nobody is asked for what is internal; a look-up may give it where there is no default.
         hidden = is_internal(raw) and (default is not None or not required)
-        argument = name if hidden else around.names.take(raw.get(ARGUMENT) or name, place)
+        argument = (
+            name if hidden else around.names.take(raw.get("x-gateway-argument") or name, place)
+        )
         injected = injected_as(around.source, place, name, argument)
         if injected is None and leaves_out(around, name, place):
             continue

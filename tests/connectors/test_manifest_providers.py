@@ -10,8 +10,7 @@ import pytest
 from mcp_types import Tool as McpTool
 
 from gateway.blocklist import blocked_by
-from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest
-from gateway.connectors.manifest_format import Entry, Manifest
+from gateway.connectors.manifest import BUILTIN, Entry, Manifest, load_builtin, parse_manifest
 from gateway.model import Body, Parameter, RateLimit
 
 from .manifests import provider, tool
