@@ -24,21 +24,21 @@ HOUSE = House(ROOT / "gateway")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # Today's figures. They may fall; nothing may raise them but a capability with a room of its own.
-MAX_CODE_LINES = 24_726
-MAX_FILES = 129
+MAX_CODE_LINES = 23_385
+MAX_FILES = 111
 # What came later, by the name of its modules: their own lines and files.
-CAPABILITIES = {"oauth": (1_370, 9), "store.oauth": (140, 1)}
+CAPABILITIES = {"oauth": (1_366, 9), "store.oauth": (124, 1)}
 MAX_FILE_LINES = 499
-MAX_FUNCTION_LINES = 73
-MAX_CHAIN = 20
+MAX_FUNCTION_LINES = 50
+MAX_CHAIN = 15
 MAX_WRONG_IMPORTS = 0
 MAX_PUT_OFF = 0
-MAX_NUMBERS = 165
+MAX_NUMBERS = 144
 MAX_DOUBLE_NAMES = 0
-MAX_PROTOCOLS = 1
+MAX_PROTOCOLS = 0
 MAX_TRICKS = 0
-MAX_CALL_FILES, MAX_CALL_AWAITS = 38, 14
-MAX_LIST_FILES = 14
+MAX_CALL_FILES, MAX_CALL_AWAITS = 25, 14
+MAX_LIST_FILES = 11
 
 PLAIN = {"errors", "model", "blocklist", "limits", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
