@@ -20,9 +20,8 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp.shared.message import SessionMessage
 
-from tests.peers_mcp import Context, Era, McpPeer, mcp_peer, sdk_server
+from tests.peers_mcp import NAME_FORM, Context, Era, McpPeer, mcp_peer, said, sdk_server
 
-NAME_FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
 BOOK_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -76,7 +75,7 @@ class AskingPeer(McpPeer):
             line = f"{arguments['title']} {name} {'token' in arguments}\n"
             with self.effects.open("a", encoding="utf-8") as file:
                 file.write(line)
-        return _said(f"{answer.action} {name}")
+        return said(f"{answer.action} {name}")
 
     async def _want(self, ctx: Context, params: types.CallToolRequestParams, want: str) -> Any:
         """Says what the client's model says, or where the client works."""
@@ -86,7 +85,7 @@ class AskingPeer(McpPeer):
                 try:
                     found: Any = await self._wanted_2025(ctx, want)
                 except MCPError as error:
-                    return _said(f"refused {error.code} {error.message}")
+                    return said(f"refused {error.code} {error.message}")
         elif params.input_responses:
             found = params.input_responses[want]
         else:
@@ -96,8 +95,8 @@ class AskingPeer(McpPeer):
             asked = question if want == "sampling" else types.ListRootsRequest()
             return types.InputRequiredResult(input_requests={want: asked}, request_state="w")
         if want == "sampling":
-            return _said(f"{found.model}: {found.content.text}")
-        return _said(" ".join(str(root.uri) for root in found.roots))
+            return said(f"{found.model}: {found.content.text}")
+        return said(" ".join(str(root.uri) for root in found.roots))
 
     async def _wanted_2025(self, ctx: Context, want: str) -> Any:
         if want == "roots":
@@ -119,10 +118,6 @@ class AskingPeer(McpPeer):
         answer = params.input_responses["who"]
         assert isinstance(answer, types.ElicitResult)
         return answer
-
-
-def _said(text: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[types.TextContent(text=text)])
 
 
 def _question(page: bool) -> types.ElicitRequestParams:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
-from mcp.shared.exceptions import MCPError
+from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -40,6 +41,7 @@ TEXT_SCHEMA: dict[str, Any] = {
     "properties": {"text": {"type": "string"}},
     "required": ["text"],
 }
+NAME_FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
 REGION_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
@@ -70,6 +72,10 @@ class McpPeer:
     sessions: dict[int, ServerSession] = field(default_factory=dict)
     frozen: bool = False  # it takes requests and answers none
 
+    def more(self) -> dict[str, Any]:
+        """What its server has beside tools."""
+        return {}
+
     async def announce(self) -> None:
         """Tells every client, of either era, that the tools changed."""
         await self.bus.publish(ToolsListChanged())
@@ -79,7 +85,7 @@ class McpPeer:
     async def list_tools(
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        self._note(ctx)
+        self.note(ctx)
         names = list(self.tools)
         start = int(params.cursor) if params and params.cursor else 0
         page = [types.Tool(name=n, input_schema=self.tools[n]) for n in names[start : start + 4]]
@@ -89,7 +95,7 @@ class McpPeer:
     async def call_tool(
         self, ctx: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        self._note(ctx)
+        self.note(ctx)
         self.calls.append(params.name)
         if params.name not in self.tools:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
@@ -98,7 +104,8 @@ class McpPeer:
         assert isinstance(result, types.CallToolResult | types.InputRequiredResult)
         return result
 
-    def _note(self, ctx: Context) -> None:
+    def note(self, ctx: Context) -> None:
+        """Remembers a session, to tell it of changes."""
         self.versions.add(ctx.protocol_version)
         if ctx.protocol_version < "2026":
             self.sessions[id(ctx.session._connection)] = ctx.session
@@ -112,7 +119,7 @@ class McpPeer:
         )
 
     async def _region(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
-        return _text(self.headers[-1].get("mcp-param-region", "none"))
+        return said(self.headers[-1].get("mcp-param-region", "none"))
 
     async def _slow(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
         self.entered.set()
@@ -121,14 +128,14 @@ class McpPeer:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        return _text("done")
+        return said("done")
 
     async def _steps(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
         asked = params.arguments or {}
         for step in range(1, asked.get("steps", 3) + 1):
             await ctx.session.report_progress(step, 3, f"step {step}")
             await asyncio.sleep(asked.get("pause", 0))
-        return _text("done")
+        return said("done")
 
     async def _fail(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
         return types.CallToolResult(content=[types.TextContent(text="no room")], is_error=True)
@@ -144,51 +151,53 @@ class McpPeer:
         return types.CallToolResult(content=[link])
 
     async def _huge(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
-        return _text("x" * int((params.arguments or {})["bytes"]))
+        return said("x" * int((params.arguments or {})["bytes"]))
 
     async def _ask(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
-        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         if ctx.protocol_version < "2026":
-            said = await ctx.session.elicit_form("Who are you?", schema, ctx.request_id)
-            return _text(f"{said.action} {(said.content or {}).get('name')}")
+            answer = await ctx.session.elicit_form("Who are you?", NAME_FORM, ctx.request_id)
+            return said(f"{answer.action} {(answer.content or {}).get('name')}")
         if params.input_responses:
             response = params.input_responses["who"]
             assert isinstance(response, types.ElicitResult)
-            return _text(f"{response.action} {(response.content or {}).get('name')}")
+            return said(f"{response.action} {(response.content or {}).get('name')}")
         question = types.ElicitRequest(
-            params=types.ElicitRequestFormParams(message="Who are you?", requested_schema=schema)
+            params=types.ElicitRequestFormParams(message="Who are you?", requested_schema=NAME_FORM)
         )
         return types.InputRequiredResult(input_requests={"who": question}, request_state="s1")
 
 
-def _text(text: str) -> types.CallToolResult:
+def said(text: str) -> types.CallToolResult:
+    """A result that is this text."""
     return types.CallToolResult(content=[types.TextContent(text=text)])
 
 
-class _TellingServer(Server[dict[str, Any]]):
+class TellingServer(Server[dict[str, Any]]):
     """One that says at the handshake that it will tell of changes."""
 
     def create_initialization_options(self, *args: Any, **kwargs: Any) -> InitializationOptions:
-        return super().create_initialization_options(NotificationOptions(tools_changed=True))
+        return super().create_initialization_options(NotificationOptions(True, True, True))
 
 
 def sdk_server(peer: McpPeer) -> Server[dict[str, Any]]:
-    """The SDK's server over a peer's tools."""
+    """The SDK's server over a peer's tools, and what else it has."""
     listen = ListenHandler(peer.bus)
 
     async def listening(ctx: Context, params: types.SubscriptionsListenRequestParams) -> Any:
         peer.listening.set()
         return await listen(ctx, params)
 
-    return _TellingServer(
-        "peer",
-        version="1",
-        instructions="Be kind.",
-        on_list_tools=peer.list_tools,
-        on_call_tool=peer.call_tool,
-        on_subscriptions_listen=listening,
-        get_tool_input_schema=lambda name: peer.tools.get(name),
-    )
+    handlers: dict[str, Any] = {
+        "name": "peer",
+        "instructions": "Be kind.",
+        "on_list_tools": peer.list_tools,
+        "on_call_tool": peer.call_tool,
+        "on_subscriptions_listen": listening,
+        "get_tool_input_schema": peer.tools.get,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MCPDeprecationWarning)
+        return TellingServer(version="1", **{**handlers, **peer.more()})
 
 
 @asynccontextmanager

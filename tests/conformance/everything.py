@@ -16,8 +16,7 @@ from typing import Any
 import mcp_types as types
 import uvicorn
 from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel.server import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
+from mcp.server.lowlevel.server import Server
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     ListenHandler,
@@ -30,14 +29,8 @@ from gateway.calls.record import Caller
 from gateway.errors import GatewayError
 from gateway.mcp.messages import RpcError
 from gateway.model import Principal, Scope
-from tests.conformance.surface import (
-    PIXEL,
-    TOOLS,
-    Result,
-    Surface,
-    text,
-    tool,
-)
+from tests.conformance.surface import PIXEL, TOOLS, Result, Surface, text, tool
+from tests.peers_mcp import TellingServer
 
 Context = ServerRequestContext[dict[str, Any], Any]
 
@@ -294,19 +287,12 @@ async def prompts_change(surface: Surface, arguments: dict[str, Any], context: C
     return text("The prompts have changed")
 
 
-class _Telling(Server[dict[str, Any]]):
-    """One that says at the handshake that it will tell of changes."""
-
-    def create_initialization_options(self, *args: Any, **kwargs: Any) -> InitializationOptions:
-        return super().create_initialization_options(NotificationOptions(True, True, True))
-
-
 def server() -> Server[dict[str, Any]]:
     """The SDK's server over everything."""
     everything = Everything()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MCPDeprecationWarning)
-        return _Telling(
+        return TellingServer(
             "everything",
             version="1",
             instructions="Everything the runner asks for.",

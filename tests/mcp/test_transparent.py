@@ -14,8 +14,9 @@ import aiohttp
 import pytest
 
 from tests.conftest import OPEN, gateway_on
-from tests.library_peer import NAME_FORM, SECRET, LibraryPeer, library_peer
+from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
+from tests.peers_mcp import NAME_FORM
 
 ONLY = """
 [demo]
@@ -174,12 +175,12 @@ async def test_a_servers_question_reaches_a_client_that_can_answer(pair: Pair) -
         answers = {key: {"action": "accept", "content": {"name": "Ann"}}}
         again = {"name": "ask", "arguments": {}, "inputResponses": answers, "requestState": state}
         result = await client.request("tools/call", again)
-    assert result["content"][0]["text"].removesuffix(" s1") == "accept Ann"
+    assert result["content"][0]["text"] == "accept Ann"
 
 
 async def test_a_servers_question_is_declined_for_a_client_that_can_not_answer(pair: Pair) -> None:
     result = await pair.through.request("tools/call", {"name": "ask", "arguments": {}})
-    assert result["content"][0]["text"].removesuffix(" s1") == "decline None"
+    assert result["content"][0]["text"] == "decline None"
 
 
 async def test_logs_of_a_call_reach_its_caller_from_the_level_it_wants(pair: Pair) -> None:
