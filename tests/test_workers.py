@@ -21,6 +21,7 @@ from gateway.model import Build, Problem, pack
 from gateway.openapi.build import build_openapi
 from gateway.workers import Workers
 from tests.definitions import SOURCE, like_github, like_stripe, openapi, operation
+from tests.peers import until
 
 SMALL = orjson.dumps(openapi({"/a": {"get": operation()}}))
 MB = 1024 * 1024
@@ -93,7 +94,7 @@ async def test_a_child_ended_from_outside_at_its_start_costs_no_document() -> No
     async with Workers() as workers:
         for _ in range(5):
             building = asyncio.ensure_future(workers.build(pack(SMALL), SOURCE))
-            await _until(lambda: bool(_children()))
+            await until(lambda: bool(_children()))
             _children()[0].kill()
 
             assert len((await building).tools) == 1
@@ -101,7 +102,7 @@ async def test_a_child_ended_from_outside_at_its_start_costs_no_document() -> No
 
 async def test_a_crash_over_a_document_is_a_clear_error(workers: Workers) -> None:
     building = asyncio.ensure_future(workers.build(pack(like_github()), SOURCE))
-    await _until(lambda: bool(_children()))
+    await until(lambda: bool(_children()))
     os.kill(_children()[0].pid, signal.SIGSEGV)
 
     with pytest.raises(DefinitionUnreadable, match="run out of memory or crash"):
@@ -110,7 +111,7 @@ async def test_a_crash_over_a_document_is_a_clear_error(workers: Workers) -> Non
 
 async def test_a_cancelled_build_leaves_no_child_at_work(workers: Workers) -> None:
     building = asyncio.ensure_future(workers.build(pack(like_github()), SOURCE))
-    await _until(lambda: bool(_children()))
+    await until(lambda: bool(_children()))
     (child,) = _children()
     building.cancel()
 
@@ -141,7 +142,7 @@ async def test_other_work_is_done_or_given_up(
 async def test_a_crowd_of_endless_work_stands_in_no_builds_way(workers: Workers) -> None:
     endless = b"all(iter(lambda: 1, 0))"
     crowd = [asyncio.create_task(workers.work(eval, endless)) for _ in range(600)]
-    await _until(lambda: bool(_children()))
+    await until(lambda: bool(_children()))
 
     builds = await asyncio.gather(*(workers.build(pack(SMALL), SOURCE) for _ in range(6)))
 
@@ -157,7 +158,7 @@ async def test_closing_leaves_nothing_behind() -> None:
     async with Workers() as workers:
         await workers.build(pack(SMALL), SOURCE)
         unfinished = [asyncio.ensure_future(workers.build(pack(large), SOURCE)) for _ in range(5)]
-        await _until(lambda: len(_children()) == 2)
+        await until(lambda: len(_children()) == 2)
 
     assert _children() == []
     for outcome in await asyncio.gather(*unfinished, return_exceptions=True):
@@ -227,7 +228,10 @@ async def test_hostile_definitions_are_refused_in_bounded_time_and_memory(
     (child,) = _children()
     own, packed, before = psutil.Process().memory_info().rss, pack(raw), _cpu_of_ended_children()
 
-    with _Peak(child) as peak, pytest.raises(DefinitionUnreadable, match=words):
+    with (
+        Peak(lambda: int(child.memory_info().rss)) as peak,
+        pytest.raises(DefinitionUnreadable, match=words),
+    ):
         await workers.build(packed, SOURCE)
 
     assert peak.bytes < 180 * MB
@@ -236,21 +240,21 @@ async def test_hostile_definitions_are_refused_in_bounded_time_and_memory(
     assert _cpu_of_ended_children() - before < 7
 
 
-class _Peak:
-    """The most that a child takes while the block lasts."""
+class Peak:
+    """The most that is taken while the block lasts, as often as it can be looked at."""
 
-    def __init__(self, child: psutil.Process) -> None:
-        self._child = child
+    def __init__(self, taken: Callable[[], int]) -> None:
+        self._taken = taken
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self.bytes = 0
 
     def _watch(self) -> None:
         with suppress(psutil.Error):
-            while not self._done.wait(0.01):
-                self.bytes = max(self.bytes, self._child.memory_info().rss)
+            while not self._done.wait(0.005):
+                self.bytes = max(self.bytes, self._taken())
 
-    def __enter__(self) -> _Peak:
+    def __enter__(self) -> Peak:
         self._thread.start()
         return self
 
@@ -275,16 +279,10 @@ def _cpu_of_ended_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (other processes have no events for us)
-            await asyncio.sleep(0.002)
-
-
 async def test_a_spare_child_is_there_first_and_stays() -> None:
     async with Workers() as workers:
         workers.keep_spare()
-        await _until(lambda: len(_children()) == 1)
+        await until(lambda: len(_children()) == 1)
         (spare,) = _children()
         await workers.build(pack(SMALL), SOURCE)
 

@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 
 from tests.conftest import OPEN
+from tests.journeys.trio import ADD
 from tests.peers import Provider, items_api, provider
 from tests.processes import gateway_process
 
@@ -29,17 +30,6 @@ WORK_SECONDS = 0.6
 APPROVED_SECONDS = 20.0
 NAMES = ("ants", "bees", "cats")
 ENDED = ("completed", "unknown")
-
-
-def adding(operation: str) -> dict[str, Any]:
-    """A write operation that takes a number."""
-    number = {"type": "object", "properties": {"number": {"type": "integer"}}}
-    body = {"required": True, "content": {"application/json": {"schema": number}}}
-    answers = {"200": {"description": "ok"}}
-    return {"post": {"operationId": operation, "requestBody": body, "responses": answers}}
-
-
-ADD = {"/orders": adding("addOrder"), "/permits": adding("addPermit")}
 
 
 @dataclass

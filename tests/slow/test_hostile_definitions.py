@@ -9,7 +9,6 @@ longer than the deadlines of fetching and reading together.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from tests.conftest import OPEN
 from tests.processes import gateway_process
 from tests.slow.hostile import FAMILY, Hostile
+from tests.test_workers import Peak
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ async def test_a_hostile_definition_is_answered_in_time_and_little_memory(
         gateway = psutil.Process(process.pid)
         await _settled(gateway)
         before, cpu = _memory(gateway), _cpu(gateway)
-        with _Peak(gateway) as peak:
+        with Peak(lambda: _memory(gateway)) as peak:
             async with (
                 asyncio.timeout(ANSWER_SECONDS),
                 session.put(f"{puts}bad", json={"kind": "openapi", "spec": url}) as answer,
@@ -67,28 +67,6 @@ async def _settled(gateway: psutil.Process) -> None:
         while not any(map(_memory_of_reader, gateway.children())) or _memory(gateway) != known:
             known = _memory(gateway)
             await asyncio.sleep(0.3)
-
-
-class _Peak:
-    """The most that a gateway and its readers take while the block lasts."""
-
-    def __init__(self, gateway: psutil.Process) -> None:
-        self._gateway = gateway
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self.bytes = 0
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.005):
-            self.bytes = max(self.bytes, _memory(self._gateway))
-
-    def __enter__(self) -> _Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
 
 def _memory(gateway: psutil.Process) -> int:

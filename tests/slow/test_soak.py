@@ -28,32 +28,6 @@ async def test_nothing_grows_under_fifty_clients_with_refreshes_and_faults(tmp_p
     assert (not_met, course.tally.problems, course.faults) == ([], [], ())
 
 
-def test_a_flat_run_is_flat() -> None:
-    assert _failed(_run()) == []
-
-
-def test_memory_that_grows_all_the_time_is_found() -> None:
-    assert _failed(_run(memory=0.5)) == [
-        "memory, slope of the second half",
-        "memory, median of the last quarter over the second",
-    ]
-
-
-def test_what_is_left_open_is_found() -> None:
-    after = replace(IDLE, at=600.0, files=60, tasks=21, streams=1)
-    left = ["files open afterwards", "tasks afterwards", "streams afterwards"]
-    assert _failed(replace(_run(), after=after)) == left
-
-
-def test_rows_that_are_not_swept_are_found() -> None:
-    assert _failed(_run(rows=10)) == ["rows of executions, last quarter"]
-
-
-def test_rows_that_nobody_gave_reason_for_are_found() -> None:
-    after = replace(IDLE, at=600.0, rows={**ROWS, "ended_sessions": 51})
-    assert _failed(replace(_run(), after=after)) == ["rows of ended_sessions, kept long"]
-
-
 def _run(memory: float = 0.0, rows: int = 0) -> Course:
     """Ten minutes; memory and executions grow by so much every five seconds."""
     during = tuple(
@@ -68,5 +42,25 @@ def _run(memory: float = 0.0, rows: int = 0) -> Course:
     return Course(IDLE, during, replace(IDLE, at=600.0), Tally(), ())
 
 
-def _failed(course: Course) -> list[str]:
-    return [row.name for row in judged(course) if row.met is False]
+LEFT = replace(IDLE, at=600.0, files=60, tasks=21, streams=1)
+KEPT = replace(IDLE, at=600.0, rows={**ROWS, "ended_sessions": 51})
+SLOPE = "memory, slope of the second half"
+MEDIAN = "memory, median of the last quarter over the second"
+
+
+@pytest.mark.parametrize(
+    ("course", "found"),
+    [
+        (_run(), []),
+        (_run(memory=0.5), [SLOPE, MEDIAN]),
+        (
+            replace(_run(), after=LEFT),
+            [f"{w} afterwards" for w in ("files open", "tasks", "streams")],
+        ),
+        (_run(rows=10), ["rows of executions, last quarter"]),
+        (replace(_run(), after=KEPT), ["rows of ended_sessions, kept long"]),
+    ],
+    ids=["flat", "memory that grows", "left open", "not swept", "rows nobody asked for"],
+)
+def test_what_grows_or_is_left_is_found(course: Course, found: list[str]) -> None:
+    assert [row.name for row in judged(course) if row.met is False] == found
