@@ -228,10 +228,8 @@ async def test_hostile_definitions_are_refused_in_bounded_time_and_memory(
     (child,) = _children()
     own, packed, before = psutil.Process().memory_info().rss, pack(raw), _cpu_of_ended_children()
 
-    with (
-        Peak(lambda: int(child.memory_info().rss)) as peak,
-        pytest.raises(DefinitionUnreadable, match=words),
-    ):
+    refused = pytest.raises(DefinitionUnreadable, match=words)
+    with Peak(lambda: int(child.memory_info().rss)) as peak, refused:
         await workers.build(packed, SOURCE)
 
     assert peak.bytes < 180 * MB

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
-import orjson
 import pytest
 from mcp_types import Tool as McpTool
 
@@ -26,41 +25,36 @@ from gateway.model import (
     pack,
 )
 from gateway.reader import build_definition
+from tests.definitions import an_object, body_of, http_of, schema_of
 
 from .manifests import CONNECTION, LIBRARY, library, tool
 
-SEARCH_INPUT = {
-    "type": "object",
-    "properties": {
+SEARCH_INPUT = an_object(
+    {
         "shelf": {"type": "string", "description": "Shelf.", "minLength": 1},
         "genre": {"type": "array", "items": {"type": "string", "enum": ["poetry", "prose"]}},
         "sort": {"type": "string", "enum": ["title", "year"], "default": "title"},
         "trace": {"type": "string", "minLength": 4, "maxLength": 32},
         "from": {"type": "integer", "minimum": 0, "description": "Where to go on."},
     },
-    "required": ["shelf"],
-    "additionalProperties": False,
-}
+    "shelf",
+    additionalProperties=False,
+)
 SEARCH_WORDS = (
     "[City Library] Search books — Find books on a shelf. Returns an array of books. "
     "Pages: go on with `from`."
 )
-LEND_INPUT = {
-    "type": "object",
-    "properties": {
+MARKS = {"colour": {"type": "string"}, "page": {"type": "number"}}
+LEND_INPUT = an_object(
+    {
         "id": {"type": "integer"},
         "body_id": {"type": "string", "description": "Reader's card."},
         "days": {"type": "integer", "default": 14, "minimum": 1, "maximum": 60},
-        "marks": {
-            "type": "object",
-            "properties": {"colour": {"type": "string"}, "page": {"type": "number"}},
-            "required": ["colour"],
-            "additionalProperties": False,
-        },
+        "marks": an_object(MARKS, "colour", additionalProperties=False),
     },
-    "required": ["id", "body_id"],
-    "additionalProperties": False,
-}
+    *("id", "body_id"),
+    additionalProperties=False,
+)
 
 
 NOT_ONE_BOOK = ("searchBooks", "uploadCover", "countBooks")
@@ -75,7 +69,7 @@ def test_read_operation_becomes_a_tool() -> None:
     )
     assert (built.access, built.risk, built.capability) == ("read", "none", "search_items")
     assert built.security == "bearer Library-token"
-    assert orjson.loads(built.input_schema) == SEARCH_INPUT
+    assert schema_of(built) == SEARCH_INPUT
     assert built.http == HttpOperation(
         method="GET",
         base_url="https://north.library.example/api",
@@ -94,14 +88,13 @@ def test_read_operation_becomes_a_tool() -> None:
 def test_write_operation_is_wrapped_and_made_on_behalf_of_somebody() -> None:
     built = tool(library(), "lendBook")
     assert (built.access, built.risk) == ("write", "low")
-    assert orjson.loads(built.input_schema) == LEND_INPUT
-    assert built.http is not None
-    assert built.http.parameters == (
+    assert schema_of(built) == LEND_INPUT
+    assert http_of(built).parameters == (
         Parameter("id", "path", "id"),
         Parameter("X-Client", "header", constant="gateway"),
         Parameter("X-Reader", "header", constant="reader-7"),
     )
-    assert built.http.body == Body(
+    assert body_of(built) == Body(
         "application/json",
         fields=(Field("body_id", "id"), Field("days", "days"), Field("marks", "marks")),
         required=True,
@@ -111,30 +104,16 @@ def test_write_operation_is_wrapped_and_made_on_behalf_of_somebody() -> None:
 
 def test_open_body_is_one_argument() -> None:
     built = tool(library(), "addBook")
-    assert built.http is not None
-    assert built.http.body == Body("application/json", whole="body", required=True, wrap="data")
-    assert orjson.loads(built.input_schema) == {
-        "type": "object",
-        "properties": {
-            "body": {
-                "type": "object",
-                "properties": {
-                    "title": {"type": "string"},
-                    "extra": {"type": "object", "properties": {}, "additionalProperties": True},
-                },
-                "required": ["title"],
-                "additionalProperties": True,
-            }
-        },
-        "required": ["body"],
-        "additionalProperties": False,
-    }
+    assert body_of(built) == Body("application/json", whole="body", required=True, wrap="data")
+    extra = an_object({}, additionalProperties=True)
+    properties = {"title": {"type": "string"}, "extra": extra}
+    body = an_object(properties, "title", additionalProperties=True)
+    assert schema_of(built) == an_object({"body": body}, "body", additionalProperties=False)
 
 
 def test_file_comes_as_base64_with_a_file_name() -> None:
     built = tool(library(), "uploadCover")
-    assert built.http is not None
-    assert built.http.body == Body(
+    assert body_of(built) == Body(
         "multipart/form-data",
         fields=(
             Field("cover", "cover", True, "cover_filename", "cover_content_type"),
@@ -142,7 +121,7 @@ def test_file_comes_as_base64_with_a_file_name() -> None:
         ),
         required=True,
     )
-    properties = orjson.loads(built.input_schema)["properties"]
+    properties = schema_of(built)["properties"]
     assert [*properties] == ["id", "cover", "cover_filename", "cover_content_type", "caption"]
     assert properties["cover"] == {"type": "string", "contentEncoding": "base64"}
 
@@ -229,8 +208,7 @@ def test_connection_names_itself_and_its_region() -> None:
     assert built.name == "count_books"
     assert built.description == "[Branch] Count books — How many there are."
     assert built.access == "read"
-    assert built.http is not None
-    assert built.http.base_url == "https://south.library.example/api"
+    assert http_of(built).base_url == "https://south.library.example/api"
 
 
 def test_unknown_region_is_refused() -> None:
@@ -241,36 +219,27 @@ def test_unknown_region_is_refused() -> None:
 
 def test_injected_parameter_leaves_the_schema_but_is_still_sent() -> None:
     built = tool(library(inject=("shelf",)), "searchBooks")
-    schema = orjson.loads(built.input_schema)
+    schema = schema_of(built)
     assert "shelf" not in schema["properties"]
     assert "required" not in schema
-    assert built.http is not None
-    assert built.http.parameters[0] == Parameter("shelf", "path", "shelf")
+    assert http_of(built).parameters[0] == Parameter("shelf", "path", "shelf")
 
 
 def test_parameter_injected_by_its_wire_name_is_sent_too() -> None:
     built = tool(library(inject=("filter[genre]",)), "searchBooks")
-    assert "genre" not in orjson.loads(built.input_schema)["properties"]
-    assert built.http is not None
-    (genre,) = [p for p in built.http.parameters if p.name == "filter[genre]"]
+    assert "genre" not in schema_of(built)["properties"]
+    (genre,) = [p for p in http_of(built).parameters if p.name == "filter[genre]"]
     assert genre.argument == "filter[genre]"
 
 
 def test_connection_that_can_not_work_is_warned_about() -> None:
     build = library(auth_type="basic", operations={"lendBok": Override(access="read")})
-    assert build.problems == (
-        Problem(
-            "warning",
-            "auth.type",
-            "City Library takes bearer (a token from the desk), not basic",
-            configured=True,
-        ),
-        Problem(
-            "warning",
-            "operations.lendBok",
-            "matches no operation (did you mean 'lendBook'?)",
-            configured=True,
-        ),
+    told = {
+        "auth.type": "City Library takes bearer (a token from the desk), not basic",
+        "operations.lendBok": "matches no operation (did you mean 'lendBook'?)",
+    }
+    assert build.problems == tuple(
+        Problem("warning", where, words, configured=True) for where, words in told.items()
     )
 
 
@@ -313,7 +282,7 @@ def test_names_that_fall_together_or_are_long_get_a_suffix() -> None:
 def test_every_tool_is_valid_for_clients() -> None:
     for built in library().tools:
         McpTool.model_validate_json(built.entry)
-        jsonschema_rs.meta.validate(orjson.loads(built.input_schema))
+        jsonschema_rs.meta.validate(schema_of(built))
 
 
 def test_what_could_make_the_request_another_one_is_left_out_with_a_reason() -> None:
@@ -323,12 +292,11 @@ def test_what_could_make_the_request_another_one_is_left_out_with_a_reason() -> 
     assert manifest != LIBRARY
     build = build_definition(pack(manifest), CONNECTION)
     lend = tool(build, "lendBook")
-    assert orjson.loads(lend.input_schema) == LEND_INPUT
+    assert schema_of(lend) == LEND_INPUT
     assert lend == tool(library(), "lendBook")
     assert [(p.severity, p.where, p.message.partition(":")[0]) for p in build.problems] == [
         ("warning", "POST /books/{id}/loans", "X-HTTP-Method-Override (header) is left out")
     ]
     given = build_definition(pack(manifest), replace(CONNECTION, inject=("verb",)))
-    http = tool(given, "lendBook").http
-    assert http is not None
-    assert [each.argument for each in http.parameters] == ["id", "verb", None, None]
+    parameters = http_of(tool(given, "lendBook")).parameters
+    assert [each.argument for each in parameters] == ["id", "verb", None, None]

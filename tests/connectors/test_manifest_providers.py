@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from importlib.resources import files
 
 import jsonschema_rs
@@ -10,10 +12,12 @@ import pytest
 from mcp_types import Tool as McpTool
 
 from gateway.blocklist import blocked_by
+from gateway.catalog.snapshot import portable_tools
 from gateway.connectors.manifest import BUILTIN, Entry, Manifest, load_builtin, parse_manifest
 from gateway.model import Body, Parameter, RateLimit
+from tests.definitions import body_of, http_of
 
-from .manifests import provider, tool
+from .manifests import library, provider, tool
 
 MANIFESTS = {name: parse_manifest(load_builtin(name), name) for name in BUILTIN}
 REGIONS = [
@@ -27,29 +31,16 @@ OPERATIONS = [
     for operation in manifest.operations
 ]
 DANGEROUS = {
-    "greenhouse": {
-        "anonymize_candidate",
-        "merge_candidates",
-        "delete_candidate",
-        "delete_application",
-    },
+    "greenhouse": set(
+        "anonymize_candidate merge_candidates delete_candidate delete_application".split()
+    ),
     "zoho-recruit": {"bulk_delete_candidates"},
     "lever": {"delete_requisition"},
 }
-EVERYWHERE = {
-    "list_candidates",
-    "get_candidate",
-    "create_candidate",
-    "update_candidate",
-    "list_jobs",
-    "get_job",
-    "list_applications",
-    "get_application",
-    "move_application",
-    "list_interviews",
-    "list_notes",
-    "add_note",
-}
+EVERYWHERE = set(
+    """list_candidates get_candidate create_candidate update_candidate list_jobs get_job add_note
+    list_applications get_application move_application list_interviews list_notes""".split()
+)
 
 
 def test_three_providers_come_with_their_operations() -> None:
@@ -74,25 +65,21 @@ def test_every_region_builds_every_operation_that_is_not_dangerous(
         jsonschema_rs.meta.validate(orjson.loads(built.input_schema))
 
 
+HOSTS = {
+    "zoho-recruit": """us recruit.zoho.com eu recruit.zoho.eu in recruit.zoho.in
+        au recruit.zoho.com.au jp recruit.zoho.jp cn recruit.zoho.com.cn ca recruit.zohocloud.ca
+        sa recruit.zoho.sa uk recruit.zoho.uk ae recruit.zoho.ae""",
+    "lever": "us api.lever.co eu api.eu.lever.co sandbox api.sandbox.lever.co",
+}
+
+
 def test_regions_lead_to_their_own_data_centres() -> None:
-    hosts = {"zoho-recruit": "https://{}/recruit/v2", "lever": "https://{}/v1"}
-    regions = [
-        ("zoho-recruit", "us", "recruit.zoho.com"),
-        ("zoho-recruit", "eu", "recruit.zoho.eu"),
-        ("zoho-recruit", "in", "recruit.zoho.in"),
-        ("zoho-recruit", "au", "recruit.zoho.com.au"),
-        ("zoho-recruit", "jp", "recruit.zoho.jp"),
-        ("zoho-recruit", "cn", "recruit.zoho.com.cn"),
-        ("zoho-recruit", "ca", "recruit.zohocloud.ca"),
-        ("zoho-recruit", "sa", "recruit.zoho.sa"),
-        ("zoho-recruit", "uk", "recruit.zoho.uk"),
-        ("zoho-recruit", "ae", "recruit.zoho.ae"),
-        ("lever", "us", "api.lever.co"),
-        ("lever", "eu", "api.eu.lever.co"),
-        ("lever", "sandbox", "api.sandbox.lever.co"),
-    ]
+    paths = {"zoho-recruit": "/recruit/v2", "lever": "/v1"}
+    words = {name: hosts.split() for name, hosts in HOSTS.items()}
     assert {(n, r): provider(n, region=r).base_url for n, r in REGIONS if r} == {
-        (name, region): hosts[name].format(host) for name, region, host in regions
+        (name, region): f"https://{host}{paths[name]}"
+        for name, listed in words.items()
+        for region, host in zip(listed[::2], listed[1::2], strict=True)
     }
 
 
@@ -111,29 +98,19 @@ def test_provider_says_its_limit_and_how_a_token_is_sent(
     assert (build.rate_limit, build.auth_scheme) == (limit, scheme)
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        *(
-            ("greenhouse", path)
-            for path in (
-                *("/users", "/users/7/permissions/jobs", "/user_roles", "/custom_fields/candidate"),
-                *("/webhooks", "/eeoc", "/demographics/questions", "/%75sers", "//Users/"),
-            )
-        ),
-        *(
-            ("zoho-recruit", path)
-            for path in (
-                *("/settings/modules", "/org", "/users", "/__schedule_mass_delete"),
-                *("/Candidates/__schedule_mass_delete", "/Candidates/../users"),
-            )
-        ),
-        *(("lever", path) for path in ("/users", "/audit_events", "/webhooks", "/eeo/responses")),
-    ],
-)
-def test_what_is_nothing_for_an_agent_is_blocked(name: str, path: str) -> None:
-    build = provider(name)
-    assert blocked_by(build.blocklist, build.base_url, path)
+BLOCKED = {
+    "greenhouse": """/users /users/7/permissions/jobs /user_roles /custom_fields/candidate
+        /webhooks /eeoc /demographics/questions /%75sers //Users/""",
+    "zoho-recruit": """/settings/modules /org /users /__schedule_mass_delete
+        /Candidates/__schedule_mass_delete /Candidates/../users""",
+    "lever": "/users /audit_events /webhooks /eeo/responses",
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_what_is_nothing_for_an_agent_is_blocked(name: str) -> None:
+    build, paths = provider(name), BLOCKED[name].split()
+    assert [path for path in paths if not blocked_by(build.blocklist, build.base_url, path)] == []
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -149,14 +126,12 @@ def test_every_greenhouse_write_is_made_for_a_user() -> None:
     build = provider("greenhouse", on_behalf_of="4080")
     header = Parameter("On-Behalf-Of", "header", constant="4080")
     for built in build.tools:
-        assert built.http is not None
-        assert (header in built.http.parameters) == (built.access != "read")
+        assert (header in http_of(built).parameters) == (built.access != "read")
 
 
 def test_lever_writes_are_performed_as_a_user() -> None:
     built = tool(provider("lever", on_behalf_of="u-1"), "add_note")
-    assert built.http is not None
-    assert built.http.parameters == (
+    assert http_of(built).parameters == (
         Parameter("opportunity", "path", "opportunity"),
         Parameter("perform_as", "query", style="form", explode=True, constant="u-1"),
     )
@@ -165,8 +140,7 @@ def test_lever_writes_are_performed_as_a_user() -> None:
 def test_zoho_records_are_wrapped_and_take_the_account_s_own_fields() -> None:
     build = provider("zoho-recruit")
     built = tool(build, "create_candidate")
-    assert built.http is not None
-    assert built.http.body == Body("application/json", whole="body", required=True, wrap="data")
+    assert body_of(built) == Body("application/json", whole="body", required=True, wrap="data")
     checks = jsonschema_rs.Draft202012Validator(orjson.loads(built.input_schema))
     assert checks.is_valid({"body": {"Last_Name": "Ng", "Our_Own_Field": 3}})
     assert not checks.is_valid({"body": {"First_Name": "Ada"}})
@@ -207,3 +181,13 @@ def test_operation_is_described_well_enough_to_choose_by(
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_whole_provider_costs_few_tokens(name: str) -> None:
     assert sum(built.tokens for built in provider(name).tools) < 7_000
+
+
+def test_portable_tool_is_the_same_tool_under_another_name() -> None:
+    build = library()
+    found = tool(build, "searchBooks")
+    entry = orjson.dumps({**orjson.loads(found.entry), "name": "books_search_items"})
+    cost = math.ceil(len(entry.decode()) / 4.6)
+    other = replace(found, name="books_search_items", entry=entry, tokens=cost)
+    assert portable_tools("books", build.tools) == [other]
+    assert portable_tools("ats", [tool(build, "lendBook")]) == []  # it has no capability

@@ -73,6 +73,7 @@ def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
     assert (build.format, build.title, build.base_url) == ("mcp", "Hotel", "https://mcp.example")
 
 
+PLAIN = {"type": "object"}
 READS, DELETES = {"readOnlyHint": True}, {"destructiveHint": True}
 NOT_READS, NOT_DELETES = {"readOnlyHint": False}, {"destructiveHint": False}
 
@@ -105,7 +106,7 @@ NOT_READS, NOT_DELETES = {"readOnlyHint": False}, {"destructiveHint": False}
 def test_hints_and_access_are_configured_else_those_of_a_trusted_upstream_and_never_made_up(
     hints: Any, trust: Any, configured: Access | None, access: Access, risk: str, told: Any
 ) -> None:
-    tool = {"name": "t", "inputSchema": {"type": "object"}, "annotations": hints}
+    tool = {"name": "t", "inputSchema": PLAIN, "annotations": hints}
     operations = {"t": Override(access=configured)} if configured else {}
     made = build_upstream([tool], source(trust=trust, operations=operations)).tools[0]
     assert (made.access, made.risk) == (access, risk)
@@ -125,29 +126,18 @@ def test_hints_and_access_are_configured_else_those_of_a_trusted_upstream_and_ne
 def test_a_title_is_the_upstreams_own_or_absent(
     given: dict[str, Any], shown: str, told: tuple[str | None, str | None]
 ) -> None:
-    tool = {"name": "find", "inputSchema": {"type": "object"}, **given}
+    tool = {"name": "find", "inputSchema": PLAIN, **given}
     made = build_upstream([tool], SOURCE).tools[0]
     entry = orjson.loads(made.entry)
     assert made.title == shown
     assert (entry.get("title"), entry.get("annotations", {}).get("title")) == told
 
 
-@pytest.mark.parametrize(
-    ("execution", "skipped"),
-    [
-        (
-            {"taskSupport": "required"},
-            ["it only runs as a task, which the gateway does not pass on"],
-        ),
-        ({"taskSupport": "optional"}, []),
-        ({"taskSupport": "forbidden"}, []),
-        (["required"], []),
-    ],
-)
-def test_a_tool_that_only_runs_as_a_task_is_skipped(execution: Any, skipped: list[str]) -> None:
-    tool = {**FIND, "execution": execution}
-    assert reasons(tool) == skipped
-    assert names(tool) == ([] if skipped else ["hotel_find"])
+def test_a_tool_that_only_runs_as_a_task_is_skipped() -> None:
+    required = {**FIND, "execution": {"taskSupport": "required"}}
+    assert reasons(required) == ["it only runs as a task, which the gateway does not pass on"]
+    for execution in ({"taskSupport": "optional"}, {"taskSupport": "forbidden"}, ["required"]):
+        assert names({**FIND, "execution": execution}) == ["hotel_find"]
 
 
 def test_dangerous_tool_is_never_exposed() -> None:
@@ -168,47 +158,36 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+NO_OBJECT = 'its input schema is not of `"type": "object"`'
+INVALID = "its schema is not a valid JSON Schema: "
+NO_HEADER = "property 'a': x-mcp-header is only permitted on integer/string/boolean"
+
+
+def taking(a: Any) -> dict[str, Any]:
+    """A tool whose one input has this schema."""
+    return with_schema({"type": "object", "properties": {"a": a}})
+
+
 @pytest.mark.parametrize(
     ("tool", "reason"),
     [
-        ({"inputSchema": {"type": "object"}}, "its name is not a string"),
-        ({"name": 7, "inputSchema": {"type": "object"}}, "its name is not a string"),
-        ({"name": "t"}, 'its input schema is not of `"type": "object"`'),
-        (with_schema({}), 'its input schema is not of `"type": "object"`'),
-        (with_schema({"type": "array"}), 'its input schema is not of `"type": "object"`'),
+        ({"inputSchema": PLAIN}, "its name is not a string"),
+        ({"name": 7, "inputSchema": PLAIN}, "its name is not a string"),
+        ({"name": "t"}, NO_OBJECT),
+        (with_schema({}), NO_OBJECT),
+        (with_schema({"type": "array"}), NO_OBJECT),
+        (with_schema({**PLAIN, "properties": []}), "its input schema's `properties` is not an"),
+        (taking({"type": "strin"}), INVALID),
+        (taking({"$ref": "http://127.0.0.1:9/"}), INVALID),
+        (taking({"$ref": "#/$defs/none"}), INVALID),
         (
-            with_schema({"type": "object", "properties": []}),
-            "its input schema's `properties` is not an object",
-        ),
-        (
-            with_schema({"type": "object", "properties": {"a": {"type": "strin"}}}),
-            "its schema is not a valid JSON Schema: ",
-        ),
-        (
-            with_schema({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/"}}}),
-            "its schema is not a valid JSON Schema: ",
-        ),
-        (
-            with_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}),
-            "its schema is not a valid JSON Schema: ",
-        ),
-        (
-            with_schema({"type": "object", "description": "x" * MAX_TOOL_BYTES}),
+            with_schema({**PLAIN, "description": "x" * MAX_TOOL_BYTES}),
             "its schema has 524322 bytes, the limit is 524288",
         ),
         (with_schema(nested(200)), "its schema is nested too deeply"),
-        (
-            with_schema({"type": "object", "properties": {"a": {"x-mcp-header": "A"}}}),
-            "property 'a': x-mcp-header is only permitted on integer/string/boolean",
-        ),
-        (
-            {"name": "two words", "inputSchema": {"type": "object"}},
-            f"its name is not allowed: {NAME_RULE}",
-        ),
-        (
-            {"name": "x" * 123, "inputSchema": {"type": "object"}},
-            f"its name is not allowed: {NAME_RULE}",
-        ),
+        (taking({"x-mcp-header": "A"}), NO_HEADER),
+        ({"name": "two words", "inputSchema": PLAIN}, f"its name is not allowed: {NAME_RULE}"),
+        ({"name": "x" * 123, "inputSchema": PLAIN}, f"its name is not allowed: {NAME_RULE}"),
     ],
 )
 def test_malformed_tool_is_skipped_with_a_reason_and_the_rest_stay(
@@ -244,13 +223,6 @@ def test_long_description_is_cut_and_the_note_stays() -> None:
 def test_connection_that_is_not_authenticated_says_so() -> None:
     description = build_upstream([FIND], source(authenticated=False)).tools[0].description
     assert description == "[Hotel] find ⚠ Hotel is not authenticated yet."
-
-
-def test_title_is_the_upstreams_own() -> None:
-    titled = {**FIND, "title": " Find\u200b a room "}
-    hinted = {**FIND, "annotations": {"title": "Search"}}
-    assert build_upstream([titled], SOURCE).tools[0].title == "Find a room"
-    assert build_upstream([hinted], SOURCE).tools[0].title == "Search"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +349,7 @@ def test_fingerprint_changes_with_what_was_approved_and_with_nothing_else() -> N
     assert len(changed | {same}) == 6
 
 
-@given(st.permutations([BOOK, FIND, {"name": "a", "inputSchema": {"type": "object"}}]))
+@given(st.permutations([BOOK, FIND, {"name": "a", "inputSchema": PLAIN}]))
 def test_order_of_the_upstreams_list_does_not_matter(tools: list[dict[str, Any]]) -> None:
     assert names(*tools) == ["hotel_Create_booking", "hotel_a", "hotel_find"]
 

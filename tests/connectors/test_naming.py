@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.model import Access, Nameable, Override, Problem
-from gateway.naming import collisions, local_name, override_for, snake_case, tool_names, unmatched
+from gateway.model import Access, Nameable, Override, Problem, Source
+from gateway.naming import (
+    NOT_AUTHENTICATED,
+    collisions,
+    local_name,
+    override_for,
+    snake_case,
+    token_cost,
+    tool_annotations,
+    tool_description,
+    tool_names,
+    unmatched,
+)
 from tests.definitions import SOURCE
 
 
@@ -117,11 +129,7 @@ def test_a_name_of_the_gateways_own_tools_gets_a_suffix(prefix: str, wanted: str
 
 
 def test_names_that_several_operations_want_are_told() -> None:
-    wanted = [
-        Nameable("same", "GET", "/a"),
-        Nameable("Same", "GET", "/b"),
-        Nameable("x", "GET", "/"),
-    ]
+    wanted = [Nameable(id, "GET", f"/{n}") for n, id in enumerate(("same", "Same", "x"))]
     told = "2 operations have this name: each gets a suffix"
     assert collisions("shop_", wanted) == [Problem("info", "shop_same", told)]
 
@@ -163,14 +171,48 @@ def test_names_that_match_nothing_are_told_with_what_may_have_been_meant() -> No
         exclude=("getBok",),
         operations={"getBook": Override(), "get?ook": Override(), "delete*": Override()},
     )
-    found = unmatched(source, ["getBook", "listBooks"])
-    assert found == [
-        Problem("warning", "include", "'lst*' matches no operation", configured=True),
-        Problem(
-            "warning",
-            "exclude",
-            "'getBok' matches no operation (did you mean 'getBook'?)",
-            configured=True,
-        ),
-        Problem("warning", "operations.delete*", "matches no operation", configured=True),
+    told = {
+        "include": "'lst*' matches no operation",
+        "exclude": "'getBok' matches no operation (did you mean 'getBook'?)",
+        "operations.delete*": "matches no operation",
+    }
+    assert unmatched(source, ["getBook", "listBooks"]) == [
+        Problem("warning", where, words, configured=True) for where, words in told.items()
     ]
+
+
+@pytest.mark.parametrize(
+    ("display_name", "text", "authenticated", "limit", "description"),
+    [
+        ("Shop", "List books", True, 99, "[Shop] List books"),
+        ("", "List books", True, 99, "List books"),
+        ("Sh\u202eop", "List\u200b\n\n  books", True, 99, "[Shop] List books"),
+        ("Shop", "List all books", True, 16, "[Shop] List all…"),
+        ("Shop", "List books", False, 999, f"[Shop] List books {NOT_AUTHENTICATED}"),
+        ("Shop", "List books", False, 10, f"[Shop]  {NOT_AUTHENTICATED}"),
+    ],
+)
+def test_description_names_the_connection_and_is_all_visible(
+    display_name: str, text: str, authenticated: bool, limit: int, description: str
+) -> None:
+    source = Source(
+        "s", "manifest", display_name, "", authenticated=authenticated, max_description_chars=limit
+    )
+    assert tool_description(source, {"description": text}, None, "") == description
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("access", get_args(Access))
+def test_annotations_say_what_the_access_says(access: Access, method: str) -> None:
+    assert tool_annotations("T", access, method) == {
+        "title": "T",
+        "readOnlyHint": access == "read",
+        "destructiveHint": access in ("delete", "dangerous"),
+        "idempotentHint": access == "read" or method in ("GET", "HEAD", "PUT", "DELETE"),
+        "openWorldHint": True,
+    }
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("abcde", 2), ("é" * 46, 10)])
+def test_tokens_count_characters_not_bytes(text: str, tokens: int) -> None:
+    assert token_cost(text.encode()) == tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import orjson
@@ -22,8 +21,6 @@ from tests.connectors.listings import (
     source,
     told,
 )
-
-configured = partial(Problem, configured=True)
 
 
 def test_wrapped_tool_fills_in_what_leaves_its_schema_and_hides_the_original() -> None:
@@ -111,62 +108,53 @@ def test_wrapped_tool_keeps_a_name_that_another_tool_has_too() -> None:
     assert "another tool is already called hotel_find" in [s.reason for s in build.skipped]
 
 
+NO_TOOL, NO_PARAMETER = "the upstream has no tool {}", "the upstream's tool has no parameter {}"
+NO_MATCH = "{} matches no tool of the upstream"
+DRIFTED = source(
+    include=("*", "gone"),
+    exclude=("old_*",),
+    inject=("tenant",),
+    operations={"lost": Override(access="read")},
+)
+
+
 @pytest.mark.parametrize(
     ("settings", "problems"),
     [
         ({}, []),
         ({"wraps": [WRAP], "tools": ["find"], "exclude_tools": ["Create_*"]}, []),
+        ({"wraps": [Wrap("Book", "book")]}, [("error", "wrap.Book", NO_TOOL.format("'Book'"))]),
         (
-            {"wraps": [Wrap("Book", "book")]},
-            [configured("error", "wrap.Book", "the upstream has no tool 'Book'")],
-        ),
-        (
-            {"wraps": [Wrap("Create_booking", "b", "idempotency", ("mail",))]},
+            {"wraps": [Wrap("Create_booking", "b", "token_", ("mail",))]},
             [
-                configured(
-                    "error",
-                    "wrap.Create_booking.idempotency_field",
-                    "the upstream's tool has no parameter 'idempotency'",
-                ),
-                configured(
-                    "warning",
-                    "wrap.Create_booking.inject",
-                    "the upstream's tool has no parameter 'mail'",
-                ),
+                ("error", "wrap.Create_booking.idempotency_field", NO_PARAMETER.format("'token_'")),
+                ("warning", "wrap.Create_booking.inject", NO_PARAMETER.format("'mail'")),
             ],
         ),
         (
             {"tools": ["find", "gone"], "exclude_tools": ["old_*"]},
             [
-                configured("warning", "tools", "'gone' matches no tool of the upstream"),
-                configured("warning", "exclude_tools", "'old_*' matches no tool of the upstream"),
+                ("warning", "tools", NO_MATCH.format("'gone'")),
+                ("warning", "exclude_tools", NO_MATCH.format("'old_*'")),
             ],
         ),
         (
-            {
-                "source": source(
-                    include=("*", "gone"),
-                    exclude=("old_*",),
-                    inject=("tenant",),
-                    operations={"lost": Override(access="read")},
-                )
-            },
+            {"source": DRIFTED},
             [
-                configured(
-                    "warning", "inject.tenant", "no tool of the upstream has such a parameter"
-                ),
-                configured("warning", "include", "'gone' matches no tool of the upstream"),
-                configured("warning", "exclude", "'old_*' matches no tool of the upstream"),
-                configured("warning", "operations.lost", "matches no tool of the upstream"),
+                ("warning", "inject.tenant", "no tool of the upstream has such a parameter"),
+                ("warning", "include", NO_MATCH.format("'gone'")),
+                ("warning", "exclude", NO_MATCH.format("'old_*'")),
+                ("warning", "operations.lost", "matches no tool of the upstream"),
             ],
         ),
     ],
 )
 def test_drift_names_what_the_upstream_no_longer_has(
-    settings: dict[str, Any], problems: list[Problem]
+    settings: dict[str, Any], problems: list[tuple[Any, str, str]]
 ) -> None:
-    assert drift([BOOK, FIND], told(**settings)) == problems
-    assert list(build_upstream([BOOK, FIND], told(**settings)).problems) == problems
+    expected = [Problem(*problem, configured=True) for problem in problems]
+    assert drift([BOOK, FIND], told(**settings)) == expected
+    assert list(build_upstream([BOOK, FIND], told(**settings)).problems) == expected
 
 
 def test_globs_set_the_access_of_tools_by_either_name() -> None:
