@@ -33,7 +33,7 @@ class Person {
       headers: { ...options.headers, cookie },
     });
     for (const line of answer.headers.getSetCookie()) {
-      const [name, value] = line.split(';')[0].split('=');
+      const [, name, value] = line.match(/^([^=]+)=([^;]*)/);
       this.cookies.set(name, value);
     }
     return answer;
