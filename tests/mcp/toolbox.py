@@ -128,6 +128,8 @@ class Toolbox:
             case "report" if context.progress is not None:
                 for step in range(3):
                     await context.progress(step + 1, 3, f"step {step + 1}")
+            case "grow":  # in the journey of the TypeScript clients
+                self.put(arguments["name"])
             case "ask" if context.ask is not None:
                 answer = await context.ask(
                     "elicitation/create",
