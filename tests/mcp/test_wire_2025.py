@@ -320,7 +320,7 @@ async def test_without_a_known_token_it_is_401_with_a_challenge(make_edge: EdgeM
     )
     assert answer.body == {
         "error": "invalid_token",
-        "error_description": "The token is not known",
+        "error_description": "Unauthorized: The token is not known",
     }
 
 
