@@ -30,8 +30,9 @@ from bench.processes import Measured
 from bench.rows import Row
 from gateway.store.secrets import Seal
 from gateway.web.identity import Identity
-from tests.mcp.conftest import OPEN, serving
+from tests.mcp.conftest import OPEN
 from tests.mcp.toolbox import Toolbox, endpoint_over
+from tests.peers_mcp import serving
 
 COUNT = 1000
 ROWS_COUNT = 500
@@ -212,8 +213,8 @@ async def serve() -> None:
     loop.add_signal_handler(signal.SIGTERM, over.set)
     identity, seal = Identity(OPEN), Seal([Fernet.generate_key().decode()])
     served = endpoint_over(toolbox, identity, seal, max_streams=100_000)
-    async with served as endpoint, serving(endpoint) as port:
-        print(port, flush=True)
+    async with served as endpoint, serving(endpoint) as base:
+        print(base.rpartition(":")[2], flush=True)
         await over.wait()
 
 

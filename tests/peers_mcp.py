@@ -283,8 +283,10 @@ class _Quiet(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        for connection in tuple(self.server_state.connections):
-            connection.transport.close()
+        for _ in range(5):  # one that was being taken in is a connection only after some turns
+            for connection in tuple(self.server_state.connections):
+                connection.transport.close()
+            await asyncio.sleep(0)
         await self.lifespan.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

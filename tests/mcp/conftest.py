@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 import uvloop
 from cryptography.fernet import Fernet
 
@@ -19,6 +18,7 @@ from gateway.mcp.endpoint import McpEndpoint
 from gateway.store.secrets import Seal
 from gateway.web.identity import Identity
 from tests.mcp.toolbox import Toolbox, endpoint_over
+from tests.peers_mcp import serving
 
 TOKENS = {"ann": "ann-token-0123456789", "bob": "bob-token-0123456789"}
 OPEN = Settings(auth=AuthMode(mode="none"))
@@ -36,29 +36,6 @@ def with_tokens(*names: str) -> Settings:
     )
 
 
-@asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[int]:
-    """Serve an ASGI app; yields its port.
-
-    The server is started and stopped by hand: its own loop looks ten times a second whether it
-    should stop, which would be most of the time these tests take.
-    """
-    config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_level="error")
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        for listening in server.servers:
-            listening.close()
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
-        if server.server_state.tasks:
-            await asyncio.wait(server.server_state.tasks, timeout=2)
-
-
 @dataclass
 class Edge:
     """A served endpoint with everything a test may turn."""
@@ -66,12 +43,12 @@ class Edge:
     toolbox: Toolbox
     identity: Identity
     endpoint: McpEndpoint
-    port: int
+    base: str
     http: aiohttp.ClientSession
-    url: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
+    @property
+    def url(self) -> str:
+        return f"{self.base}/mcp"
 
 
 EdgeMaker = Callable[..., Any]
@@ -89,10 +66,10 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
             identity = Identity(settings)
             over = endpoint_over(toolbox, identity, SEAL, **options)
             endpoint = await stack.enter_async_context(over)
-            port = await stack.enter_async_context(serving(endpoint))
+            base = await stack.enter_async_context(serving(endpoint))
             http = await stack.enter_async_context(aiohttp.ClientSession())
             stack.callback(endpoint.close_streams)
-            return Edge(toolbox, identity, endpoint, port, http)
+            return Edge(toolbox, identity, endpoint, base, http)
 
         yield make
 

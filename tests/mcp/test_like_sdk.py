@@ -25,13 +25,14 @@ from mcp_types import RequestParamsMeta
 from gateway.calls.record import Caller
 from gateway.errors import UnknownTool
 from gateway.model import Principal, Scope
-from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, serving, with_tokens
+from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import META, call, modern, post, request, session
 from tests.mcp.toolbox import Toolbox
+from tests.peers_mcp import serving
 
 
 @asynccontextmanager
-async def sdk_server() -> AsyncIterator[int]:
+async def sdk_server() -> AsyncIterator[str]:
     """The SDK's low-level server over the same tools, stateless, answering JSON."""
     toolbox, local = Toolbox(), Principal("local")
 
@@ -62,8 +63,8 @@ async def sdk_server() -> AsyncIterator[int]:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await manager.handle_request(scope, receive, send)
 
-    async with manager.run(), serving(app) as port:
-        yield port
+    async with manager.run(), serving(app) as base:
+        yield base
 
 
 @dataclass(frozen=True)
@@ -266,8 +267,8 @@ async def test_odd_requests_are_answered_as_the_sdk_does(
 ) -> None:
     own = await session(edge) if in_session else {}
     wrong: list[tuple[Any, ...]] = []
-    async with sdk_server() as port:
-        reference = Edge(edge.toolbox, edge.identity, edge.endpoint, port, edge.http)
+    async with sdk_server() as base:
+        reference = Edge(edge.toolbox, edge.identity, edge.endpoint, base, edge.http)
         for number, row in enumerate(rows):
             theirs = await post(reference, row.message, row.headers, row.method)
             ours = await post(edge, row.message, {**own, **row.headers}, row.method)

@@ -131,8 +131,9 @@ async def test_body_that_does_not_come_is_cut_off(make_edge: EdgeMaker) -> None:
     limits = SNAPSHOT.settings.limits.model_copy(update={"request_seconds": 0.05})
     settings = SNAPSHOT.settings.model_copy(update={"limits": limits})
     edge: Edge = await make_edge(toolbox=Toolbox(snapshot=replace(SNAPSHOT, settings=settings)))
-    reader, writer = await asyncio.open_connection("127.0.0.1", edge.port)
-    head = f"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1:{edge.port}\r\naccept: */*\r\n"
+    host, _, port = edge.base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /mcp HTTP/1.1\r\nhost: {host}:{port}\r\naccept: */*\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: 9\r\n\r\n".encode())
     async with asyncio.timeout(5):
         answer = await reader.read()

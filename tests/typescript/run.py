@@ -21,10 +21,11 @@ from cryptography.fernet import Fernet
 from gateway.store.secrets import Seal
 from gateway.web.identity import Identity
 from tests.conftest import gateway_on
-from tests.mcp.conftest import TOKENS, serving, with_tokens
+from tests.mcp.conftest import TOKENS, with_tokens
 from tests.mcp.toolbox import Toolbox, endpoint_over, tool
 from tests.oauth.people import OAUTH
 from tests.oauth.people import TOKENS as PEOPLE
+from tests.peers_mcp import serving
 from tests.report_peer import EXPECTED, ROWS, report_gateway
 
 HERE = Path(__file__).parent
@@ -41,10 +42,10 @@ async def main() -> int:
         toolbox.tools[name] = tool(name)
     seal, fine = Seal([Fernet.generate_key().decode()]), True
     over = endpoint_over(toolbox, Identity(with_tokens("ann")), seal)
-    async with over as endpoint, serving(endpoint) as port:
+    async with over as endpoint, serving(endpoint) as base:
         for client in CLIENTS:
             expected = _expected(client, len(toolbox.tools))
-            fine &= await _sees(expected, client, f"http://127.0.0.1:{port}/mcp")
+            fine &= await _sees(expected, client, f"{base}/mcp")
     async with report_gateway() as url:
         for client in CLIENTS:
             fine &= await _sees(EXPECTED, client, url, str(ROWS))
