@@ -152,7 +152,7 @@ async def other_db(store_url: str, db: Database) -> AsyncIterator[Database]:
 
 
 async def eventually(
-    look: Callable[[], Awaitable[object]], wanted: object, seconds: float = 5.0
+    look: Callable[[], Awaitable[object]], wanted: object, seconds: float = 15.0
 ) -> None:
     """Looks until the store says what is wanted: for what another process or task will write."""
     last: object = None

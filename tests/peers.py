@@ -104,7 +104,7 @@ def items_api(url: str, *names: str, **extra: Any) -> dict[str, Any]:
     }
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     """Waits for something that another task makes true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what makes it true has no event to give

@@ -22,6 +22,7 @@ from gateway.openapi.build import build_openapi
 from gateway.workers import Workers
 from tests.definitions import SOURCE, like_github, like_stripe, openapi, operation
 from tests.peers import until
+from tests.raising import raises
 
 SMALL = orjson.dumps(openapi({"/a": {"get": operation()}}))
 MB = 1024 * 1024
@@ -62,12 +63,12 @@ async def test_work_is_done_in_parallel_up_to_the_count(workers: Workers) -> Non
 
 
 async def test_an_unreadable_definition_is_refused_in_the_readers_words(workers: Workers) -> None:
-    with pytest.raises(DefinitionUnreadable) as refused:
+    with raises(
+        DefinitionUnreadable,
+        message="Not valid JSON or YAML: did not find expected ',' or '}' (line 1, column 11).",
+    ):
         await workers.build(pack(b'{"a": "b" "c"}'), SOURCE)
 
-    assert refused.value.message == (
-        "Not valid JSON or YAML: did not find expected ',' or '}' (line 1, column 11)."
-    )
     assert len(_children()) == 1
 
 

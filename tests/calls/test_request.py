@@ -11,6 +11,7 @@ from gateway.calls.request import build_request, with_headers
 from gateway.errors import Fixable, Refused
 from gateway.model import Body, HttpOperation, Parameter
 from gateway.outbound.client import Egress, Request
+from tests.raising import raises
 from tests.raw_server import always, answer, raw_server
 
 BASE = "https://api.example.test/v1"
@@ -148,10 +149,8 @@ ESCAPES: list[Any] = [
 @pytest.mark.parametrize("value", ESCAPES)
 @pytest.mark.parametrize("template", ["/a/{x}", "/a/{x}/b"])
 def test_path_value_that_could_leave_its_segment_is_refused(template: str, value: Any) -> None:
-    with pytest.raises(Fixable) as refusal:
+    with raises(Fixable, code="invalid_arguments", problems=["/x"]):
         build_request(path_operation(template, Parameter("x", "path", "x")), {"x": value})
-    assert refusal.value.code == "invalid_arguments"
-    assert [p["path"] for p in refusal.value.details["problems"]] == ["/x"]
 
 
 HARMLESS_INSIDE = [".", "..", " .. ", "%2e%2e", "%2E.", "%252e%252e", "%c0%ae%c0%ae", "．．"]
@@ -225,12 +224,8 @@ def test_nothing_escapes_its_segment(first: str, second: str, double: bool) -> N
 @pytest.mark.parametrize("value", ["users", "USERS", "users;x", "x/users"])
 def test_value_that_completes_a_blocked_path_is_refused(value: str) -> None:
     operation = path_operation("/{x}", Parameter("x", "path", "x"))
-    with pytest.raises(Refused) as refusal:
+    with raises(Refused, code="blocked_path", message="Access to this endpoint is not allowed"):
         build_request(operation, {"x": value}, ["/users", "/x/users"])
-    assert (refusal.value.code, refusal.value.message) == (
-        "blocked_path",
-        "Access to this endpoint is not allowed",
-    )
 
 
 def test_other_value_on_the_same_template_passes_the_blocklist() -> None:
@@ -300,9 +295,8 @@ def test_query_of_the_template_is_kept() -> None:
 @pytest.mark.parametrize("value", ["a\r\nX: 1", "a\nb", "a\0", "é", "\u2028", ["a", "b\r\n"]])
 def test_header_value_that_would_inject_is_refused(value: Any) -> None:
     operation = path_operation("/a", Parameter("X-A", "header", "a"))
-    with pytest.raises(Fixable) as refusal:
+    with raises(Fixable, problems=["/a"]):
         build_request(operation, {"a": value})
-    assert [p["path"] for p in refusal.value.details["problems"]] == ["/a"]
 
 
 @given(value=st.text(max_size=20), name=st.text(min_size=1, max_size=5))

@@ -15,6 +15,7 @@ from gateway.calls.answer import part_of, read_part
 from gateway.errors import Fixable
 from gateway.limits import STEP_BYTES
 from gateway.workers import Workers
+from tests.raising import raises
 
 JSON = "application/json"
 DOCUMENT = {"items": [{"id": i} for i in range(250)], "note": "héllo", "a/b": {"~": [1]}, "n": None}
@@ -105,9 +106,8 @@ def test_text_and_binary_are_read_by_characters() -> None:
 def test_slice_that_does_not_exist_is_refused_by_name(
     body: bytes, asked: dict[str, Any], argument: str
 ) -> None:
-    with pytest.raises(Fixable) as refusal:
+    with raises(Fixable, problems=[argument]):
         read(body, **asked)
-    assert [p["path"] for p in refusal.value.details["problems"]] == [argument]
 
 
 def test_slice_is_bounded_whatever_the_limit() -> None:
@@ -116,9 +116,8 @@ def test_slice_is_bounded_whatever_the_limit() -> None:
     text = part_of("é".encode() * 50_000, "text/plain", "", 0, 50_000)
     assert (len(text["value"]), text["next_offset"]) == (STEP_BYTES // 2, STEP_BYTES // 2)
     assert len(read(b"x" * 200_000, "text/plain", limit=200_000)["value"]) == STEP_BYTES
-    with pytest.raises(Fixable) as refusal:
+    with raises(Fixable, hint="Read it with the pointer /0."):
         part_of(orjson.dumps(["x" * STEP_BYTES] * 2), JSON, "", 0, None)
-    assert refusal.value.hint == "Read it with the pointer /0."
 
 
 @given(

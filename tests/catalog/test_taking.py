@@ -65,7 +65,7 @@ async def test_what_was_passed_over_for_it_is_taken_with_the_next_look(tmp_path:
         changed = asyncio.Event()
         catalog.on_change(changed.set)
         following = asyncio.create_task(catalog.follow())
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(15):
             await changed.wait()
         following.cancel()
 

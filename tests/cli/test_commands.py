@@ -261,5 +261,5 @@ async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
                 await own_call(
                     client, "put_connection", name="shop", kind="openapi", spec=peer.spec
                 )
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 await changed.wait()

@@ -10,6 +10,7 @@ import pytest
 from gateway.config.connection import ApiKeyAuth, McpConnection
 from gateway.config.reading import parse_connection, parse_settings, read_settings
 from gateway.errors import ConfigInvalid, Fixable
+from tests.raising import raises
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "config"
 INVALID = sorted((FIXTURES / "invalid").glob("*.toml"))
@@ -79,6 +80,5 @@ def test_variables_expand_once_in_every_string(
     ],
 )
 def test_a_wrong_put_is_refused_with_place(name: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(Fixable) as refused:
+    with raises(Fixable, code="connection_invalid", message=message):
         parse_connection(name, values)
-    assert (refused.value.code, refused.value.message) == ("connection_invalid", message)

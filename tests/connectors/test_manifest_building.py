@@ -26,6 +26,7 @@ from gateway.model import (
 )
 from gateway.reader import build_definition
 from tests.definitions import an_object, body_of, http_of, schema_of
+from tests.raising import raises
 
 from .manifests import CONNECTION, LIBRARY, library, tool
 
@@ -212,9 +213,10 @@ def test_connection_names_itself_and_its_region() -> None:
 
 
 def test_unknown_region_is_refused() -> None:
-    with pytest.raises(DefinitionUnreadable) as refused:
+    with raises(
+        DefinitionUnreadable, message="region: 'west' is not allowed; allowed: north, south"
+    ):
         library(region="west")
-    assert refused.value.message == "region: 'west' is not allowed; allowed: north, south"
 
 
 def test_injected_parameter_leaves_the_schema_but_is_still_sent() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.console.tools import form_arguments, form_fields
 from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS
+from tests.raising import raises
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -78,9 +79,8 @@ def test_written_json_goes_before_the_fields() -> None:
 
 @pytest.mark.parametrize("form", [{"json": "{"}, {"json": "[1]"}, {"/id": "1", "/tags": "x"}])
 def test_what_is_not_json_is_told_where_it_is(form: dict[str, str]) -> None:
-    with pytest.raises(Fixable) as caught:
+    with raises(Fixable, code="invalid_arguments"):
         form_arguments(SCHEMA, form)
-    assert caught.value.code == "invalid_arguments"
 
 
 def test_a_number_that_is_none_is_left_to_the_check_of_the_call() -> None:

@@ -114,7 +114,7 @@ async def test_accepted_tool_is_served_at_once_and_clients_are_told(
         assert (change["class"], change["reason"]) == ("safe", "the description changed")
         async with ann.listen(tools_list_changed=True) as told:
             await root("POST", f"/changes/{change['id']}/accept")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 await anext(aiter(told))
         [tool] = [t for t in (await ann.list_tools()).tools if t.name == "shop_get_order"]
     assert tool.description == "[Orders] Look up an order"

@@ -41,7 +41,7 @@ async def events(rest: Api, last: str | None = None) -> AsyncIterator[AsyncItera
 
 
 async def next_of(feed: AsyncIterator[Any], kind: str) -> tuple[str | None, dict[str, Any]]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         async for id, found, data in feed:
             if found == kind:
                 return id, data
@@ -92,6 +92,6 @@ async def test_feed_ends_when_the_gateway_does(peer: Provider, tmp_path: Path) -
         shop = await ends_first.enter_async_context(gateway_on(tmp_path / "config.toml", text))
         root = await ends_last.enter_async_context(api(shop.url, "root"))
         feed = await ends_last.enter_async_context(events(root))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await ends_first.aclose()
             assert [event async for event in feed] == []

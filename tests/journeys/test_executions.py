@@ -226,7 +226,7 @@ async def test_upstream_error_is_replayed(peer: Provider, ann: Api, token: str) 
 async def test_failure_before_sending_frees_the_token_and_one_after_does_not(
     tmp_path: Path, peer: Provider
 ) -> None:
-    text = config(peer, FREELY, connection=f"{IDEMPOTENT}\ntimeout_seconds = 0.2")
+    text = config(peer, FREELY, connection=f"{IDEMPOTENT}\ntimeout_seconds = 1")
     async with (
         gateway_on(tmp_path / "config.toml", text) as shop,
         api(shop.url, "ann") as ann,
@@ -291,7 +291,7 @@ async def test_write_is_finished_without_its_caller_and_a_read_ends_with_it(
         await asyncio.sleep(0.1)  # a call is attended to once it takes its time
     await until(lambda: not shop.app.mcp.figures()["calls_in_flight"])
     gate.release.set()
-    async with asyncio.timeout(5), api(shop.url, "root") as root:
+    async with asyncio.timeout(15), api(shop.url, "root") as root:
         while True:
             _, page = await root("GET", f"/executions?principal=eve&tool={tool}")
             if page["executions"] and page["executions"][0]["status"] != "executing":

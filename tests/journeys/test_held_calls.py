@@ -251,7 +251,7 @@ async def test_who_has_hung_up_is_not_asked(
         await listed(gateway)
         async with ann_at(gateway.url) as ann:
             call = asyncio.create_task(ann.call(tool, wait=True))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 await peer.entered.wait()
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)

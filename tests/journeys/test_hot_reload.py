@@ -145,7 +145,7 @@ async def test_refreshes_that_are_asked_for_together_share_one_fetch(gateway: Ru
         asked = asyncio.gather(
             *(catalog.refresh(["shop"], by="ann", asked=True) for _ in range(12))
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await arrived.wait()
             # Who asks now may know of something that this fetch can't have seen.
             address = f"{gateway.url}/api/v1/connections/shop/refresh"
@@ -229,12 +229,12 @@ async def test_a_call_in_flight_ends_on_the_revision_it_began_on(gateway: Runnin
         peer.answer = slow
         await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
         call = asyncio.create_task(client.call_tool("shop_get_items", {"id": "1"}))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await arrived.wait()
         async with Client(gateway.mcp) as other:
             await own_call(other, "delete_connection", name="shop")
         go_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             result = await call
         assert result.structured_content == {"answer": 42}
 

@@ -145,7 +145,7 @@ async def test_updates_of_a_resource_reach_who_watches_it(pair: Pair) -> None:
     if pair.client == "2025":
         assert await pair.through.request("resources/unsubscribe", {"uri": uri}) == {}
     if pair.server == "2025":
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await pair.peer.let_go.wait()
         assert pair.peer.subscribed == []
 
@@ -196,7 +196,7 @@ async def test_logs_of_a_call_reach_its_caller_from_the_level_it_wants(pair: Pai
 
 async def test_what_is_no_longer_wanted_is_cancelled_at_the_server(pair: Pair) -> None:
     slow = asyncio.create_task(pair.through.request("resources/read", {"uri": "fiction://slow"}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await pair.peer.entered.wait()
         if pair.client == "2025":
             cancelled = {"method": "notifications/cancelled", "params": {"requestId": 2}}

@@ -64,7 +64,7 @@ async def test_what_a_session_wants_outlives_a_restart(tmp_path: Path, server: E
 
 async def until_kept(gateway: Running, count: int) -> None:
     """Waits until the store holds so many wishes."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while True:
             if len(await kept_wishes(gateway.app.gateway.db, 0.0)) == count:
                 return

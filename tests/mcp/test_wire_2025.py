@@ -135,7 +135,7 @@ async def test_body_that_does_not_come_is_cut_off(make_edge: EdgeMaker) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /mcp HTTP/1.1\r\nhost: {host}:{port}\r\naccept: */*\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: 9\r\n\r\n".encode())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 ")
     writer.close()
@@ -163,7 +163,7 @@ async def test_batches_are_answered_where_the_version_has_them(edge: Edge) -> No
 async def test_two_calls_with_one_id_are_answered_each_on_its_own(edge: Edge) -> None:
     own = await session(edge)
     first = asyncio.create_task(post(edge, call("wait", 7, which="first"), own))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await edge.toolbox.started.wait()
     second = await post(edge, call("echo", 7, which="second"), own)
     edge.toolbox.release.set()
@@ -179,7 +179,7 @@ def cancelled(request_id: object) -> dict[str, Any]:
 async def test_cancelled_call_ends_and_is_answered_so(edge: Edge) -> None:
     own = await session(edge)
     waiting = asyncio.create_task(post(edge, call("wait", "7"), own))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await edge.toolbox.started.wait()
     assert (await post(edge, cancelled(7), own)).status == 202
     assert (await waiting).code == -32800
@@ -190,7 +190,7 @@ async def test_cancelled_call_ends_and_is_answered_so(edge: Edge) -> None:
 async def test_session_can_not_cancel_what_another_session_runs(edge: Edge) -> None:
     own, other = await session(edge), await session(edge)
     waiting = asyncio.create_task(post(edge, call("wait", 7), own))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await edge.toolbox.started.wait()
     assert (await post(edge, cancelled(7), other)).status == 202
     edge.toolbox.release.set()
@@ -201,7 +201,7 @@ async def test_session_can_not_cancel_what_another_session_runs(edge: Edge) -> N
 async def test_hanging_up_does_not_cancel_in_this_era(edge: Edge) -> None:
     own = await session(edge)
     waiting = asyncio.create_task(post(edge, call("wait"), own))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await edge.toolbox.started.wait()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -390,7 +390,7 @@ async def test_cancellation_and_answer_reach_the_replica_that_runs_the_call(
         assert (await post(there, answer, own)).status == 202
         assert (await events.message())["result"]["structuredContent"] == {"action": "decline"}
     waiting = asyncio.create_task(post(here, call("wait", 7), own))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await here.toolbox.started.wait()
     await post(there, cancelled(7), own)
     assert (await waiting).code == -32800

@@ -12,6 +12,7 @@ from gateway.errors import DefinitionUnreadable
 from gateway.openapi.build import build_openapi
 from gateway.openapi.document import read_definition, read_yaml
 from tests.definitions import SOURCE, Json, openapi, operation, schema_of, swagger
+from tests.raising import raises
 
 PLAIN = {"swagger": "2.0", "info": {"title": "Größe"}, "paths": {}}
 TEXT = '{"swagger": "2.0", "info": {"title": "Größe"}, "paths": {}}'
@@ -76,10 +77,8 @@ def test_raw_control_characters_become_spaces() -> None:
     ids=["empty", "blank", "no comma", "list", "page", "text"],
 )
 def test_what_cannot_be_read_is_refused_in_words(raw: bytes, message: str) -> None:
-    with pytest.raises(DefinitionUnreadable) as refused:
+    with raises(DefinitionUnreadable, message=message):
         read_definition(raw)
-
-    assert refused.value.message == message
 
 
 @pytest.mark.parametrize(

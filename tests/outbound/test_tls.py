@@ -17,6 +17,7 @@ from gateway.outbound.addresses import Contexts
 from gateway.outbound.client import Egress, NoAnswer, Request
 from tests.certificates import Authority, authority
 from tests.forward_proxy import forward_proxy
+from tests.raising import raises
 from tests.raw_server import Connection, always, answer, raw_server
 
 LOOPBACK = ["127.0.0.1/32"]
@@ -44,12 +45,8 @@ async def test_authority_is_trusted_beside_the_systems_for_all_or_for_one_connec
         assert await get(trusting, url) == b"hi"
         assert await get(strict, url, TlsFiles(ca_file="ca.pem")) == b"hi"
         for tls in (NO_TLS_FILES, NO_TLS_FILES):  # also not on a connection that another made
-            with pytest.raises(NoAnswer) as failure:
+            with raises(NoAnswer, message="The server's TLS certificate is not valid.", sent=False):
                 await get(strict, url, tls)
-            assert (failure.value.message, failure.value.sent) == (
-                "The server's TLS certificate is not valid.",
-                False,
-            )
         strict.follow(LOOPBACK, None, "ca.pem")
         assert await get(strict, url) == b"hi"
 
@@ -100,12 +97,10 @@ async def test_server_that_misses_a_client_certificate_is_named(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = asyncio.create_task(asyncio.to_thread(turn_away, listening, context))
         async with Egress(LOOPBACK, folder=ca.folder, ca_file="ca.pem") as egress:
-            with pytest.raises(NoAnswer) as failure:
+            words = "The server refused the TLS connection; it may ask for a client certificate."
+            with raises(NoAnswer, message=words):
                 await get(egress, f"https://localhost:{listening.getsockname()[1]}/")
         await server
-    assert failure.value.message == (
-        "The server refused the TLS connection; it may ask for a client certificate."
-    )
 
 
 async def test_name_in_the_certificate_is_checked(ca: Authority) -> None:
@@ -113,9 +108,8 @@ async def test_name_in_the_certificate_is_checked(ca: Authority) -> None:
         raw_server(always(answer()), ca.server("other.test")) as server,
         Egress(LOOPBACK, folder=ca.folder, ca_file="ca.pem") as egress,
     ):
-        with pytest.raises(NoAnswer) as failure:
+        with raises(NoAnswer, message="The server's TLS certificate is not valid."):
             await get(egress, f"https://localhost:{server.port}/")
-        assert failure.value.message == "The server's TLS certificate is not valid."
         await get(egress, f"https://localhost:{server.port}/", TlsFiles(server_name="other.test"))
 
 

@@ -32,6 +32,7 @@ from gateway.store.catalog import (
 )
 from gateway.store.cluster import current_revision, write_revision
 from gateway.store.database import Database
+from tests.raising import raises
 from tests.store.rows import change
 
 APPLIED = change(id="c2", status="applied", change_class="safe", operation=None, by="ann")
@@ -93,10 +94,9 @@ async def test_put_connection_is_there_after_a_restart_until_it_is_replaced(stor
 async def test_put_with_a_wrong_revision_changes_nothing(db: Database, expected: int) -> None:
     first = await put(db, "shop", expected=0)
 
-    with pytest.raises(Fixable) as caught:
+    with raises(Fixable, code="precondition", details={"revision": 1}):
         await put(db, "shop", b"other", expected)
 
-    assert (caught.value.code, caught.value.details) == ("precondition", {"revision": 1})
     assert await load_connections(db) == [first]
     assert await current_revision(db) == 1
 

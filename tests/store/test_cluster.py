@@ -67,7 +67,7 @@ async def listening(db: Database) -> AsyncIterator[asyncio.Queue[Heard]]:
 
 async def next_heard(heard: asyncio.Queue[Heard], wanted: Heard) -> None:
     """Waits for that one; others may come before it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while await heard.get() != wanted:
             pass
 
@@ -97,7 +97,7 @@ async def test_commits_of_any_process_wake_the_reader_of_signals_and_nothing_els
                 await next_wake_up()
         for each in (db, other):
             await choose_access(each, "ann", "demo", "read-only")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 await next_wake_up()
 
 
@@ -115,7 +115,7 @@ async def test_signals_arrive_in_order(db: Database, other_db: Database) -> None
         for n in range(20):
             await tell(db, "cancel", f"session {n}")
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             signals = [await heard.get() for _ in range(20)]
 
     assert signals == [("cancel", f"session {n}") for n in range(20)]
@@ -127,7 +127,7 @@ async def test_signals_from_before_are_not_heard(db: Database) -> None:
     async with listening(db) as heard:
         await tell(db, "cancel", "after")
         assert heard.get_nowait() == (REVISION, "0")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert await heard.get() == ("cancel", "after")
 
 
@@ -157,7 +157,7 @@ async def test_failed_unit_tells_nobody(db: Database) -> None:
         await tell(db, "cancel", "y")
 
         assert heard.get_nowait() == (REVISION, "0")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             assert await heard.get() == ("cancel", "y")
 
 
@@ -186,7 +186,7 @@ async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -
     await signals.start(db)
     await tell(db, "cancel", "first")
     await tell(db, "cancel", "second")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         await heard.wait()
     await signals.close()
 

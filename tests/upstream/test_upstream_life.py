@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.errors import GatewayError, Overloaded, Refused, UpstreamFailed
 from gateway.limits import MAX_PENDING
 from tests.peers_mcp import Era, mcp_peer, scripted_peer
+from tests.raising import raises
 from tests.raw_server import Connection, raw_server
 from tests.upstream.upstream_doors import (
     QUICK,
@@ -52,9 +53,8 @@ async def test_upstream_dead_at_start_is_told_of_once_it_is_there(era: Era) -> N
     port = free_port()
     async with upstreams(http("up", f"http://127.0.0.1:{port}/mcp")) as ups:
         told = Told(ups)
-        with pytest.raises(UpstreamFailed) as caught:
+        with raises(UpstreamFailed, code="upstream_unreachable", sent=False):
             await ups.list_tools("up")
-        assert (caught.value.code, caught.value.sent) == ("upstream_unreachable", False)
         assert await failure(ups, "up") == ("upstream_unreachable", False)
         async with mcp_peer(era, port=port):
             assert await told.next() == "up"
@@ -65,11 +65,11 @@ async def test_call_does_not_wait_for_a_long_rest_to_end_when_the_upstream_is_ba
     port = free_port()
     pace = replace(QUICK, longest_rest=60.0, first_rest=0.02)
     async with upstreams(http("up", f"http://127.0.0.1:{port}/mcp"), pace=pace) as ups:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             for _ in range(20):  # each failure makes the next rest longer
                 assert await failure(ups, "up") == ("upstream_unreachable", False)
                 await asyncio.sleep(0.025)
-        async with mcp_peer("modern", port=port), asyncio.timeout(5):
+        async with mcp_peer("modern", port=port), asyncio.timeout(15):
             await asyncio.sleep(0.03)
             assert text_of(await ups.call("up", "echo", {"text": "back"})) == "back"
 
@@ -83,7 +83,7 @@ async def test_upstream_that_forgot_its_sessions_is_met_anew_by_the_call_that_fi
         async with mcp_peer(era, port=port) as first:
             assert text_of(await ups.call("up", "echo", {"text": "1"})) == "1"
             assert first.calls == ["echo"]
-        async with mcp_peer(era, port=port) as second, asyncio.timeout(5):
+        async with mcp_peer(era, port=port) as second, asyncio.timeout(15):
             results = await asyncio.gather(
                 *(ups.call("up", "echo", {"text": str(n)}) for n in range(20))
             )
@@ -132,7 +132,7 @@ async def test_slow_and_dead_upstreams_delay_nobody_else() -> None:
         ) as ups,
     ):
         waiting = [asyncio.create_task(ups.call("slow", "slow", {})) for _ in range(50)]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await slow.entered.wait()
             assert await failure(ups, "dead") == ("upstream_unreachable", False)
             assert text_of(await ups.call("good", "echo", {"text": "quick"})) == "quick"
@@ -149,11 +149,10 @@ async def test_calls_over_the_bound_are_refused_at_once_and_only_there() -> None
             asyncio.create_task(ups.call("full", "slow", {}, deadline=30))
             for _ in range(MAX_PENDING)
         ]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await peer.entered.wait()
-            with pytest.raises(Overloaded) as caught:
+            with raises(Overloaded, code="busy"):
                 await ups.call("full", "echo", {"text": "one too many"})
-            assert caught.value.code == "busy"
             assert text_of(await ups.call("other", "echo", {"text": "fine"})) == "fine"
         for call in calls:
             call.cancel()
@@ -176,7 +175,7 @@ async def test_change_without_a_notice_is_found_by_looking_and_sameness_is_silen
 
     async def looked() -> None:
         listed.clear()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await listed.wait()
 
     pace = replace(QUICK, poll=0.05)
@@ -223,7 +222,7 @@ async def test_burst_of_notices_is_told_once(era: Era) -> None:
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         told = Told(ups)
         await ups.list_tools("up")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await peer.listening.wait()
         for _ in range(20):
             await peer.announce()
@@ -258,7 +257,7 @@ async def test_replacing_an_upstream_lets_calls_under_way_finish() -> None:
         upstreams(http("up", old.url)) as ups,
     ):
         call = asyncio.create_task(ups.call("up", "slow", {}))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await old.entered.wait()
         ups.replace("up", http("up", new.url))
         assert text_of(await ups.call("up", "echo", {"text": "new"})) == "new"
@@ -266,9 +265,8 @@ async def test_replacing_an_upstream_lets_calls_under_way_finish() -> None:
         old.release.set()
         assert text_of(await call) == "done"
         ups.replace("up", None)
-        with pytest.raises(Refused) as caught:
+        with raises(Refused, code="not_connected"):
             await ups.call("up", "echo", {})
-        assert caught.value.code == "not_connected"
 
 
 async def test_same_settings_again_change_nothing() -> None:
@@ -308,7 +306,7 @@ async def test_listener_that_failed_is_told_the_next_time() -> None:
 
         ups.on_tools_changed = failing
         await ups.list_tools("up")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await peer.listening.wait()
             for _ in range(2):
                 await peer.announce()

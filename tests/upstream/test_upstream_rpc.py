@@ -25,6 +25,7 @@ from gateway.upstream.protocol import (
     without_envelope,
 )
 from gateway.upstream.session import NOT_OFFERED, answer, complete, within
+from tests.raising import raises
 
 MODERN = Peer("modern", "2026-07-28")
 HANDSHAKE = Peer("handshake", "2025-11-25")
@@ -104,9 +105,8 @@ async def test_upstream_is_met_in_the_era_it_speaks(
 async def test_outage_says_nothing_about_eras(
     discover: list[Any], initialize: list[Any], code: str
 ) -> None:
-    with pytest.raises(UpstreamFailed) as caught:
+    with raises(UpstreamFailed, code=code):
         await negotiate(Script(discover=discover, initialize=initialize), None, 30)
-    assert caught.value.code == code
 
 
 ENVELOPE = {
@@ -217,9 +217,8 @@ async def test_upstream_that_never_stops_asking_is_given_up() -> None:
         sent.append(params)
         return {"resultType": "input_required", "inputRequests": {"q": question}}
 
-    with pytest.raises(UpstreamFailed) as caught:
+    with raises(UpstreamFailed, code="upstream_error"):
         await complete(send, {"name": "t"}, None, "up")
-    assert caught.value.code == "upstream_error"
     assert sent[0] == {"name": "t"}
     assert sent[1:] == [{"name": "t", "inputResponses": {"q": {"action": "decline"}}}] * (
         MAX_ROUNDS - 1
@@ -231,9 +230,8 @@ async def test_upstream_that_asks_for_what_is_not_offered_is_refused() -> None:
         question = {"method": "sampling/createMessage", "params": {}}
         return {"resultType": "input_required", "inputRequests": {"q": question}}
 
-    with pytest.raises(UpstreamFailed) as caught:
+    with raises(UpstreamFailed, message=f"up {NOT_OFFERED}"):
         await complete(send, {"name": "t"}, None, "up")
-    assert caught.value.message == f"up {NOT_OFFERED}"
 
 
 def test_words_of_an_upstreams_error_are_bounded_and_visible() -> None:
@@ -247,6 +245,5 @@ def test_words_of_an_upstreams_error_are_bounded_and_visible() -> None:
 def test_arguments_that_json_cannot_hold_are_the_callers_to_mend(value: Any) -> None:
     for _ in range(300):
         value = [value]
-    with pytest.raises(Fixable) as caught:
+    with raises(Fixable, code="invalid_arguments"):
         encoded({"params": {"arguments": {"a": value}}})
-    assert caught.value.code == "invalid_arguments"

@@ -20,6 +20,7 @@ from gateway.errors import UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.upstream.protocol import Hooks
 from gateway.upstream.session import Upstream
+from tests.raising import raises
 from tests.upstream.upstream_doors import (
     QUICK,
     CalledUpstreams,
@@ -97,16 +98,15 @@ async def test_progress_reaches_the_caller_and_a_slow_one_holds_up_nobody() -> N
 async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_child() -> None:
     async with upstreams(stdio("up")) as ups:
         await pid_of(ups)  # it is up, however busy the machine is
-        with pytest.raises(UpstreamFailed) as caught:
+        with raises(UpstreamFailed, code="upstream_timeout", sent=True):
             await ups.call("up", "slow", {}, deadline=0.3)
-        assert (caught.value.code, caught.value.sent) == ("upstream_timeout", True)
         begun = asyncio.Event()
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
             begun.set()
 
         call = asyncio.create_task(ups.call("up", "slow", {}, Hooks(progress=progress)))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await begun.wait()
         call.cancel()
         await asyncio.wait([call])
@@ -139,12 +139,14 @@ async def test_what_is_no_message_is_ignored_and_logged_without_secrets() -> Non
 async def test_answer_over_its_bound_fails_its_own_call_only() -> None:
     async with upstreams(stdio("up")) as ups:
         small = asyncio.create_task(ups.call("up", "huge", {"bytes": 50_000}))
-        with pytest.raises(UpstreamFailed) as caught:
+        with raises(
+            UpstreamFailed, message=f"up sent an answer of more than {MAX_MESSAGE_BYTES} bytes"
+        ):
             await ups.call("up", "huge", {"bytes": MAX_MESSAGE_BYTES})
-        assert caught.value.message == f"up sent an answer of more than {MAX_MESSAGE_BYTES} bytes"
-        with pytest.raises(UpstreamFailed) as caught:
+        with raises(
+            UpstreamFailed, message="up sent an answer of more than 250000 lists and objects"
+        ):
             await ups.call("up", "huge", {"bytes": 250_001, "of": "["})
-        assert caught.value.message == "up sent an answer of more than 250000 lists and objects"
         assert len(text_of(await small)) == 50_000
         assert text_of(await ups.call("up", "echo", {"text": "still here"})) == "still here"
 
@@ -176,7 +178,7 @@ async def test_child_killed_during_calls_fails_them_at_once_and_comes_back() -> 
         calls = [asyncio.create_task(ups.call("up", "slow", {})) for _ in range(5)]
         await pid_of(ups)
         os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [(e.code, e.sent) for e in outcomes if isinstance(e, UpstreamFailed)] == [
             ("upstream_unreachable", True)
@@ -187,10 +189,9 @@ async def test_child_killed_during_calls_fails_them_at_once_and_comes_back() -> 
 async def test_child_that_dies_is_noticed_although_its_own_child_holds_the_pipe() -> None:
     async with upstreams(stdio("up"), pace=replace(QUICK, patience=5.0)) as ups:
         stray = int(text_of(await ups.call("up", "spawn", {})))
-        async with asyncio.timeout(2):
-            with pytest.raises(UpstreamFailed) as caught:
+        async with asyncio.timeout(10):
+            with raises(UpstreamFailed, code="upstream_unreachable"):
                 await ups.call("up", "die", {})
-        assert caught.value.code == "upstream_unreachable"
         assert await pid_of(ups)
         assert not running(stray)
 
@@ -200,9 +201,8 @@ async def test_crash_looping_child_is_backed_off_and_reaped(tmp_path: Path) -> N
     pace = replace(QUICK, first_rest=0.1, longest_rest=30.0)
     async with upstreams(stdio("up", "--crash", "--starts", str(starts)), pace=pace) as ups:
         for _ in range(12):
-            with pytest.raises(UpstreamFailed) as caught:
+            with raises(UpstreamFailed, code="upstream_unreachable"):
                 await ups.call("up", "echo", {})
-            assert caught.value.code == "upstream_unreachable"
             await asyncio.sleep(0.05)
         pids = [int(line) for line in starts.read_text().split()]
         assert 2 <= len(pids) <= 5  # after 0.1, 0.2, 0.4, 0.8 s, each up to half as long
@@ -246,9 +246,8 @@ async def test_child_that_says_nothing_delays_nobody_and_leaves_at_once() -> Non
     silent = replace(stdio("silent"), args=("-c", "import sys; sys.stdin.read()"))
     async with upstreams(silent, stdio("up")) as ups:
         assert await pid_of(ups)
-        with pytest.raises(UpstreamFailed) as caught:
+        with raises(UpstreamFailed, code="upstream_timeout", sent=False):
             await ups.call("silent", "echo", {}, deadline=0.1)
-        assert (caught.value.code, caught.value.sent) == ("upstream_timeout", False)
 
 
 def test_child_killed_during_a_call_is_noticed_and_everything_ends_on_uvloop_too() -> None:
@@ -260,9 +259,8 @@ def test_child_killed_during_a_call_is_noticed_and_everything_ends_on_uvloop_too
             call = asyncio.create_task(ups.call("up", "slow", {}))
             assert text_of(await ups.call("up", "echo", {"text": "after it"})) == "after it"
             os.kill(child, signal.SIGKILL)
-            with pytest.raises(UpstreamFailed) as caught:
+            with raises(UpstreamFailed, code="upstream_unreachable", sent=True):
                 await call
-            assert (caught.value.code, caught.value.sent) == ("upstream_unreachable", True)
             return child, other, stray
 
     assert [pid for pid in uvloop.run(scenario()) if running(pid)] == []

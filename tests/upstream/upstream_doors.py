@@ -86,7 +86,7 @@ class Told:
         self.names.append(name)
         self._queue.put_nowait(name)
 
-    async def next(self, seconds: float = 2.0) -> str:
+    async def next(self, seconds: float = 10.0) -> str:
         async with asyncio.timeout(seconds):
             return await self._queue.get()
 
