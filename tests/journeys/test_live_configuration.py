@@ -89,7 +89,10 @@ async def test_no_edit_opens_a_bundle_to_an_untrusted_connection_that_was_put(
 
 
 async def test_a_key_that_is_read_at_start_is_named(gateway: Running) -> None:
-    edit(gateway.config, OPEN + "\n[server]\nshutdown_seconds = 7\n")
+    first, state = f"{OPEN}[limits]\npage_tools = 7\n", gateway.app.gateway
+    edit(gateway.config, first)
+    await until(lambda: state.snapshot.settings.limits.page_tools == 7)  # it is being watched
+    edit(gateway.config, f"{first}[server]\nshutdown_seconds = 7\n")
     await until(lambda: gateway.app.health.config_problem is not None)
     assert gateway.app.health.config_problem == "needs a restart: server.shutdown_seconds"
 

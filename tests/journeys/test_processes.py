@@ -108,7 +108,10 @@ async def test_children_hold_nothing_of_the_gateway_and_end_with_it_though_it_is
 
 
 def lives(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:  # it ended meanwhile
+        return False
 
 
 async def test_after_a_kill_the_port_is_free_even_where_a_child_lives_on(tmp_path: Path) -> None:
