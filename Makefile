@@ -1,5 +1,6 @@
 # Everything needs only python3 with pip and venv: `.venv` is made on first use.
 PY := .venv/bin/python
+unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
 .PHONY: run test test-slow lint bench soak clean conformance typescript python1 screenshots
 

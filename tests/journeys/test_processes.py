@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -48,14 +49,15 @@ async def serving(
 
 def found(parent: psutil.Process, program: str) -> list[psutil.Process]:
     """The processes under this one that run the program."""
-    return [each for each in parent.children(recursive=True) if program in command(each)]
+    return [each for each in parent.children(recursive=True) if program in seen(each.cmdline, [])]
 
 
-def command(process: psutil.Process) -> list[str]:
+def seen(look: Callable[[], Any], otherwise: Any) -> Any:
+    """What is seen of a process, or something else where it ended meanwhile."""
     try:
-        return list(process.cmdline())
-    except psutil.Error:  # it ended meanwhile
-        return []
+        return look()
+    except (psutil.Error, OSError):
+        return otherwise
 
 
 async def started(parent: psutil.Process, servers: int) -> None:
@@ -71,8 +73,9 @@ async def started(parent: psutil.Process, servers: int) -> None:
 
 def held_by(processes: list[psutil.Process]) -> set[tuple[int, ...]]:
     """The descriptors that these processes hold; a program that starts reads files for a moment."""
-    folders = (Path(f"/proc/{each.pid}/fd") for each in processes)
-    return {tuple(sorted(int(each.name) for each in folder.iterdir())) for folder in folders}
+    looks = (partial(os.listdir, f"/proc/{each.pid}/fd") for each in processes)
+    found = (seen(look, None) for look in looks)
+    return {tuple(sorted(map(int, names))) for names in found if names is not None}
 
 
 async def test_children_hold_nothing_of_the_gateway_and_end_with_it_though_it_is_killed(
@@ -99,7 +102,7 @@ async def test_children_hold_nothing_of_the_gateway_and_end_with_it_though_it_is
         # A reader closes what it inherited before anything else; one may be just starting.
         of_a_reader = {(0, 1, 2), (0, 1, 2, 3)}
         await until(lambda: held_by(readers) <= of_a_reader, SOON_SECONDS)
-        assert [each.net_connections() for each in readers] == [[]] * len(readers)
+        assert [seen(each.net_connections, []) for each in readers] == [[]] * len(readers)
         children = everyone.children(recursive=True)
         process.kill()
         await process.wait()
@@ -108,10 +111,7 @@ async def test_children_hold_nothing_of_the_gateway_and_end_with_it_though_it_is
 
 
 def lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:  # it ended meanwhile
-        return False
+    return bool(process.is_running() and seen(process.status, "") not in ("", psutil.STATUS_ZOMBIE))
 
 
 async def test_after_a_kill_the_port_is_free_even_where_a_child_lives_on(tmp_path: Path) -> None:
