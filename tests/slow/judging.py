@@ -55,8 +55,7 @@ class _Declared:
     schema: Any
     style: str
     explode: bool
-    json: bool
-    double: bool
+    double: bool = False
 
 
 class _Judgement:
@@ -90,26 +89,17 @@ class _Judgement:
 
     def _one(self, raw: Json) -> _Declared:
         place = str(raw["in"])
-        required, double = raw.get("required") is True, raw.get("x-ms-url-encoding") == "double"
         if self._definition.two:
             style = str(raw.get("collectionFormat", "csv"))
-            schema = {**mapping(raw.get("schema")), **raw}
-            for key in ("name", "in", "required", "schema"):
-                schema.pop(key, None)
-            schema = raw.get("schema", {}) if place == "body" else schema
-            multi = style == "multi"
-            return _Declared(raw["name"], place, required, schema, style, multi, False, double)
-        style = str(raw.get("style") or ("form" if place in ("query", "cookie") else "simple"))
-        explode = raw.get("explode", style == "form")
-        contents = mapping(raw.get("content"))
-        if contents:
-            kind, media = next(iter(contents.items()))
-            schema = mapping(media).get("schema", {})
-            return _Declared(
-                raw["name"], place, required, schema, style, True, "json" in kind, double
-            )
-        schema = raw.get("schema", {})
-        return _Declared(raw["name"], place, required, schema, style, explode, False, double)
+            explode = style == "multi"
+            own = {k: v for k, v in raw.items() if k not in ("name", "in", "required", "schema")}
+            schema = raw.get("schema", {}) if place == "body" else own
+        else:
+            style = str(raw.get("style") or ("form" if place in ("query", "cookie") else "simple"))
+            explode = raw.get("explode", style == "form")
+            schema = next(iter(mapping(raw.get("content")).values()), raw).get("schema", {})
+        required, double = raw.get("required") is True, raw.get("x-ms-url-encoding") == "double"
+        return _Declared(raw["name"], place, required, schema, style, explode, double)
 
     def names_at(self, place: str) -> set[str]:
         """The names that parameters have in this place."""
@@ -280,7 +270,7 @@ class _Judgement:
             said = mapping(encoding.get(name))
             style = str(said.get("style") or mapping(each).get("collectionFormat") or "form")
             explode = said.get("explode", style in ("form", "multi", "deepObject"))
-            declared = _Declared(name, "form", False, each, style, explode, False, False)
+            declared = _Declared(name, "form", False, each, style, explode)
             occurring, readings = _query_readings(self, declared, given)
             left -= occurring
             tried = list(islice(readings, 50)) if occurring else []

@@ -1,14 +1,14 @@
-"""A definition, read without the gateway: its operations, references and schemas.
+"""A definition as the judge of requests reads it: its operations, references and schemas.
 
-Schemas become JSON Schema 2020-12 anew. `oneOf` counts as `anyOf`, nobody has to send what is read
-only, and where no value can fit (closed parts of an allOf, an enum against its type) the definition
-is taken for what it must have meant.
+Its text is read as the gateway reads it; what it means is made out here anew. Schemas become plain
+JSON Schema, `oneOf` counts as `anyOf`, nobody has to send what is read only, and where no value can
+fit (closed parts of an allOf, an enum against its type) the definition is taken for what it must
+have meant.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -16,7 +16,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import jsonschema_rs
-import yaml
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+
+from gateway.openapi.document import read_definition
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 DOCUMENT = "urn:definition"
@@ -28,21 +31,19 @@ class Unjudged(Exception):
 
 
 class Definition:
-    """A definition, read without the gateway."""
+    """A definition, made out without the gateway."""
 
     def __init__(self, raw: bytes) -> None:
-        root = _loaded(raw)
-        if not isinstance(root, dict):
-            raise Unjudged("not an object")
-        for wrapper in ("properties", "swagger", "apiDefinitions", "value"):
-            if isinstance(root.get(wrapper), dict) and "paths" not in root:
-                root = root[wrapper]
-        self.two = str(root.get("swagger", "")).startswith("2")
-        self.one = str(root.get("openapi", "")).startswith("3.1")
-        self.root = root
+        self.root = read_definition(raw)
+        self.two = str(self.root.get("swagger", "")).startswith("2")
+        modern = str(self.root.get("openapi", "")).startswith("3.1")
+        draft = jsonschema_rs.Draft202012 if modern else jsonschema_rs.Draft4
         self.microsoft = b"x-ms-" in raw
         self._translated = _Translation(self).document()
-        self._registry = jsonschema_rs.Registry([(DOCUMENT, self._translated)])
+        self._registry = jsonschema_rs.Registry([(DOCUMENT, self._translated)], draft=draft)
+        self._validator = (
+            jsonschema_rs.Draft202012Validator if modern else jsonschema_rs.Draft4Validator
+        )
         self._validators: dict[str, Any] = {}
 
     def operations(self) -> Iterator[tuple[str, str]]:
@@ -72,7 +73,7 @@ class Definition:
         key = json.dumps(translated, sort_keys=True, default=str)
         if key not in self._validators:
             try:
-                self._validators[key] = jsonschema_rs.Draft202012Validator(
+                self._validators[key] = self._validator(
                     translated, registry=self._registry, offline=True
                 )
             except (ValueError, jsonschema_rs.ReferencingError) as error:
@@ -83,55 +84,17 @@ class Definition:
             yield f"{where}: {found.message[:200]}"
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.CSafeLoader):
-    """YAML 1.2: no dates, and only `true` and `false` are booleans."""
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
-    )
-
-
-def _loaded(raw: bytes) -> Any:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = raw.decode("cp1252")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return yaml.load(text, _Loader)
-
-
 def mapping(value: Any) -> Json:
     """The value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def _followed(root: Any, reference: str) -> Any:
-    if not reference.startswith("#/"):
-        raise Unjudged(f"a reference elsewhere: {reference[:100]}")
-    value = root
-    for step in reference[2:].split("/"):
-        names = [name.replace("~1", "/").replace("~0", "~") for name in (unquote(step), step)]
-        if isinstance(value, list) and names[0].isdigit() and int(names[0]) < len(value):
-            value = value[int(names[0])]
-            continue
-        found = [value[name] for name in names if isinstance(value, dict) and name in value]
-        if not found:
-            raise Unjudged(f"a reference to nothing: {reference[:100]}")
-        value = found[0]
-    return value
+    registry = Registry().with_resource("", Resource.opaque(root))
+    try:
+        return registry.resolver("").lookup(reference).contents
+    except Unresolvable as error:
+        raise Unjudged(f"a reference that leads nowhere: {reference[:100]}") from error
 
 
 # --- schemas --------------------------------------------------------------------------------------
@@ -151,7 +114,7 @@ _OF_TYPE: Mapping[str, Any] = {
 
 
 class _Translation:
-    """Schemas of OpenAPI as JSON Schema 2020-12."""
+    """Schemas of OpenAPI as plain JSON Schema."""
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
@@ -174,8 +137,7 @@ class _Translation:
         reference = value.get("$ref")
         if isinstance(reference, str):
             pointer = f"{DOCUMENT}{quote(unquote(reference), safe='#/~')}"
-            siblings = {k: v for k, v in value.items() if k != "$ref" and self._definition.one}
-            return {**self.schema(siblings), "$ref": pointer}
+            return {**self.schema({k: v for k, v in value.items() if k != "$ref"}), "$ref": pointer}
         plain = {str(key): self.schema(each) for key, each in value.items() if key != "example"}
         return self._mended(plain, value)
 
@@ -183,13 +145,6 @@ class _Translation:
         for key in (*_NUMBERS, *_COUNTS):
             if isinstance(schema.get(key), (str, list)):
                 del schema[key]
-        for limit, edge in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(schema.get(limit), bool):
-                exclusive = schema.pop(limit)
-                if exclusive and edge in schema:
-                    schema[limit] = schema.pop(edge)
-        if isinstance(schema.get("items"), list):
-            schema["prefixItems"] = schema.pop("items")
         if isinstance(schema.get("allOf"), list):
             for part in (schema, *schema["allOf"]):
                 if isinstance(part, dict) and part.get("additionalProperties") is False:

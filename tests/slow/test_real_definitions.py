@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -28,6 +27,7 @@ from mcp import Client
 
 from tests.conftest import OPEN
 from tests.definitions import CORPUS
+from tests.peers import provider
 from tests.processes import gateway_process
 from tests.slow.generating import WAYS, made_up
 from tests.slow.judging import Sent, faults
@@ -57,9 +57,9 @@ def _definitions() -> list[Path]:
 class Recorder:
     """A server that hands out definitions and keeps each request, by its connection."""
 
+    url: str
     definitions: dict[str, bytes] = field(default_factory=dict)
     kept: dict[str, list[Sent]] = field(default_factory=dict)
-    url: str = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         _, kind, name = request.raw_path.split("/", 3)[:3]
@@ -70,21 +70,6 @@ class Recorder:
         sent = Sent(request.method, path, headers, await request.read())
         self.kept.setdefault(name, []).append(sent)
         return web.json_response({})
-
-
-@asynccontextmanager
-async def _recorder() -> AsyncIterator[Recorder]:
-    recorder = Recorder()
-    app = web.Application(client_max_size=64 * 1024 * 1024)
-    app.router.add_route("*", "/{rest:.*}", recorder.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    recorder.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield recorder
-    finally:
-        await runner.cleanup()
 
 
 @dataclass
@@ -120,11 +105,12 @@ async def test_calls_made_up_from_listed_schemas_are_as_the_definition_wants_the
     config.write_text(OPEN, encoding="utf-8")
     tally, gate = Tally(), asyncio.Semaphore(AT_ONCE)
     async with (
-        _recorder() as recorder,
+        provider() as peer,
         gateway_process(config) as (_, address),
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWER_SECONDS)) as session,
     ):
-        gateway = Gateway(session, address)
+        gateway, recorder = Gateway(session, address), Recorder(peer.url)
+        peer.answer = recorder.answer
 
         async def look_at(number: int, path: Path) -> None:
             async with gate:
