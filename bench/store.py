@@ -19,7 +19,8 @@ from msgspec import structs
 
 from gateway.model import new_id
 from gateway.store.database import Database
-from gateway.store.ledger import Execution, begin, begin_in, get_execution, record_finished
+from gateway.store.ledger import begin, begin_in, get_execution, record_finished
+from gateway.store.tables import Execution
 
 SECONDS = 2.0
 ROW = Execution(

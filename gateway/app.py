@@ -40,7 +40,7 @@ from gateway.calls.credentials import (
 from gateway.calls.record import Door
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.connections import StoredCatalog, refuse_edit
+from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
@@ -56,6 +56,7 @@ from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
 from gateway.reload import watch
 from gateway.server import GatewayServer, bind
+from gateway.store.catalog import StoredCatalog
 from gateway.store.cluster import REVISION, Signals, signal_soon
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica

@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -271,6 +271,48 @@ class Build:
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
     instructions: str = ""  # how an MCP server says it is to be used
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
+
+
+@dataclass(frozen=True, slots=True)
+class RawDefinition:
+    """A definition, packed, and what is needed to ask whether it is still current."""
+
+    location: str = ""
+    packed: bytes = b""  # none where it is in the store
+    sha256: str = ""
+    etag: str | None = None
+    last_modified: str | None = None
+    asked_with: object = field(default=None, repr=False)  # the asker's proof; never stored
+
+    @property
+    def raw(self) -> bytes:
+        """Its own bytes."""
+        return unpack(self.packed)
+
+    @classmethod
+    def of(cls, location: str, raw: bytes) -> RawDefinition:
+        """The definition that these bytes are; large ones take a while."""
+        return cls(location, pack(raw), digest(raw))
+
+    def is_same(self, other: RawDefinition) -> bool:
+        """Whether both are the same text from the same place; bytes may not be at hand."""
+        return self.sha256 == other.sha256 and self.location == other.location
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The tools that were made of a definition; two are equal that have the same."""
+
+    build: Build
+    definition: RawDefinition = field(default=RawDefinition(), compare=False)
+    build_key: str = field(default="", compare=False)
+    at: float = field(default=0.0, compare=False)  # when stored: tells which of two is newer
+    # Of an MCP server that was asked just now.
+    session: Literal["principal", "shared"] | None = field(default=None, compare=False)
+
+    def light(self) -> Found:
+        """The same without the definition's bytes: they are in the store."""
+        return replace(self, definition=replace(self.definition, packed=b""))
 
 
 @dataclass(frozen=True, slots=True)

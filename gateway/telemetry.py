@@ -34,7 +34,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway import __version__
-from gateway.store.ledger import Execution
+from gateway.store.tables import Execution
 
 # Which request something is logged for, by its number in this process. Text is made of it only
 # where it is logged: nearly every request comes and goes without a word.

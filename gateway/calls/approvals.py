@@ -66,12 +66,11 @@ from gateway.limits import (
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
-from gateway.store.approvals import Approval, StandingGrant
 from gateway.store.cluster import Signals, heard_within, living
 from gateway.store.database import Database
-from gateway.store.ledger import Execution, get_execution
+from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal
-from gateway.store.tables import CONFIRMATION
+from gateway.store.tables import CONFIRMATION, Approval, Execution, StandingGrant
 
 log = structlog.get_logger("gateway.approvals")
 

@@ -62,13 +62,11 @@ from gateway.errors import (
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
-from gateway.store.approvals import Approval, approved_of_era, first_with_token, use_approval
+from gateway.store.approvals import approved_of_era, first_with_token, use_approval
 from gateway.store.cluster import Signals, heard_within
 from gateway.store.database import Database
 from gateway.store.ledger import (
     FINISHED,
-    Execution,
-    ExecutionStatus,
     begin,
     finish,
     finish_soon,
@@ -76,7 +74,7 @@ from gateway.store.ledger import (
     record_finished,
 )
 from gateway.store.secrets import Seal
-from gateway.store.tables import CONFIRMATION
+from gateway.store.tables import CONFIRMATION, Approval, Execution, ExecutionStatus
 
 log = structlog.get_logger("gateway.call")
 

@@ -55,11 +55,11 @@ from gateway.limits import (
     STEP_BYTES,
 )
 from gateway.model import Result, elicitation_modes, json_bytes
-from gateway.store.approvals import Approval
 from gateway.store.cluster import Letters, Signals, Start
 from gateway.store.database import Database
 from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal
+from gateway.store.tables import Approval
 
 ByKey = Mapping[str, Any]
 Make = Callable[[Attempt], Coroutine[Any, Any, Result]]

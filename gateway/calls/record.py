@@ -35,7 +35,7 @@ from gateway.errors import (
 from gateway.limits import MAX_QUOTE_CHARS, MAX_RECORDED_BYTES, PREVIEW_CHARS
 from gateway.model import HEADERS_META, Principal, Result, Scope, Tool, json_bytes, new_id
 from gateway.naming import cut
-from gateway.store.ledger import Execution, ExecutionStatus
+from gateway.store.tables import Execution, ExecutionStatus
 
 # What results and calls say of themselves in `_meta`.
 TOKEN_META = "gateway/idempotency_token"

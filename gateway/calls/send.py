@@ -34,7 +34,8 @@ from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Room, Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
-from gateway.store.ledger import LargeResult, save_result
+from gateway.store.ledger import save_result
+from gateway.store.tables import LargeResult
 from gateway.upstream.protocol import INTERACTIVE, Hooks, every_page
 from gateway.upstream.registry import Upstreams
 

@@ -21,9 +21,11 @@ import structlog
 
 from gateway.azure.directory import LISTING, listing_location
 from gateway.catalog.changes import (
+    Adoption,
     Report,
     adopt,
     asks_other_credential,
+    by_operation,
     failed,
     replaced,
     report_of,
@@ -33,8 +35,6 @@ from gateway.catalog.changes import (
     with_last_good,
 )
 from gateway.catalog.connections import (
-    StoredCatalog,
-    difference_of,
     present_in_azure,
     refuse_configured,
     refuse_put,
@@ -45,8 +45,6 @@ from gateway.catalog.connections import (
 from gateway.catalog.discover import Discoverer, Look, is_local, location_of
 from gateway.catalog.snapshot import (
     ConnectionState,
-    Found,
-    RawDefinition,
     Snapshot,
     assemble,
     at_rest,
@@ -60,9 +58,10 @@ from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
 from gateway.errors import GatewayError, NotFound
 from gateway.limits import CATALOG_LOOK_SECONDS, PARALLEL_REFRESHES, SETTLE_SECONDS
-from gateway.model import Level, Problem
+from gateway.model import Build, Found, Level, Problem, RawDefinition
 from gateway.store import catalog as store
-from gateway.store.catalog import Change
+from gateway.store.catalog import StoredCatalog
+from gateway.store.tables import Change
 
 log = structlog.get_logger("gateway.catalog")
 
@@ -158,9 +157,10 @@ class Catalog:
         async with self._locks[name], present as settings:
             found = await self._discover_new(name, settings)
             base = with_last_good(at_rest(name, settings, "stored"), self._states.get(name))
-            new = await asyncio.to_thread(adopt, base, found, time.time())
+            new = await asyncio.to_thread(adopt, base, found, time.time(), by)
             made = settings.model_dump(include={"resource_id", "created_here"}, exclude_unset=True)
-            revision = await self._stored.save(new, by, {**values, **made}, expected)
+            put = {**values, **made}
+            revision = await self._save(new, by, put=put, expected=expected)
             self._install(replace(new.state, revision=revision), revision)
         log.info("connection put", connection=name, by=by, tools=len(new.state.tools))
         exposed = {tool.name for tool in self.current.connections[name].tools}
@@ -216,10 +216,9 @@ class Catalog:
 
     async def _accepted(self, state: ConnectionState, found: Found, change: Change) -> Found:
         """The connection's tools with this one as the definition has it now."""
-        accepted = difference_of(change)
-        tools = replaced(found.build.tools, {accepted.operation: accepted.after})
+        tools = replaced(found.build.tools, {change.operation: change.after})
         new = replace(found, build=replace(found.build, tools=tools), at=time.time())
-        if not asks_other_credential(accepted):
+        if not asks_other_credential(change):
             return new
         # How calls prove themselves is said once for the whole definition: read it from there.
         fresh = await self._rebuild(self._look(state.name, state.settings), found)
@@ -325,7 +324,8 @@ class Catalog:
                 raw = await self._discoverer.azure.listing()
                 listing = RawDefinition.of(listing_location(azure), raw)
                 if self._listing is None or not self._listing.is_same(listing):
-                    await self._stored.keep_listing(listing)
+                    found = Found(Build("arm", "", ""), listing, at=time.time())
+                    await self._stored.keep(LISTING, found)
                 # Also where nothing is new: a connection that was put over Azure's may be gone.
                 await self.apply(self.current.settings)
         except GatewayError as error:
@@ -351,10 +351,10 @@ class Catalog:
                 return self._as_before(state, found)
             if state.origin != "demo":  # which this process serves to itself
                 await self._discoverer.check_addresses(state.settings, found.build)
-            new = await asyncio.to_thread(adopt, state, found, time.time())
+            new = await asyncio.to_thread(adopt, state, found, time.time(), by)
         except GatewayError as error:
             return self._failing(name, state, error)
-        revision = await self._stored.save(new, by)
+        revision = await self._save(new, by)
         now_served = self._states.get(name)
         if now_served is None or now_served.settings != state.settings:
             return Report(name, "superseded")
@@ -401,19 +401,23 @@ class Catalog:
         seen, chosen, allowed = dict(self._states), self._choices, self._permissions
         stored = await self._stored.load({n: s.found for n, s in seen.items() if s.found})
         self._synced = max(self._synced, stored.revision)
+        listed = stored.found.get(LISTING)
+        listing = await self._stored.whole(LISTING, listed.definition) if listed else None
         states = {
             name: await self._kept_or_cached(base, stored.found.get(name), settings)
-            for name, base in to_be_served(stored, settings, self._demo).items()
+            for name, base in to_be_served(stored, settings, self._demo, listing).items()
         }
         # What was put, refreshed or deleted while we waited is newer than what we read.
         newer = {name: s for name, s in self._states.items() if seen.get(name) is not s}
         states = {n: s for n, s in states.items() if n in self._states or n not in seen} | newer
         for name in set(self._states) - set(states):
             self.refreshed_at.pop(name, None)
-        self._states, self._listing = states, stored.azure
+        self._states, self._listing = states, listing
         untouched = self._choices is chosen and self._permissions is allowed
         if untouched:  # else one was chosen meanwhile, which must not be taken back
-            self._choices, self._permissions = stored.choices, stored.permissions
+            given = stored.permissions
+            self._permissions = None if given is None else Permissions.model_validate(given)
+            self._choices = stored.choices
         self._swap(stored.revision, settings)
         if newer or not untouched:
             self._behind.set()  # what others changed of these was passed over
@@ -453,14 +457,20 @@ class Catalog:
             return cached
         found = await self._rebuild(look, cached)
         # Other settings don't accept what is held: the same definition still waits for an admin.
-        undecided = await self._stored.undecided(base.name, cached.build.tools)
-        tools = served(found.build.tools, undecided)
+        now = by_operation(cached.build.tools)
+        undecided = await self._stored.undecided(base.name)
+        kept = [change for change in undecided if now.get(change.operation) == change.before]
+        tools = served(found.build.tools, kept)
         return replace(found, build=replace(found.build, tools=tools), at=cached.at)
 
     async def _rebuild(self, look: Look, cached: Found) -> Found:
         """The tools of a definition that is in the store, made anew."""
         definition = await self._stored.whole(look.name, cached.definition)
         return await self._discoverer.rebuild(look, definition)
+
+    async def _save(self, new: Adoption, by: str, **put: Any) -> int:
+        changes = () if new.first else new.changes
+        return await self._stored.save(new.state.name, new.found, changes, by=by, **put)
 
     def _install(self, state: ConnectionState, revision: int) -> None:
         self._states[state.name] = state

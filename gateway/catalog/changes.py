@@ -17,13 +17,21 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.catalog.snapshot import ConnectionState, Found, with_tools
+from gateway.catalog.snapshot import ConnectionState, with_tools
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.limits import COMPARED_NODES
-from gateway.model import CONSTANTS, Build, HttpOperation, Problem, Tool, whole_schema
+from gateway.model import (
+    CONSTANTS,
+    Build,
+    Found,
+    HttpOperation,
+    Problem,
+    Tool,
+    new_id,
+    whole_schema,
+)
+from gateway.store.tables import Change
 
-Kind = Literal["added", "removed", "changed"]
-Class = Literal["safe", "breaking", "risky"]
 Hold = Literal["accept", "hold_risky", "hold_all"]
 
 
@@ -53,12 +61,11 @@ class Adoption:
 
     state: ConnectionState
     found: Found  # with the tools that are served, held ones as they were, and with its bytes
-    changes: Sequence[Difference]
-    waiting: Sequence[Difference]
+    changes: Sequence[Change]
     first: bool  # there was nothing to compare with
 
 
-def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
+def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption:
     """The connection with what was found; changes its settings hold back are left out."""
     if state.tools and not found.build.tools and found.build.format != "mcp":
         raise DefinitionUnreadable(
@@ -72,7 +79,19 @@ def adopt(state: ConnectionState, found: Found, now: float) -> Adoption:
     if state.build is not None and any(asks_other_credential(change) for change in waiting):
         build = with_credentials_of(build, state.build)
     found = replace(found, build=build, at=now)
-    return Adoption(with_found(state, found), found, changes, waiting, first)
+    kept_back = {change.operation for change in waiting}
+    told = [
+        replace(
+            change,
+            id=new_id(now),
+            connection=state.name,
+            status="held" if change.operation in kept_back else "applied",
+            at=now,
+            by=by,
+        )
+        for change in changes
+    ]
+    return Adoption(with_found(state, found), found, told, first)
 
 
 def with_found(state: ConnectionState, found: Found) -> ConnectionState:
@@ -99,44 +118,30 @@ def failed(state: ConnectionState, error: GatewayError) -> ConnectionState:
 
 def report_of(adoption: Adoption, revision: int, exposed: Collection[str] | None = None) -> Report:
     """What to tell the one who asked; of what is new, only what is exposed."""
-    waiting = {change.operation for change in adoption.waiting}
     tools: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
     for change in adoption.changes:
-        outcome = "held" if change.operation in waiting else change.kind
+        outcome = "held" if change.status == "held" else change.kind
         if exposed is None or outcome in ("removed", "held") or change.tool in exposed:
             tools[outcome].append(change.tool)
     state = adoption.state
     return Report(state.name, state.status, revision=revision, tools=tools)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One operation that is not what it was."""
-
-    operation: str
-    tool: str
-    kind: Kind
-    change_class: Class
-    reason: str
-    before: Tool | None = None
-    after: Tool | None = None
-
-
-def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Difference]:
+def compare(before: Iterable[Tool], after: Iterable[Tool]) -> list[Change]:
     """Every change between two builds of one connection, in stable order."""
     old, new = by_operation(before), by_operation(after)
     found = (_change(key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()))
     return [change for change in found if change is not None]
 
 
-def held(changes: Sequence[Difference], hold: Hold) -> list[Difference]:
+def held(changes: Sequence[Change], hold: Hold) -> list[Change]:
     """The changes that wait for an admin."""
     if hold == "accept":
         return []
     return [c for c in changes if hold == "hold_all" or c.change_class == "risky"]
 
 
-def served(after: Iterable[Tool], waiting: Iterable[Difference]) -> tuple[Tool, ...]:
+def served(after: Iterable[Tool], waiting: Iterable[Change]) -> tuple[Tool, ...]:
     """The tools to serve while these changes wait: what was there before them."""
     return replaced(after, {change.operation: change.before for change in waiting})
 
@@ -146,7 +151,7 @@ def replaced(tools: Iterable[Tool], others: Mapping[str, Tool | None]) -> tuple[
     return tuple(tool for tool in {**by_operation(tools), **others}.values() if tool)
 
 
-def asks_other_credential(change: Difference) -> bool:
+def asks_other_credential(change: Change) -> bool:
     """Whether the definition now wants calls of this tool to prove themselves in another way."""
     before, after = change.before, change.after
     return before is not None and after is not None and before.security != after.security
@@ -177,20 +182,21 @@ def operation_key(tool: Tool) -> str:
     return tool.operation or f"{tool.method} {tool.path}"
 
 
-def _change(key: str, old: Tool | None, new: Tool | None) -> Difference | None:
+def _change(key: str, old: Tool | None, new: Tool | None) -> Change | None:
     if old is None:
         assert new is not None
-        kind: Class = "safe" if new.access == "read" else "risky"
-        return Difference(key, new.name, "added", kind, f"a new {new.access} operation", None, new)
+        words = f"a new {new.access} operation"
+        is_read = new.access == "read"
+        return Change(key, new.name, "added", "safe" if is_read else "risky", words, None, new)
     if new is None:
-        return Difference(key, old.name, "removed", "breaking", "the operation is gone", old, None)
+        return Change(key, old.name, "removed", "breaking", "the operation is gone", old, None)
     if _told(old) == _told(new):
         return None
     if reasons := list(_risks(old, new)):
-        return Difference(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
+        return Change(key, new.name, "changed", "risky", "; ".join(reasons), old, new)
     if reason := stricter(orjson.loads(whole_schema(old)), orjson.loads(whole_schema(new))):
-        return Difference(key, new.name, "changed", "breaking", reason, old, new)
-    return Difference(key, new.name, "changed", "safe", _harmless(old, new), old, new)
+        return Change(key, new.name, "changed", "breaking", reason, old, new)
+    return Change(key, new.name, "changed", "safe", _harmless(old, new), old, new)
 
 
 def _told(tool: Tool) -> tuple[Any, ...]:

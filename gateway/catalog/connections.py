@@ -1,8 +1,4 @@
-"""Which connections there are: configured, put, found in Azure; and what the store keeps of them.
-
-The settings of a put connection are sealed: they may hold credentials. A put is one transaction
-with its definition and its changes, so that after a crash all of it is there or nothing. The bytes
-of a definition are only read when a build has to be made again: idle ones cost no memory.
+"""Which connections there are: configured, put, found in Azure; and which may be put.
 
 A connection of Azure's resource group that config.toml or a put already speaks for is not there
 twice. One that a put made in Azure is removed there again when the put fails, or when it is
@@ -11,240 +7,35 @@ deleted; one that was there before is not ours to remove.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from sqlalchemy import Connection as Transaction
 
 from gateway.azure.arm import named
-from gateway.azure.directory import (
-    LISTING,
-    AzureDirectory,
-    listing_location,
-    read_listing,
-    resource_id,
-)
-from gateway.catalog.changes import Adoption, Difference, by_operation
-from gateway.catalog.snapshot import ConnectionState, Found, RawDefinition, Snapshot, at_rest
+from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
+from gateway.catalog.snapshot import ConnectionState, Snapshot, at_rest
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
-from gateway.config.settings import Permissions, Settings, untrusted_in_bundles
-from gateway.errors import ConfigInvalid, Fixable, GatewayError, NotFound, Overloaded, Refused
-from gateway.model import (
-    Build,
-    Level,
-    Tool,
-    decode_build,
-    decode_tool,
-    encode_build,
-    encode_tool,
-    new_id,
-)
-from gateway.store import catalog as store
-from gateway.store.catalog import Change, SealedConnection, StoredDefinition
-from gateway.store.cluster import current_revision, write_revision
-from gateway.store.database import Database
-from gateway.store.secrets import Seal
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Everything a snapshot needs that is not in config.toml."""
-
-    revision: int
-    connections: Sequence[ConnectionState]  # that were put
-    found: Mapping[str, Found]
-    choices: Mapping[tuple[str, str], Level]
-    permissions: Permissions | None
-    azure: RawDefinition | None = None  # what the resource group held when it was last listed
-
-
-class StoredCatalog:
-    """The store, as the catalog needs it."""
-
-    def __init__(self, db: Database, seal: Seal) -> None:
-        self.db = db
-        self._seal = seal
-
-    async def load(self, known: Mapping[str, Found]) -> Stored:
-        """All of it, as of now; of definitions only those that are not `known` are read."""
-        revision = await current_revision(self.db)
-        rows = await store.load_connections(self.db)
-        found = await self._load_found(known)
-        permissions = await store.load_permissions(self.db)
-        listing = found.pop(LISTING, None)
-        return Stored(
-            revision,
-            [self._opened(row) for row in rows],
-            found,
-            await store.load_choices(self.db),
-            Permissions.model_validate(permissions) if permissions else None,
-            await self.whole(LISTING, listing.definition) if listing else None,
-        )
-
-    def _opened(self, row: SealedConnection) -> ConnectionState:
-        values: Any = self._seal.decrypt_json(row.settings)
-        return at_rest(row.name, parse_connection(row.name, values), "stored", row.revision)
-
-    async def _load_found(self, known: Mapping[str, Found]) -> dict[str, Found]:
-        found: dict[str, Found] = {}
-        for name, (location, at) in (await store.load_marks(self.db)).items():
-            held = known.get(name)
-            if held is not None and (held.definition.location, held.at) == (location, at):
-                found[name] = held
-            elif row := await store.load_definition(self.db, name, location):
-                found[name] = await asyncio.to_thread(_found, row)
-        return found
-
-    async def whole(self, connection: str, definition: RawDefinition) -> RawDefinition:
-        """A connection's definition with its bytes."""
-        packed = await store.load_packed(self.db, connection, definition.location)
-        if packed is None:
-            raise NotFound("connection_invalid", f"no definition of {connection!r} is stored")
-        return replace(definition, packed=packed)
-
-    async def save(
-        self,
-        new: Adoption,
-        by: str,
-        put: Mapping[str, Any] | None = None,
-        expected: int | None = None,
-    ) -> int:
-        """Keeps what a look found, with the settings that were `put`; the revision it has now.
-
-        What another process has found and kept already is not recorded twice.
-        """
-        name, found = new.state.name, new.found
-        sealed = self._seal.encrypt_json(put)
-        row, rows = await asyncio.to_thread(lambda: (_row(name, found), _rows(new, by)))
-
-        def unit(tx: Transaction, revision: int) -> int:
-            if put is not None:
-                connection = SealedConnection(name, sealed, revision, found.at, by)
-                store.put_connection(tx, connection, expected)
-            if not store.is_saved(tx, row):
-                store.record_changes(tx, name, rows)
-            store.save_definition(tx, row, found.definition.packed)
-            return revision
-
-        return await write_revision(self.db, unit)
-
-    async def delete(self, name: str, expected: int | None) -> int:
-        """Forgets a connection; the revision at which it went."""
-
-        def unit(tx: Transaction, revision: int) -> int:
-            if not store.delete_connection(tx, name, expected):
-                raise NotFound("connection_invalid", f"there is no connection {name!r}")
-            return revision
-
-        return await write_revision(self.db, unit)
-
-    async def keep_listing(self, listing: RawDefinition) -> None:
-        """Keeps what Azure's resource group holds."""
-        row = _row(LISTING, Found(Build("arm", "", ""), listing, at=time.time()))
-        packed = listing.packed
-        await write_revision(self.db, lambda tx, _: store.save_definition(tx, row, packed))
-
-    async def undecided(self, connection: str, served: Sequence[Tool]) -> list[Difference]:
-        """The changes that are kept from being served: what they would replace is served still."""
-        rows = [
-            row
-            for status in ("held", "rejected")
-            for row in await store.list_changes(self.db, connection=connection, status=status)
-        ]
-        now = by_operation(served)
-        kept = (difference_of(row) for row in rows)
-        return [change for change in kept if now.get(change.operation) == change.before]
-
-    async def decide(
-        self,
-        change: Change,
-        status: Literal["accepted", "rejected"],
-        by: str,
-        old: Found,
-        new: Found | None,
-    ) -> tuple[Change, int]:
-        """Keeps a decision, with the build that follows from it, if nothing came in between."""
-        build = await asyncio.to_thread(encode_build, new.build) if new else b""
-
-        def unit(tx: Transaction, revision: int) -> tuple[Change, int]:
-            decided = store.decide_change(tx, change.id, status, by=by, now=time.time())
-            if decided is None:
-                raise Fixable("invalid_arguments", "the change does not wait for a decision")
-            place = (change.connection, old.definition.location)
-            if new and not store.save_build(tx, *place, build, was=old.at, at=new.at):
-                raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
-            return decided, revision
-
-        return await write_revision(self.db, unit)
-
-
-def _row(name: str, found: Found) -> StoredDefinition:
-    definition = found.definition
-    # Validators of a copy that was fetched with credentials count for these alone, and which they
-    # were is not stored.
-    is_public = definition.asked_with is None
-    return StoredDefinition(
-        connection=name,
-        location=definition.location,
-        sha256=definition.sha256,
-        build_key=found.build_key,
-        build=encode_build(found.build),
-        fetched_at=found.at,
-        etag=definition.etag if is_public else None,
-        last_modified=definition.last_modified if is_public else None,
-    )
-
-
-def _found(row: StoredDefinition) -> Found:
-    definition = RawDefinition(row.location, b"", row.sha256, row.etag, row.last_modified)
-    return Found(decode_build(row.build), definition, row.build_key, row.fetched_at)
-
-
-def difference_of(row: Change) -> Difference:
-    """A recorded change with its tools as they were and would be."""
-    before, after = (data and decode_tool(data) for data in (row.before, row.after))
-    said = (str(row.operation), row.tool, row.kind, row.change_class, row.reason)
-    return Difference(*said, before or None, after or None)
-
-
-def _rows(new: Adoption, by: str) -> list[Change]:
-    waiting = {change.operation for change in new.waiting}
-    return [
-        Change(
-            id=new_id(new.found.at),
-            connection=new.state.name,
-            operation=change.operation,
-            tool=change.tool,
-            kind=change.kind,
-            change_class=change.change_class,
-            reason=change.reason,
-            status="held" if change.operation in waiting else "applied",
-            at=new.found.at,
-            by=by,
-            before=encode_tool(change.before) if change.before else None,
-            after=encode_tool(change.after) if change.after else None,
-        )
-        for change in (() if new.first else new.changes)
-    ]
-
-
-# --- which there are, and which may be put --------------------------------------------------------
+from gateway.config.settings import Settings, untrusted_in_bundles
+from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
+from gateway.model import RawDefinition
+from gateway.store.catalog import Stored
 
 
 def to_be_served(
-    stored: Stored, settings: Settings, demo: Mapping[str, Connection]
+    stored: Stored,
+    settings: Settings,
+    demo: Mapping[str, Connection],
+    listing: RawDefinition | None,
 ) -> dict[str, ConnectionState]:
     """Every connection there is, by name: put, configured, ours to show, found in Azure."""
-    states = {state.name: state for state in stored.connections}
+    states = {
+        name: at_rest(name, parse_connection(name, values), "stored", revision)
+        for name, values, revision in stored.connections
+    }
     states |= {name: at_rest(name, c, "config") for name, c in settings.connections.items()}
     if settings.demo.enabled:
         states |= {name: at_rest(name, c, "demo") for name, c in demo.items()}
-    found = _found_in_azure(stored.azure, settings, states)
+    found = _found_in_azure(listing, settings, states)
     return states | {name: at_rest(name, c, "azure") for name, c in found.items()}
 
 

@@ -30,7 +30,7 @@ from cachetools import TTLCache
 
 from gateway import __version__
 from gateway.azure.directory import AzureDirectory
-from gateway.catalog.snapshot import Found, RawDefinition, prefix_of
+from gateway.catalog.snapshot import prefix_of
 from gateway.config.connection import (
     ArmConnection,
     Connection,
@@ -54,8 +54,10 @@ from gateway.model import (
     BUILD_CODEC_VERSION,
     NO_TLS_FILES,
     Build,
+    Found,
     Override,
     Problem,
+    RawDefinition,
     Source,
     TlsFiles,
     Wrap,

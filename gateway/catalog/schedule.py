@@ -23,7 +23,6 @@ import structlog
 
 from gateway.azure.directory import LISTING
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.connections import StoredCatalog
 from gateway.catalog.discover import file_of
 from gateway.errors import GatewayError
 from gateway.limits import (
@@ -33,7 +32,7 @@ from gateway.limits import (
     SETTLE_SECONDS,
 )
 from gateway.model import Problem
-from gateway.store.catalog import load_validation, save_validation
+from gateway.store.catalog import StoredCatalog, load_validation, save_validation
 
 log = structlog.get_logger("gateway.catalog")
 

@@ -20,6 +20,7 @@ from gateway.config.settings import Permissions, Settings
 from gateway.model import (
     OWN_TOOL_NAMES,
     Build,
+    Found,
     Level,
     Nameable,
     Override,
@@ -27,9 +28,6 @@ from gateway.model import (
     Skipped,
     Status,
     Tool,
-    digest,
-    pack,
-    unpack,
 )
 from gateway.naming import local_name, matching, override_for, renamed
 
@@ -38,48 +36,6 @@ Origin = Literal["config", "stored", "demo", "azure"]
 NAMING = frozenset(("operations", "include", "exclude", "tools", "exclude_tools"))
 # First come, first served where two connections want one name: a put can't take a configured name.
 ORIGIN_ORDER: Mapping[Origin, int] = {"demo": 0, "config": 1, "azure": 2, "stored": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class RawDefinition:
-    """A definition, packed, and what is needed to ask whether it is still current."""
-
-    location: str = ""
-    packed: bytes = b""  # none where it is in the store
-    sha256: str = ""
-    etag: str | None = None
-    last_modified: str | None = None
-    asked_with: object = field(default=None, repr=False)  # the asker's proof; never stored
-
-    @property
-    def raw(self) -> bytes:
-        """Its own bytes."""
-        return unpack(self.packed)
-
-    @classmethod
-    def of(cls, location: str, raw: bytes) -> RawDefinition:
-        """The definition that these bytes are; large ones take a while."""
-        return cls(location, pack(raw), digest(raw))
-
-    def is_same(self, other: RawDefinition) -> bool:
-        """Whether both are the same text from the same place; bytes may not be at hand."""
-        return self.sha256 == other.sha256 and self.location == other.location
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The tools that were made of a definition; two are equal that have the same."""
-
-    build: Build
-    definition: RawDefinition = field(default=RawDefinition(), compare=False)
-    build_key: str = field(default="", compare=False)
-    at: float = field(default=0.0, compare=False)  # when stored: tells which of two is newer
-    # Of an MCP server that was asked just now.
-    session: Literal["principal", "shared"] | None = field(default=None, compare=False)
-
-    def light(self) -> Found:
-        """The same without the definition's bytes: they are in the store."""
-        return replace(self, definition=replace(self.definition, packed=b""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ from typing import Any
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.credentials import Credentials, ask_azure, prove
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.changes import Adoption
-from gateway.catalog.connections import StoredCatalog
 from gateway.catalog.discover import Discoverer, Fetcher, Look, source_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, previewed
 from gateway.cli.remote import show_table
@@ -46,10 +44,11 @@ from gateway.outbound.addresses import tls_problem
 from gateway.outbound.client import Egress
 from gateway.policy.access import configuration_problems, decide, principal_now
 from gateway.policy.view import view
+from gateway.store.catalog import StoredCatalog
 from gateway.store.database import Database
-from gateway.store.ledger import Execution, Filter, list_executions
+from gateway.store.ledger import Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal
-from gateway.store.tables import is_current
+from gateway.store.tables import Execution, is_current
 from gateway.upstream.registry import Upstreams
 from gateway.upstream.session import Listing
 from gateway.web.own_tools import OWN_TOOLS
@@ -237,7 +236,7 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
 class Unkept(StoredCatalog):
     """What is stored; what is found beside it is not kept."""
 
-    async def save(self, new: Adoption, by: str, *of_a_put: Any) -> int:
+    async def save(self, *what: Any, **put: Any) -> int:
         return 0
 
 

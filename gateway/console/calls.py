@@ -37,8 +37,8 @@ from gateway.console.pages import (
 from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
 from gateway.store import ledger
-from gateway.store.approvals import Approval
 from gateway.store.catalog import list_changes
+from gateway.store.tables import Approval, Execution
 from gateway.web import rest
 from gateway.web.own_tools import list_executions
 from gateway.web.shown import GOING_ON, approval_row, execution_event, execution_record, grant_row
@@ -477,7 +477,7 @@ async def live_execution(visit: Visit, nav: Navigation) -> dict[str, str]:
     return {"execution": visit.render("_execution.html", **shown)}
 
 
-def _shown_execution(visit: Visit, found: ledger.Execution) -> dict[str, Any]:
+def _shown_execution(visit: Visit, found: Execution) -> dict[str, Any]:
     callable_now = found.tool in visit.inquiry.view.tools
     return {
         "one": execution_record(found) | {"client": found.client, "reason": found.reason},

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import msgspec
 import orjson
 from starlette.responses import Response
 
@@ -37,7 +36,7 @@ from gateway.console.pages import (
 )
 from gateway.errors import Fixable, GatewayError
 from gateway.limits import PAGE_ENTRIES
-from gateway.model import Tool, decode_tool
+from gateway.model import Tool
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import list_changes
 from gateway.web import own_tools
@@ -225,21 +224,13 @@ class Diff:
     cut: bool
 
 
-def compare(before: bytes | None, after: bytes | None) -> Diff:
-    """The difference between two tools as the store keeps them."""
-    old, new = _unpack(before), _unpack(after)
+def compare(old: Tool | None, new: Tool | None) -> Diff:
+    """The difference between a tool as it was and as it is."""
     was, now = _facts(old), _facts(new)
     rows = [(name, was.get(name, ""), now.get(name, "")) for name in was or now]
     lines = list(_changed_lines(_schema_lines(old), _schema_lines(new)))
     differing = tuple(row for row in rows if row[1] != row[2])
     return Diff(differing, tuple(lines[:PAGE_ENTRIES]), len(lines) > PAGE_ENTRIES)
-
-
-def _unpack(data: bytes | None) -> Tool | None:
-    try:
-        return None if data is None else decode_tool(data)
-    except msgspec.MsgspecError:  # written by another version
-        return None
 
 
 def _facts(tool: Tool | None) -> dict[str, str]:

@@ -36,7 +36,8 @@ from gateway.errors import Fixable
 from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, PREVIEW_CHARS
 from gateway.model import Principal, json_bytes
 from gateway.naming import cut, visible
-from gateway.store.approvals import Approval, list_open
+from gateway.store.approvals import list_open
+from gateway.store.tables import Approval
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
 from gateway.web.identity import Identity

@@ -16,7 +16,6 @@ any more may be taken over by the same call made again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
@@ -27,64 +26,19 @@ from gateway.store import tables
 from gateway.store.database import Database, many, one, signal, upsert, values
 from gateway.store.ledger import (
     Begun,
-    Execution,
     begin_in,
     ended_if_unheard,
     insert_in,
     lock_of,
     tell_ended_in,
 )
+from gateway.store.tables import Approval, ApprovalStatus, Execution, StandingGrant
 
 _approvals = tables.approvals
 _grants = tables.standing_grants
 _executions = tables.executions
 _changes = tables.changes
 _claims = tables.claims
-
-ApprovalStatus = Literal["pending", "approved", "denied", "expired", "used", "void"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
-    """One call that waits for a decision, or has one."""
-
-    id: str
-    execution_id: str
-    principal: str
-    tool: str
-    connection: str
-    fingerprint: str
-    args_digest: str
-    arguments: Mapping[str, Any]  # redacted, for people
-    sealed_arguments: bytes  # exact, for the call
-    risk: str
-    created_at: float
-    expires_at: float
-    session: str | None = None
-    client: str = ""
-    method: str = ""
-    url: str = ""
-    warnings: tuple[str, ...] = ()
-    status: ApprovalStatus = "pending"
-    decided_by: str | None = None
-    decided_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandingGrant:
-    """ "Always allow": this tool, as it is, for one session or one client, until a time."""
-
-    id: str
-    principal: str
-    tool: str
-    connection: str
-    fingerprint: str
-    session: str  # "" where the client has none: then it is for the client of that name
-    client: str
-    request: str  # what was asked about, for people: method and address
-    granted_by: str
-    created_at: float
-    expires_at: float
 
 
 async def create_approval(db: Database, approval: Approval, execution: Execution) -> None:

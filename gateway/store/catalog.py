@@ -1,29 +1,34 @@
 """What the catalog keeps: connections that were put, definitions, changes, and what people chose.
 
-The settings of a put connection hold credentials, so they come sealed; each connection carries the
-revision it was put at, which is its ETag. Definitions are kept as fetched, with the tools built
-from them, so that a start needs no network; `build_key` says what a build depends on besides the
-document. Documents come packed, and are only read when a build is out of date. Changes are what
-refreshes brought, one row an operation, with the tool before and after.
+The settings of a put connection are sealed: they may hold credentials. Each connection carries the
+revision it was put at, which is its ETag. A put is one transaction with its definition and its
+changes, so that after a crash all of it is there or nothing.
 
-Functions of a transaction are parts of a unit that the caller writes with `write_revision`.
+Definitions are kept as fetched, with the tools built from them, so that a start needs no network;
+`build_key` says what a build depends on besides the document. Documents are packed, and only read
+when a build has to be made again: idle ones cost no memory. Changes are what refreshes brought, one
+row an operation, with the tool before and after.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
-from gateway.errors import Fixable
+from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import STORE_ROWS
-from gateway.model import Level, Problem
+from gateway.model import Found, Level, Problem, RawDefinition, decode_build, encode_build
 from gateway.store import tables
-from gateway.store.cluster import write_revision
+from gateway.store.cluster import current_revision, write_revision
 from gateway.store.database import Database, insert_new, many, one, upsert, values
+from gateway.store.secrets import Seal
+from gateway.store.tables import Change, ChangeStatus
 
 _connections = tables.connections
 _definitions = tables.definitions
@@ -32,37 +37,139 @@ _changes = tables.changes
 _choices = tables.choices
 _permissions = tables.permissions
 
-ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
-
 
 @dataclass(frozen=True, slots=True)
-class SealedConnection:
-    """One connection as it was put."""
+class Stored:
+    """Everything a snapshot needs that is not in config.toml."""
 
-    name: str
-    settings: bytes
     revision: int
-    updated_at: float
-    updated_by: str
+    connections: Sequence[tuple[str, Any, int]]  # name, settings and revision of those put
+    found: Mapping[str, Found]
+    choices: Mapping[tuple[str, str], Level]
+    permissions: Mapping[str, Any] | None
 
 
-async def load_connections(db: Database) -> list[SealedConnection]:
-    """All of them, by name."""
-    statement = select(_connections).order_by(_connections.c.name)
-    return await db.read(lambda tx: many(tx, statement, SealedConnection))
+class StoredCatalog:
+    """The store, as the catalog needs it."""
 
+    def __init__(self, db: Database, seal: Seal) -> None:
+        self.db = db
+        self._seal = seal
 
-def put_connection(tx: Connection, connection: SealedConnection, expected: int | None) -> None:
-    """Keeps a connection. `expected`: the revision it must have now, 0 for none yet."""
-    _check_revision(tx, connection.name, expected)
-    upsert(tx, _connections, values(connection))
+    async def load(self, known: Mapping[str, Found]) -> Stored:
+        """All of it, as of now; of definitions only those that are not `known` are read."""
+        revision = await current_revision(self.db)
+        rows = await self.db.read(lambda tx: tx.execute(select(_connections)).all())
+        return Stored(
+            revision,
+            [(row.name, self._seal.decrypt_json(row.settings), row.revision) for row in rows],
+            await self._load_found(known),
+            await load_choices(self.db),
+            await load_permissions(self.db),
+        )
 
+    async def _load_found(self, known: Mapping[str, Found]) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        table = _definitions.c
+        marks = select(table.connection, table.location, table.fetched_at)
+        for name, location, at in await self.db.read(lambda tx: tx.execute(marks).all()):
+            held = known.get(name)
+            if held is not None and (held.definition.location, held.at) == (location, at):
+                found[name] = held
+            elif loaded := await self._load_definition(name, location):
+                found[name] = loaded
+        return found
 
-def delete_connection(tx: Connection, name: str, expected: int | None) -> bool:
-    """Forgets a connection and its definition; False if there was none."""
-    _check_revision(tx, name, expected)
-    tx.execute(delete(_definitions).filter_by(connection=name))
-    return tx.execute(delete(_connections).filter_by(name=name)).rowcount == 1
+    async def _load_definition(self, connection: str, location: str) -> Found | None:
+        columns = [column for column in _definitions.c if column.name != "raw"]
+        statement = select(*columns).filter_by(connection=connection, location=location)
+        row = await self.db.read(lambda tx: tx.execute(statement).one_or_none())
+        return None if row is None else await asyncio.to_thread(_found, row)
+
+    async def whole(self, connection: str, definition: RawDefinition) -> RawDefinition:
+        """A connection's definition with its bytes."""
+        place = {"connection": connection, "location": definition.location}
+        statement = select(_definitions.c.raw).filter_by(**place)
+        packed = await self.db.read(lambda tx: tx.execute(statement).scalar())
+        if packed is None:
+            raise NotFound("connection_invalid", f"no definition of {connection!r} is stored")
+        return replace(definition, packed=packed)
+
+    async def save(
+        self,
+        name: str,
+        found: Found,
+        changes: Sequence[Change],
+        *,
+        by: str,
+        put: Mapping[str, Any] | None = None,
+        expected: int | None = None,
+    ) -> int:
+        """Keeps what a look found, with the settings that were `put`; the revision it has now.
+
+        `expected`: the revision the connection must have now, 0 for none yet. What another process
+        has found and kept already is not recorded twice.
+        """
+        settings = self._seal.encrypt_json(put)
+        definition = await asyncio.to_thread(_row, name, found)
+        names = ("connection", "location", "sha256", "build_key")
+        same = select(_definitions.c.location).filter_by(**{key: definition[key] for key in names})
+
+        def unit(tx: Connection, revision: int) -> int:
+            if put is not None:
+                _check_revision(tx, name, expected)
+                when = {"revision": revision, "updated_at": found.at, "updated_by": by}
+                upsert(tx, _connections, {"name": name, "settings": settings, **when})
+            if tx.execute(same).first() is None:
+                record_changes(tx, name, changes)
+            _save_definition(tx, definition)
+            return revision
+
+        return await write_revision(self.db, unit)
+
+    async def delete(self, name: str, expected: int | None) -> int:
+        """Forgets a connection and its definition; the revision at which it went."""
+
+        def unit(tx: Connection, revision: int) -> int:
+            _check_revision(tx, name, expected)
+            tx.execute(delete(_definitions).filter_by(connection=name))
+            if not tx.execute(delete(_connections).filter_by(name=name)).rowcount:
+                raise NotFound("connection_invalid", f"there is no connection {name!r}")
+            return revision
+
+        return await write_revision(self.db, unit)
+
+    async def keep(self, name: str, found: Found) -> None:
+        """Keeps a definition that is no connection's."""
+        row = _row(name, found)
+        await write_revision(self.db, lambda tx, _: _save_definition(tx, row))
+
+    async def undecided(self, connection: str) -> list[Change]:
+        """The changes that are kept from being served."""
+        return await self.db.read(lambda tx: _undecided(tx, connection))
+
+    async def decide(
+        self,
+        change: Change,
+        status: Literal["accepted", "rejected"],
+        by: str,
+        old: Found,
+        new: Found | None,
+    ) -> tuple[Change, int]:
+        """Keeps a decision, with the build that follows from it, if nothing came in between."""
+        build = await asyncio.to_thread(encode_build, new.build) if new else b""
+        place = {"connection": change.connection, "location": old.definition.location}
+
+        def unit(tx: Connection, revision: int) -> tuple[Change, int]:
+            decided = decide_change(tx, change.id, status, by=by, now=time.time())
+            if decided is None:
+                raise Fixable("invalid_arguments", "the change does not wait for a decision")
+            before = update(_definitions).filter_by(**place, fetched_at=old.at)
+            if new and not tx.execute(before.values(build=build, fetched_at=new.at)).rowcount:
+                raise Overloaded("busy", "the connection was refreshed just now", "Try again.")
+            return decided, revision
+
+        return await write_revision(self.db, unit)
 
 
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
@@ -76,62 +183,33 @@ def _check_revision(tx: Connection, name: str, expected: int | None) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredDefinition:
-    """What is known of one document, and its build."""
+def _row(name: str, found: Found) -> dict[str, Any]:
+    definition = found.definition
+    # Validators of a copy that was fetched with credentials count for these alone, and which they
+    # were is not stored.
+    is_public = definition.asked_with is None
+    return {
+        "connection": name,
+        "location": definition.location,
+        "etag": definition.etag if is_public else None,
+        "last_modified": definition.last_modified if is_public else None,
+        "sha256": definition.sha256,
+        "raw": definition.packed,
+        "build_key": found.build_key,
+        "build": encode_build(found.build),
+        "fetched_at": found.at,
+    }
 
-    connection: str
-    location: str
-    sha256: str
-    build_key: str
-    build: bytes
-    fetched_at: float
-    etag: str | None = None
-    last_modified: str | None = None
+
+def _found(row: Any) -> Found:
+    definition = RawDefinition(row.location, b"", row.sha256, row.etag, row.last_modified)
+    return Found(decode_build(row.build), definition, row.build_key, row.fetched_at)
 
 
-def save_definition(tx: Connection, definition: StoredDefinition, packed: bytes) -> None:
+def _save_definition(tx: Connection, row: Mapping[str, Any]) -> None:
     """Keeps a document with its build, as the only one of its connection."""
-    tx.execute(delete(_definitions).filter_by(connection=definition.connection))
-    tx.execute(insert(_definitions), {**values(definition), "raw": packed})
-
-
-def is_saved(tx: Connection, definition: StoredDefinition) -> bool:
-    """Whether another process has saved the very same meanwhile."""
-    names = ("connection", "location", "sha256", "build_key")
-    same = {name: getattr(definition, name) for name in names}
-    return tx.execute(select(_definitions.c.connection).filter_by(**same)).first() is not None
-
-
-def save_build(
-    tx: Connection, connection: str, location: str, build: bytes, *, was: float, at: float
-) -> bool:
-    """Replaces a build, if it is still the one of that time."""
-    same = {"connection": connection, "location": location, "fetched_at": was}
-    changed = update(_definitions).filter_by(**same).values(build=build, fetched_at=at)
-    return tx.execute(changed).rowcount == 1
-
-
-async def load_marks(db: Database) -> dict[str, tuple[str, float]]:
-    """Location and time of every definition, by connection: what tells whether one is news."""
-    table = _definitions
-    statement = select(table.c.connection, table.c.location, table.c.fetched_at)
-    rows = await db.read(lambda tx: tx.execute(statement).all())
-    return {row.connection: (row.location, row.fetched_at) for row in rows}
-
-
-async def load_definition(db: Database, connection: str, location: str) -> StoredDefinition | None:
-    """One definition with its build, without the document."""
-    columns = [column for column in _definitions.c if column.name != "raw"]
-    statement = select(*columns).filter_by(connection=connection, location=location)
-    return await db.read(lambda tx: one(tx, statement, StoredDefinition))
-
-
-async def load_packed(db: Database, connection: str, location: str) -> bytes | None:
-    """The document as it was saved."""
-    statement = select(_definitions.c.raw).filter_by(connection=connection, location=location)
-    packed: bytes | None = await db.read(lambda tx: tx.execute(statement).scalar())
-    return packed
+    tx.execute(delete(_definitions).filter_by(connection=row["connection"]))
+    tx.execute(insert(_definitions), row)
 
 
 async def save_validation(
@@ -149,38 +227,12 @@ async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | No
     return None if found is None else msgspec.convert(found, tuple[Problem, ...])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One operation that was added, removed or changed."""
-
-    id: str
-    connection: str
-    operation: str | None
-    tool: str
-    kind: Literal["added", "removed", "changed"]
-    change_class: Literal["safe", "breaking", "risky"]
-    reason: str
-    status: ChangeStatus
-    at: float
-    by: str | None = None
-    decided_at: float | None = None
-    before: bytes | None = None  # the tool, encoded
-    after: bytes | None = None
-
-    @property
-    def content(self) -> tuple[str | None, bytes | None, bytes | None]:
-        """What is changed: two changes of the same content are the same change."""
-        return self.operation, self.before, self.after
-
-
 def record_changes(tx: Connection, connection: str, changes: Sequence[Change]) -> None:
     """Keeps what a refresh found, in place of what was held before and is no longer found.
 
     A change that is held already, or was rejected and comes again as it was, is not told anew.
     """
-    undecided = _changes.c.status.in_(("held", "rejected"))
-    ours = select(_changes).filter_by(connection=connection).where(undecided)
-    told = {change.content: change for change in many(tx, ours, Change)}
+    told = {change.content: change for change in _undecided(tx, connection)}
     # What is applied is told in any case: it may be what was held or rejected before.
     fresh = [c for c in changes if c.status == "applied" or c.content not in told]
     still = {c.content for c in changes if c.status == "held"}
@@ -188,6 +240,11 @@ def record_changes(tx: Connection, connection: str, changes: Sequence[Change]) -
     tx.execute(delete(_changes).where(_changes.c.id.in_(over)))
     if fresh:
         tx.execute(insert(_changes), [values(change) for change in fresh])
+
+
+def _undecided(tx: Connection, connection: str) -> list[Change]:
+    undecided = _changes.c.status.in_(("held", "rejected"))
+    return many(tx, select(_changes).filter_by(connection=connection).where(undecided), Change)
 
 
 def decide_change(

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -26,20 +25,11 @@ from gateway.model import new_id
 from gateway.store import tables
 from gateway.store.database import Database, insert_new, store_time, values
 from gateway.store.ledger import mark_unknown
+from gateway.store.tables import Replica
 
 _replicas = tables.replicas
 
 log = structlog.get_logger("gateway.store")
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One process of the gateway."""
-
-    id: str
-    host: str
-    pid: int
-    started_at: float
 
 
 def this_replica() -> Replica:
@@ -52,7 +42,7 @@ async def beat(db: Database, replica: Replica) -> None:
     """Says that this process is alive, by the store's clock."""
 
     def unit(tx: Connection) -> None:
-        insert_new(tx, _replicas, {**values(replica), "heartbeat_at": 0.0})
+        insert_new(tx, _replicas, values(replica))
         us = update(_replicas).filter_by(id=replica.id)
         tx.execute(us.values(heartbeat_at=store_time(tx)))
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec.structs import asdict
 from sqlalchemy import (
     ColumnElement,
@@ -54,47 +53,16 @@ from gateway.store.database import (
     taking_over,
     values,
 )
+from gateway.store.tables import Execution, LargeResult
 
 _table = tables.executions
 _claims = tables.claims
 _results = tables.results
 
-Body = bytes  # `bytes` is a column as well
-ExecutionStatus = Literal[
-    "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
-]
 FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
 JSON_COLUMNS = ("arguments", "result", "recorded")
 BEGINNING = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
 ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
-
-
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, as it is now."""
-
-    id: str
-    tool: str
-    connection: str
-    principal: str
-    status: ExecutionStatus
-    access: str = ""
-    risk: str = "none"
-    arguments: Mapping[str, Any]  # redacted
-    args_digest: str = ""  # of the arguments as they were sent
-    created_at: float
-    revision: int
-    result: Mapping[str, Any] | None = None  # {success, output, error, duration_ms}
-    error_code: str | None = None
-    upstream_status: int | None = None
-    idempotency_token: str | None = None
-    recorded: Mapping[str, Any] | None = None
-    bundle_ids: tuple[str, ...] = ()
-    finished_at: float | None = None
-    reason: str = ""  # of the decision
-    session: str | None = None
-    client: str = ""
-    era: str = ""
-    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,18 +375,6 @@ def _minute(tx: Connection, since: float) -> ColumnElement[int]:
     elapsed = (_table.c.created_at - since) / 60
     # A cast rounds on PostgreSQL and cuts on SQLite, which may have no floor().
     return cast(func.floor(elapsed) if is_postgres(tx) else elapsed, Integer)
-
-
-@dataclass(frozen=True, slots=True)
-class LargeResult:
-    """One answer, whole."""
-
-    id: str
-    principal: str
-    bytes: int
-    media_type: str
-    body: Body
-    expires_at: float
 
 
 async def save_result(db: Database, result: LargeResult) -> None:

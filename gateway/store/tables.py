@@ -1,14 +1,19 @@
-"""Every table, the types of its columns, and the version of all of them together.
+"""Every row that is kept, the table it is kept in, and the version of all of them together.
 
-Times are seconds since 1970, UTC. Ids are time-prefixed hex (`model.new_id`), so that they sort
-by age. Columns are named as the fields of the frozen row in the module that owns the table. JSON
-is kept as the bytes that `model.json_bytes` writes.
+A frozen row says what its table's columns are called and what they hold; tables whose rows are
+nowhere passed on as a whole name their columns themselves. Times are seconds since 1970, UTC. Ids
+are time-prefixed hex (`model.new_id`), so that they sort by age. JSON is kept as the bytes that
+`model.json_bytes` writes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -30,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 
 from gateway.errors import ConfigInvalid
-from gateway.model import json_bytes, json_value
+from gateway.model import Tool, decode_tool, encode_tool, json_bytes, json_value
 
 
 def storable(value: Any) -> Any:
@@ -79,124 +84,170 @@ class Names(Json):
         return None if value is None else tuple(json_value(value))
 
 
+class EncodedTool(TypeDecorator[Tool]):
+    """A tool; one that another version of the gateway wrote so that it can't be read is None."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else encode_tool(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        try:
+            return None if value is None else decode_tool(value)
+        except msgspec.MsgspecError:
+            return None
+
+
 Time: Double[float] = Double()
 
 # SQLite counts up by itself only in a column that is spelled INTEGER.
 Counter = BigInteger().with_variant(Integer, "sqlite")
 
+_COLUMN_TYPES: Mapping[Any, Any] = {
+    str: Plain,
+    Literal: Plain,
+    int: Counter,
+    float: Time,
+    bytes: LargeBinary,
+    Mapping: Json,
+    tuple: Names,
+    Tool: EncodedTool,
+}
+
 metadata = MetaData()
 
+
+def _table(
+    name: str, row: type | Mapping[str, Any], *indexes: Index, keys: Iterable[str] = ("id",)
+) -> Table:
+    """The table of rows with these fields: a column for each, that holds what the field holds."""
+    columns = []
+    for field, kind in (row if isinstance(row, Mapping) else get_type_hints(row)).items():
+        kinds = get_args(kind) if NoneType in get_args(kind) else (kind,)
+        column_type = _COLUMN_TYPES[get_origin(kinds[0]) or kinds[0]]
+        is_key, may_be_none = field in keys, NoneType in kinds
+        columns.append(
+            Column(
+                field, column_type, primary_key=is_key, nullable=may_be_none, autoincrement=False
+            )
+        )
+    return Table(name, metadata, *columns, *indexes)
+
+
 # One row: raised in the same transaction as every change that other processes must see.
-revision = Table(
-    "revision",
-    metadata,
-    Column("id", Counter, primary_key=True, autoincrement=False),
-    Column("value", Counter, nullable=False),
-)
+revision = _table("revision", {"id": int, "value": int})
 
-facts = Table(
-    "facts",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", LargeBinary, nullable=False),
-)
+facts = _table("facts", {"name": str, "value": bytes}, keys=("name",))
 
-connections = Table(
+connections = _table(  # their settings sealed
     "connections",
-    metadata,
-    Column("name", Plain, primary_key=True),
-    Column("settings", LargeBinary, nullable=False),  # sealed
-    Column("revision", Counter, nullable=False),
-    Column("updated_at", Time, nullable=False),
-    Column("updated_by", Plain, nullable=False),
+    {"name": str, "settings": bytes, "revision": int, "updated_at": float, "updated_by": str},
+    keys=("name",),
 )
 
-definitions = Table(
+definitions = _table(
     "definitions",
-    metadata,
-    Column("connection", Plain, primary_key=True),
-    Column("location", Plain, primary_key=True),
-    Column("etag", Plain),
-    Column("last_modified", Plain),
-    Column("sha256", Text, nullable=False),
-    Column("raw", LargeBinary, nullable=False),  # zlib
-    Column("build_key", Text, nullable=False),
-    Column("build", LargeBinary, nullable=False),
-    Column("fetched_at", Time, nullable=False),
+    {
+        "connection": str,
+        "location": str,
+        "etag": str | None,
+        "last_modified": str | None,
+        "sha256": str,
+        "raw": bytes,  # zlib
+        "build_key": str,
+        "build": bytes,
+        "fetched_at": float,
+    },
+    keys=("connection", "location"),
 )
 
-validations = Table(
-    "validations",
-    metadata,
-    Column("sha256", Text, primary_key=True),
-    Column("problems", Json, nullable=False),
-    Column("at", Time, nullable=False),
+validations = _table(
+    "validations", {"sha256": str, "problems": Mapping, "at": float}, keys=("sha256",)
 )
 
-changes = Table(
+ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One operation that was added, removed or changed."""
+
+    operation: str
+    tool: str
+    kind: Literal["added", "removed", "changed"]
+    change_class: Literal["safe", "breaking", "risky"]
+    reason: str
+    before: Tool | None = None
+    after: Tool | None = None
+    id: str = ""
+    connection: str = ""
+    status: ChangeStatus = "applied"
+    at: float = 0.0
+    by: str | None = None
+    decided_at: float | None = None
+
+    @property
+    def content(self) -> tuple[str, bytes, bytes]:
+        """What is changed: two changes of the same content are the same change."""
+        return self.operation, encode_tool(self.before), encode_tool(self.after)
+
+
+changes = _table(
     "changes",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("connection", Plain, nullable=False),
-    Column("operation", Plain),
-    Column("tool", Plain, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("change_class", Text, nullable=False),
-    Column("reason", Plain, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("at", Time, nullable=False),
-    Column("by", Plain),
-    Column("decided_at", Time),
-    Column("before", LargeBinary),
-    Column("after", LargeBinary),
+    Change,
     Index("changes_by_connection", "connection", "id"),
     Index("changes_by_status", "status", "id"),
 )
 
-choices = Table(
+choices = _table(
     "choices",
-    metadata,
-    Column("principal", Plain, primary_key=True),
-    Column("connection", Plain, primary_key=True),
-    Column("access", Text, nullable=False),
+    {"principal": str, "connection": str, "access": str},
+    keys=("principal", "connection"),
 )
 
-permissions = Table(
+permissions = _table(
     "permissions",
-    metadata,
-    Column("id", Counter, primary_key=True, autoincrement=False),
-    Column("settings", Json, nullable=False),
-    Column("revision", Counter, nullable=False),
-    Column("updated_at", Time, nullable=False),
-    Column("updated_by", Plain, nullable=False),
+    {"id": int, "settings": Mapping, "revision": int, "updated_at": float, "updated_by": str},
 )
 
-executions = Table(
+ExecutionStatus = Literal[
+    "pending_confirmation", "executing", "completed", "failed", "denied", "expired", "unknown"
+]
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, as it is now."""
+
+    id: str
+    tool: str
+    connection: str
+    principal: str
+    status: ExecutionStatus
+    access: str = ""
+    risk: str = "none"
+    arguments: Mapping[str, Any]  # redacted
+    args_digest: str = ""  # of the arguments as they were sent
+    created_at: float
+    revision: int
+    result: Mapping[str, Any] | None = None  # {success, output, error, duration_ms}
+    error_code: str | None = None
+    upstream_status: int | None = None
+    idempotency_token: str | None = None
+    recorded: Mapping[str, Any] | None = None
+    bundle_ids: tuple[str, ...] = ()
+    finished_at: float | None = None
+    reason: str = ""  # of the decision
+    session: str | None = None
+    client: str = ""
+    era: str = ""
+    replica: str = ""
+
+
+executions = _table(
     "executions",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("tool", Plain, nullable=False),
-    Column("connection", Plain, nullable=False),
-    Column("principal", Plain, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("access", Text, nullable=False),
-    Column("risk", Text, nullable=False),
-    Column("arguments", Json, nullable=False),
-    Column("args_digest", Text, nullable=False),
-    Column("result", Json),
-    Column("error_code", Text),
-    Column("upstream_status", Counter),
-    Column("idempotency_token", Plain),
-    Column("recorded", Json),
-    Column("bundle_ids", Names, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("finished_at", Time),
-    Column("revision", Counter, nullable=False),
-    Column("reason", Plain, nullable=False),
-    Column("session", Plain),
-    Column("client", Plain, nullable=False),
-    Column("era", Text, nullable=False),
-    Column("replica", Text, nullable=False),
+    Execution,
     Index("executions_by_age", "created_at", "id"),
     Index("executions_by_status", "status", "created_at", "id"),
     Index("executions_by_tool", "tool", "created_at", "id"),
@@ -213,102 +264,124 @@ executions = Table(
 )
 
 # Who was first with a token. Swept with its execution.
-claims = Table(
+claims = _table(
     "claims",
-    metadata,
-    Column("principal", Plain, primary_key=True),
-    Column("token", Plain, primary_key=True),
-    Column("tool", Plain, nullable=False),
-    Column("args_digest", Text, nullable=False),
-    Column("execution_id", Text, nullable=False),
+    {"principal": str, "token": str, "tool": str, "args_digest": str, "execution_id": str},
     Index("claims_by_execution", "execution_id"),
+    keys=("principal", "token"),
 )
 
-replicas = Table(
-    "replicas",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("host", Plain, nullable=False),
-    Column("pid", Counter, nullable=False),
-    Column("started_at", Time, nullable=False),
-    Column("heartbeat_at", Time, nullable=False),
-)
 
-results = Table(
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One process of the gateway."""
+
+    id: str
+    host: str
+    pid: int
+    started_at: float
+    heartbeat_at: float = 0.0
+
+
+replicas = _table("replicas", Replica)
+
+Body = bytes  # `bytes` is a column as well
+
+
+@dataclass(frozen=True, slots=True)
+class LargeResult:
+    """One answer, whole."""
+
+    id: str
+    principal: str
+    bytes: int
+    media_type: str
+    body: Body
+    expires_at: float
+
+
+results = _table(
     "results",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("principal", Plain, nullable=False, index=True),
-    Column("bytes", Counter, nullable=False),
-    Column("media_type", Plain, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("expires_at", Time, nullable=False, index=True),
+    LargeResult,
+    Index("ix_results_principal", "principal"),
+    Index("ix_results_expires_at", "expires_at"),
 )
 
-approvals = Table(
+ApprovalStatus = Literal["pending", "approved", "denied", "expired", "used", "void"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """One call that waits for a decision, or has one."""
+
+    id: str
+    execution_id: str
+    principal: str
+    tool: str
+    connection: str
+    fingerprint: str
+    args_digest: str
+    arguments: Mapping[str, Any]  # redacted, for people
+    sealed_arguments: bytes  # exact, for the call
+    risk: str
+    created_at: float
+    expires_at: float
+    session: str | None = None
+    client: str = ""
+    method: str = ""
+    url: str = ""
+    warnings: tuple[str, ...] = ()
+    status: ApprovalStatus = "pending"
+    decided_by: str | None = None
+    decided_at: float | None = None
+
+
+approvals = _table(
     "approvals",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("execution_id", Text, nullable=False),
-    Column("principal", Plain, nullable=False),
-    Column("tool", Plain, nullable=False),
-    Column("connection", Plain, nullable=False),
-    Column("fingerprint", Text, nullable=False),
-    Column("args_digest", Text, nullable=False),
-    Column("arguments", Json, nullable=False),
-    Column("sealed_arguments", LargeBinary, nullable=False),
-    Column("session", Plain),
-    Column("client", Plain, nullable=False),
-    Column("risk", Text, nullable=False),
-    Column("method", Plain, nullable=False),
-    Column("url", Plain, nullable=False),
-    Column("warnings", Names, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("decided_by", Plain),
-    Column("decided_at", Time),
-    Column("created_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False),
+    Approval,
     Index("approvals_by_status", "status", "expires_at"),
     Index("approvals_by_call", "principal", "tool", "args_digest"),
     Index("approvals_by_execution", "execution_id"),
 )
 
-# "Always allow": in one session; where there are none (""), for the client of this name.
-standing_grants = Table(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingGrant:
+    """ "Always allow": this tool, as it is, for one session or one client, until a time."""
+
+    id: str
+    principal: str
+    tool: str
+    connection: str
+    fingerprint: str
+    session: str  # "" where the client has none: then it is for the client of that name
+    client: str
+    request: str  # what was asked about, for people: method and address
+    granted_by: str
+    created_at: float
+    expires_at: float
+
+
+standing_grants = _table(
     "standing_grants",
-    metadata,
-    Column("principal", Plain, primary_key=True),
-    Column("tool", Plain, primary_key=True),
-    Column("fingerprint", Text, primary_key=True),
-    Column("session", Plain, primary_key=True),
-    Column("client", Plain, primary_key=True),
-    Column("id", Text, nullable=False, index=True, unique=True),
-    Column("connection", Plain, nullable=False),
-    Column("request", Plain, nullable=False),
-    Column("granted_by", Plain, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False, index=True),
+    StandingGrant,
+    Index("ix_standing_grants_id", "id", unique=True),
+    Index("ix_standing_grants_expires_at", "expires_at"),
+    keys=("principal", "tool", "fingerprint", "session", "client"),
 )
 
 # Clients that registered themselves at the front door (RFC 7591).
-oauth_clients = Table(
+oauth_clients = _table(
     "oauth_clients",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("metadata", Json, nullable=False),
-    Column("created_at", Time, nullable=False, index=True),
-    Column("used_at", Time),
+    {"id": str, "metadata": Mapping, "created_at": float, "used_at": float | None},
+    Index("ix_oauth_clients_created_at", "created_at"),
 )
 
 # Which clients a person has allowed, as they described themselves then.
-oauth_consents = Table(
+oauth_consents = _table(
     "oauth_consents",
-    metadata,
-    Column("principal", Plain, primary_key=True),
-    Column("client_id", Plain, primary_key=True),
-    Column("digest", Text, nullable=False),
-    Column("scope", Text, nullable=False),
-    Column("at", Time, nullable=False),
+    {"principal": str, "client_id": str, "digest": str, "scope": str, "at": float},
+    keys=("principal", "client_id"),
 )
 
 oauth_grants = Table(
@@ -332,30 +405,25 @@ oauth_grants = Table(
     Column("revoked_at", Time),
 )
 
-ended_sessions = Table(
+ended_sessions = _table(
     "ended_sessions",
-    metadata,
-    Column("id", Plain, primary_key=True),
-    Column("expires_at", Time, nullable=False, index=True),
+    {"id": str, "expires_at": float},
+    Index("ix_ended_sessions_expires_at", "expires_at"),
 )
 
 # What sessions want to hear of: a resource of a server, or logs from some level on.
-wishes = Table(
+wishes = _table(
     "wishes",
-    metadata,
-    Column("session", Plain, primary_key=True),
-    Column("key", Plain, primary_key=True),
-    Column("wish", Json, nullable=False),
-    Column("expires_at", Time, nullable=False, index=True),
+    {"session": str, "key": str, "wish": Mapping, "expires_at": float},
+    Index("ix_wishes_expires_at", "expires_at"),
+    keys=("session", "key"),
 )
 
-windows = Table(
+windows = _table(
     "windows",
-    metadata,
-    Column("key", Plain, primary_key=True),
-    Column("start", Time, nullable=False, index=True),
-    Column("earlier", Counter, nullable=False),
-    Column("current", Counter, nullable=False),
+    {"key": str, "start": float, "earlier": int, "current": int},
+    Index("ix_windows_start", "start"),
+    keys=("key",),
 )
 
 # What processes tell one another, in the order of commits: see `cluster`. The feed shows two kinds:

@@ -44,12 +44,11 @@ from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.store import approvals
-from gateway.store.approvals import Approval, StandingGrant
-from gateway.store.catalog import Change, get_change
+from gateway.store.catalog import get_change
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.database import Database, signal
-from gateway.store.ledger import Execution, get_execution
-from gateway.store.tables import EVENTS, RESULT
+from gateway.store.ledger import get_execution
+from gateway.store.tables import EVENTS, RESULT, Approval, Change, Execution, StandingGrant
 from gateway.web.guard import EventStream, Step
 from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, proxied

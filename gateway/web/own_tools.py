@@ -28,7 +28,8 @@ from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.policy.access import may_know
 from gateway.store import ledger
-from gateway.store.ledger import ExecutionStatus, Filter
+from gateway.store.ledger import Filter
+from gateway.store.tables import ExecutionStatus
 from gateway.web import shown
 from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
 

@@ -43,6 +43,7 @@ from gateway.model import Level, Scope, Tool, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
+from gateway.store.tables import ChangeStatus
 from gateway.web import own_tools, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
@@ -58,7 +59,7 @@ POSTING = ("POST", "PUT", "PATCH")
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
-CHANGE_STATUSES: tuple[changes.ChangeStatus, ...] = get_args(changes.ChangeStatus)
+CHANGE_STATUSES: tuple[ChangeStatus, ...] = get_args(ChangeStatus)
 
 
 Shown = dict[str, Any]

@@ -23,10 +23,8 @@ from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_c
 from gateway.naming import cut, visible
 from gateway.policy.access import admin_level, decide, level, user_level, visible_tools
 from gateway.policy.view import View
-from gateway.store.approvals import Approval, StandingGrant
-from gateway.store.catalog import Change
-from gateway.store.ledger import Execution
 from gateway.store.oauth import ClientGrant
+from gateway.store.tables import Approval, Change, Execution, StandingGrant
 
 MASK = "**********"
 GOING_ON = ("pending_confirmation", "executing")

@@ -31,10 +31,11 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.model import Principal, Problem, json_bytes
 from gateway.policy.access import configuration_problems, level, may_know
-from gateway.store.approvals import Approval, count_waiting, get_approvals
+from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions
 from gateway.store.secrets import Seal
+from gateway.store.tables import Approval
 from gateway.telemetry import Metrics
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import EventStream, Fields, Say, event_frame, fold

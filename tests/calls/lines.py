@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.calls.record import Attempt, Caller
 from gateway.calls.redact import Redactor
-from gateway.catalog.snapshot import ConnectionState, Found, Snapshot, assemble, with_tools
+from gateway.catalog.snapshot import ConnectionState, Snapshot, assemble, with_tools
 from gateway.config.connection import OpenApiConnection
 from gateway.config.settings import Settings
 from gateway.model import (
@@ -15,6 +15,7 @@ from gateway.model import (
     Access,
     Body,
     Build,
+    Found,
     HttpOperation,
     Principal,
     Source,

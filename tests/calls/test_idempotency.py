@@ -27,9 +27,10 @@ from gateway.errors import Fixable, UpstreamFailed
 from gateway.outbound.client import NoAnswer
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
-from gateway.store.housekeeping import Replica, beat, leave
+from gateway.store.housekeeping import beat, leave
 from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
 from gateway.store.secrets import Seal
+from gateway.store.tables import Replica
 from tests.calls.lines import ANN, attempt, find, snapshot, tool
 
 T = TypeVar("T")

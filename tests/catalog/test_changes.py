@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.catalog.changes import Difference, by_operation, compare, held, served
+from gateway.catalog.changes import by_operation, compare, held, served
 from gateway.model import (
     CONSTANTS,
     RISK_OF_ACCESS,
@@ -21,6 +21,7 @@ from gateway.model import (
     UpstreamOperation,
     pack,
 )
+from gateway.store.tables import Change
 from tests.tools import http_tool
 
 SCHEMA: dict[str, Any] = {
@@ -125,16 +126,14 @@ def test_new_operation_is_risky_unless_it_reads(
 ) -> None:
     new = tool(access=access)
     assert compare([], [new]) == [
-        Difference("placeOrder", "shop_placeOrder", "added", change_class, reason, None, new)
+        Change("placeOrder", "shop_placeOrder", "added", change_class, reason, None, new)
     ]
 
 
 def test_removed_operation_is_breaking() -> None:
     old = tool()
     assert compare([old], []) == [
-        Difference(
-            "placeOrder", "shop_placeOrder", "removed", "breaking", "the operation is gone", old
-        )
+        Change("placeOrder", "shop_placeOrder", "removed", "breaking", "the operation is gone", old)
     ]
 
 
@@ -179,7 +178,7 @@ SAFE, BREAKING, RISKY = (
         ("hold_all", [SAFE, BREAKING, RISKY]),
     ],
 )
-def test_what_waits_for_an_admin(hold: Any, waiting: list[Difference]) -> None:
+def test_what_waits_for_an_admin(hold: Any, waiting: list[Change]) -> None:
     assert held([SAFE, BREAKING, RISKY], hold) == waiting
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.catalog.discover import Fetcher
-from gateway.catalog.snapshot import RawDefinition
 from gateway.config.settings import Cache
+from gateway.model import RawDefinition
 from gateway.outbound.client import Egress
 from tests.peers import Provider, provider
 

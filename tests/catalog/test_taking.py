@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import cast
 
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.connections import Stored, StoredCatalog
 from gateway.catalog.discover import Discoverer
-from gateway.catalog.snapshot import Found
 from gateway.config.settings import Permissions, Settings
-from gateway.store.catalog import choose_access
+from gateway.model import Found
+from gateway.store.catalog import Stored, StoredCatalog, choose_access
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
 

@@ -19,7 +19,8 @@ from mcp_types import Implementation
 from playwright.async_api import Browser, async_playwright
 
 from gateway.model import new_id
-from gateway.store.ledger import Execution, record_finished
+from gateway.store.ledger import record_finished
+from gateway.store.tables import Execution
 from tests.conftest import Running, gateway_on
 from tests.console.conftest import CHROMIUM, DEMO, FLAGS, Window, sign_in_at, window_of
 from tests.peers import provider

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import orjson
 
 from gateway.console.connections import compare
@@ -31,14 +30,10 @@ TOOL = Tool(
 )
 
 
-def packed(tool: Tool) -> bytes:
-    return msgspec.msgpack.encode(tool)
-
-
 def test_only_what_differs_is_shown() -> None:
     other = HttpOperation("POST", "https://evil.example", "/pay")
     after = replace(TOOL, http=other, description="Pays\u202e more.")
-    assert compare(packed(TOOL), packed(after)).rows == (
+    assert compare(TOOL, after).rows == (
         ("Host", "https://shop.example", "https://evil.example"),
         ("Description", "Pays.", "Pays\ufffd more."),
     )
@@ -46,7 +41,7 @@ def test_only_what_differs_is_shown() -> None:
 
 def test_the_schema_is_compared_line_by_line() -> None:
     schema = {"properties": {"sum": {"type": "number"}}}
-    diff = compare(packed(TOOL), packed(replace(TOOL, input_schema=orjson.dumps(schema))))
+    diff = compare(TOOL, replace(TOOL, input_schema=orjson.dumps(schema)))
     assert [line for line in diff.lines if line[0] in "+-"] == [
         ("-", '      "type": "integer"'),
         ("+", '      "type": "number"'),
@@ -54,16 +49,12 @@ def test_the_schema_is_compared_line_by_line() -> None:
 
 
 def test_a_new_operation_shows_all_of_itself() -> None:
-    rows = {name: (before, after) for name, before, after in compare(None, packed(TOOL)).rows}
+    rows = {name: (before, after) for name, before, after in compare(None, TOOL).rows}
     assert rows["Request"] == ("", "POST /pay")
     assert rows["Access"] == ("", "write")
 
 
 def test_a_huge_difference_is_cut() -> None:
     schema = {"properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
-    diff = compare(packed(TOOL), packed(replace(TOOL, input_schema=orjson.dumps(schema))))
+    diff = compare(TOOL, replace(TOOL, input_schema=orjson.dumps(schema)))
     assert (len(diff.lines), diff.cut) == (PAGE_ENTRIES, True)
-
-
-def test_what_another_version_wrote_is_left_out() -> None:
-    assert compare(b"not a tool", None).rows == ()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.snapshot import Found, Snapshot
+from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
-from gateway.model import Build
+from gateway.model import Build, Found
 from gateway.policy.access import configuration_problems
 from tests.policy.values import connection, snapshot, tool
 

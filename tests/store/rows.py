@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import structs
 
-from gateway.store.approvals import Approval, StandingGrant
-from gateway.store.catalog import Change
+from gateway.model import Tool
 from gateway.store.database import Database
-from gateway.store.ledger import Execution, insert_in
+from gateway.store.ledger import insert_in
+from gateway.store.tables import Approval, Change, Execution, StandingGrant
 
 _EXECUTION = Execution(
     id="e1",
@@ -63,6 +63,19 @@ _GRANT = StandingGrant(
     created_at=1010.0,
     expires_at=4610.0,
 )
+TOOL = Tool(
+    name="demo_add_book",
+    local_name="add_book",
+    connection="demo",
+    operation="addBook",
+    method="POST",
+    path="/books",
+    access="write",
+    risk="medium",
+    trust="trusted",
+    title="Add a book",
+    description="Adds a book.",
+)
 _CHANGE = Change(
     id="c1",
     connection="demo",
@@ -73,8 +86,8 @@ _CHANGE = Change(
     reason="the host changed",
     status="held",
     at=1000.0,
-    before=b"old",
-    after=b"new",
+    before=TOOL,
+    after=replace(TOOL, path="/titles"),
 )
 
 

@@ -8,8 +8,6 @@ from msgspec import structs
 
 from gateway.errors import Refused
 from gateway.store.approvals import (
-    Approval,
-    StandingGrant,
     create_approval,
     decide_approval,
     expire_approvals,
@@ -25,6 +23,7 @@ from gateway.store.approvals import (
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
 from gateway.store.ledger import Begun, begin, get_execution
+from gateway.store.tables import Approval, StandingGrant
 from tests.store.rows import approval, execution, grant
 
 WAITING = execution(status="pending_confirmation")

@@ -5,70 +5,57 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import LargeBinary, cast, literal, update
 
-from gateway.errors import Fixable
-from gateway.model import Problem
-from gateway.store import catalog
+from gateway.errors import Fixable, NotFound
+from gateway.model import Build, Found, Problem, RawDefinition
+from gateway.store import catalog, tables
 from gateway.store.catalog import (
-    Change,
-    SealedConnection,
-    StoredDefinition,
+    StoredCatalog,
     choose_access,
     get_change,
     list_changes,
     load_choices,
-    load_connections,
-    load_definition,
-    load_marks,
-    load_packed,
     load_permissions,
     load_validation,
     put_permissions,
     save_validation,
 )
-from gateway.store.cluster import current_revision, write_revision
+from gateway.store.cluster import current_revision
 from gateway.store.database import Database
+from gateway.store.secrets import Seal
+from gateway.store.tables import Change
 from tests.raising import raises
-from tests.store.rows import change
+from tests.store.rows import TOOL, change
 
-APPLIED = change(id="c2", status="applied", change_class="safe", operation=None, by="ann")
+SEAL = Seal(["a key of this test"])
+
+APPLIED = change(id="c2", status="applied", change_class="safe", by="ann")
 ELSEWHERE = change(id="c3", connection="other")
 PROBLEMS = (Problem("warning", "paths./books", "no answer is described"),)
-DEFINITION = StoredDefinition(
-    connection="demo",
-    location="http://127.0.0.1/openapi.json",
-    sha256="abc",
-    build_key="key 1",
-    build=b"tools",
-    fetched_at=5.0,
-    etag='"1"',
-    last_modified="yesterday",
-)
 PACKED = b'{"openapi": "3.1.0"}' * 1000
-PLACE = (DEFINITION.connection, DEFINITION.location)
+DEFINITION = RawDefinition("http://127.0.0.1/openapi.json", PACKED, "abc", '"1"', "yesterday")
+FOUND = Found(Build("openapi-3.1", "Books", "http://127.0.0.1", (TOOL,)), DEFINITION, "key 1", 5.0)
+
+
+@pytest.fixture
+def stored(db: Database) -> StoredCatalog:
+    return StoredCatalog(db, SEAL)
 
 
 async def put(
-    db: Database, name: str, settings: bytes = b"sealed", expected: int | None = None
-) -> SealedConnection:
-    def unit(tx: Connection, revision: int) -> SealedConnection:
-        connection = SealedConnection(name, settings, revision, 5.0, "ann")
-        catalog.put_connection(tx, connection, expected)
-        return connection
-
-    return await write_revision(db, unit)
+    db: Database, name: str, settings: str = "first", expected: int | None = None
+) -> tuple[str, dict[str, str], int]:
+    stored, values = StoredCatalog(db, SEAL), {"display_name": settings}
+    revision = await stored.save(name, FOUND, (), by="ann", put=values, expected=expected)
+    return name, values, revision
 
 
-async def delete(db: Database, name: str, expected: int | None = None) -> bool:
-    return await write_revision(db, lambda tx, _: catalog.delete_connection(tx, name, expected))
-
-
-async def save(db: Database, definition: StoredDefinition, packed: bytes = PACKED) -> None:
-    await db.write(lambda tx: catalog.save_definition(tx, definition, packed))
+async def connections(db: Database) -> list[tuple[str, Any, int]]:
+    return list((await StoredCatalog(db, SEAL).load({})).connections)
 
 
 async def record(db: Database, *changes: Change) -> None:
@@ -85,9 +72,10 @@ async def test_put_connection_is_there_after_a_restart_until_it_is_replaced(stor
     async with Database(store_url) as db:
         first = await put(db, "shop")
     async with Database(store_url) as db:
-        assert await load_connections(db) == [first]
-        assert await put(db, "shop", b"other") == replace(first, settings=b"other", revision=2)
-        assert await load_connections(db) == [replace(first, settings=b"other", revision=2)]
+        assert await connections(db) == [first]
+        other = ("shop", {"display_name": "other"}, 2)
+        assert await put(db, "shop", "other") == other
+        assert await connections(db) == [other]
 
 
 @pytest.mark.parametrize("expected", [0, 2])
@@ -95,62 +83,76 @@ async def test_put_with_a_wrong_revision_changes_nothing(db: Database, expected:
     first = await put(db, "shop", expected=0)
 
     with raises(Fixable, code="precondition", details={"revision": 1}):
-        await put(db, "shop", b"other", expected)
+        await put(db, "shop", "other", expected)
 
-    assert await load_connections(db) == [first]
+    assert await connections(db) == [first]
     assert await current_revision(db) == 1
 
 
 async def test_of_many_puts_at_one_revision_one_wins_whole(
     db: Database, other_db: Database
 ) -> None:
-    puts = [put((db, other_db)[n % 2], "shop", b"%d" % n, 0) for n in range(20)]
+    puts = [put((db, other_db)[n % 2], "shop", str(n), 0) for n in range(20)]
 
     outcomes = await asyncio.gather(*puts, return_exceptions=True)
 
-    winners = [outcome for outcome in outcomes if isinstance(outcome, SealedConnection)]
-    assert await load_connections(db) == winners
+    winners = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+    assert await connections(db) == winners
     assert len(winners) == 1
-    assert all(isinstance(outcome, SealedConnection | Fixable) for outcome in outcomes)
+    assert all(isinstance(outcome, tuple | Fixable) for outcome in outcomes)
 
 
 async def test_revisions_count_every_change_once(db: Database, other_db: Database) -> None:
-    stored = await asyncio.gather(*(put((db, other_db)[n % 2], f"shop_{n}") for n in range(20)))
+    puts = await asyncio.gather(*(put((db, other_db)[n % 2], f"shop_{n}") for n in range(20)))
 
-    assert sorted(each.revision for each in stored) == list(range(1, 21))
+    assert sorted(revision for _, _, revision in puts) == list(range(1, 21))
 
 
-async def test_deleted_connection_takes_its_definition_along(db: Database) -> None:
+async def test_deleted_connection_takes_its_definition_along(
+    db: Database, stored: StoredCatalog
+) -> None:
     await put(db, "demo")
-    await save(db, DEFINITION)
 
     with pytest.raises(Fixable):
-        await delete(db, "demo", 9)
-    assert await delete(db, "demo", 1)
-    assert not await delete(db, "demo")
+        await stored.delete("demo", 9)
+    assert await stored.delete("demo", 1) == 2
+    with pytest.raises(NotFound):
+        await stored.delete("demo", None)
 
-    assert await load_connections(db) == []
-    assert await load_definition(db, *PLACE) is None
+    left = await stored.load({})
+    assert (left.connections, left.found) == ([], {})
 
 
-async def test_definition_comes_back_with_its_build_and_document(db: Database) -> None:
-    await save(db, DEFINITION)
+async def test_definition_comes_back_with_its_build_and_document(stored: StoredCatalog) -> None:
+    await stored.save("demo", FOUND, (), by="ann")
 
-    assert await load_definition(db, *PLACE) == DEFINITION
-    assert await load_packed(db, *PLACE) == PACKED
-    assert await load_marks(db) == {"demo": (DEFINITION.location, 5.0)}
+    found = (await stored.load({})).found["demo"]
+
+    light = replace(DEFINITION, packed=b"")
+    assert (found, found.definition) == (FOUND, light)
+    assert (found.build_key, found.at) == ("key 1", 5.0)
+    assert await stored.whole("demo", light) == DEFINITION
+    assert (await stored.load({"demo": found})).found["demo"] is found
 
 
 @pytest.mark.parametrize("location", [DEFINITION.location, "elsewhere.json"])
-async def test_saving_again_replaces(db: Database, location: str) -> None:
-    newer = replace(DEFINITION, location=location, sha256="def", build=b"others", etag=None)
-    await save(db, DEFINITION)
+async def test_saving_again_replaces(stored: StoredCatalog, location: str) -> None:
+    newer = RawDefinition(location, b"new", "def")
+    await stored.save("demo", FOUND, (), by="ann")
 
-    await save(db, newer, b"new")
+    await stored.save("demo", replace(FOUND, definition=newer, at=6.0), (), by="ann")
 
-    assert await load_definition(db, "demo", location) == newer
-    assert await load_packed(db, "demo", location) == b"new"
-    assert await load_marks(db) == {"demo": (location, 5.0)}
+    found = (await stored.load({})).found["demo"]
+    assert (found.definition, found.at) == (replace(newer, packed=b""), 6.0)
+    assert await stored.whole("demo", found.definition) == newer
+
+
+async def test_tool_that_another_version_wrote_is_left_out(db: Database) -> None:
+    await record(db, change())
+    broken = update(tables.changes).values(before=cast(literal(b"no tool"), LargeBinary))
+    await db.write(lambda tx: tx.execute(broken))
+
+    assert await list_changes(db) == [change(before=None)]
 
 
 async def test_validation_is_remembered_by_content(db: Database) -> None:
@@ -191,7 +193,7 @@ async def test_held_change_is_decided_once(db: Database, other_db: Database) -> 
 
 
 async def test_refresh_replaces_what_it_no_longer_holds(db: Database) -> None:
-    newer = change(id="c4", after=b"newest")
+    newer = change(id="c4", after=replace(TOOL, path="/newest"))
     await record(db, change(), APPLIED)
 
     await record(db, newer)

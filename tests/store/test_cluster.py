@@ -30,7 +30,8 @@ from gateway.store.cluster import (
     take_of_window,
 )
 from gateway.store.database import Database, signal
-from gateway.store.housekeeping import Replica, beat, bury_the_dead, leave, this_host
+from gateway.store.housekeeping import beat, bury_the_dead, leave, this_host
+from gateway.store.tables import Replica
 from tests.databases import PostgresServer
 from tests.store.rows import approval, execution
 from tests.store.test_ledger import silence

@@ -15,11 +15,10 @@ from gateway.model import json_bytes, json_value
 from gateway.store import tables
 from gateway.store.approvals import create_approval
 from gateway.store.database import Database
-from gateway.store.housekeeping import Replica, beat
+from gateway.store.housekeeping import beat
 from gateway.store.ledger import (
     Begun,
     Count,
-    Execution,
     Filter,
     Page,
     begin,
@@ -35,6 +34,7 @@ from gateway.store.ledger import (
     record_finished,
     values_of,
 )
+from gateway.store.tables import Execution, Replica
 from tests.databases import eventually
 from tests.raising import raises
 from tests.store.rows import add_execution, approval, execution

@@ -15,15 +15,8 @@ from gateway.store.catalog import record_changes, save_validation
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
 from gateway.store.housekeeping import sweep
-from gateway.store.ledger import (
-    Begun,
-    LargeResult,
-    begin,
-    finish,
-    get_execution,
-    read_result,
-    save_result,
-)
+from gateway.store.ledger import Begun, begin, finish, get_execution, read_result, save_result
+from gateway.store.tables import LargeResult
 from tests.store.rows import add_execution, approval, change, execution, grant
 
 DAY = 86_400.0
