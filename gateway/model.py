@@ -30,16 +30,8 @@ Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending
 BuiltStatus = Literal["connected", "unauthenticated", "failing"]
 Severity = Literal["error", "warning", "info"]
 Place = Literal["path", "query", "header", "cookie"]
-Style = Literal[
-    "form",
-    "simple",
-    "label",
-    "matrix",
-    "spaceDelimited",
-    "pipeDelimited",
-    "tabDelimited",
-    "deepObject",
-]
+Separated = Literal["spaceDelimited", "pipeDelimited", "tabDelimited"]
+Style = Literal["form", "simple", "label", "matrix", "deepObject", Separated]
 
 RISK_OF_ACCESS: Mapping[Access, Risk] = {
     "read": "none",
@@ -425,12 +417,11 @@ HEADERS_META = "gateway/headers"  # in its `_meta`: of an API's answer
 # --- as bytes -------------------------------------------------------------------------------------
 
 BUILD_CODEC_VERSION = "3"  # another one: what is stored is built anew
-_decoder = msgspec.msgpack.Decoder(Build)
 
 encode_tool = msgspec.msgpack.Encoder(order="deterministic").encode  # two of them are compared
 decode_tool = msgspec.msgpack.Decoder(Tool).decode
 encode_build = msgspec.msgpack.Encoder().encode  # for the way between processes and for the store
-decode_build = _decoder.decode
+decode_build = msgspec.msgpack.Decoder(Build).decode
 
 
 def json_bytes(value: object) -> bytes:
