@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, NoReturn, TypeGuard
 
 import msgspec
@@ -22,8 +23,14 @@ from pydantic import ValidationError
 from starlette.types import Receive, Send
 
 from gateway.errors import Fixable
-from gateway.limits import ATTEND_AFTER_SECONDS, MAX_QUEUED, PING_SECONDS, SEND_SECONDS
-from gateway.model import json_bytes, read_json
+from gateway.limits import (
+    ATTEND_AFTER_SECONDS,
+    MAX_QUEUED,
+    PING_SECONDS,
+    PREVIEW_CHARS,
+    SEND_SECONDS,
+)
+from gateway.model import json_bytes, json_value, read_json
 from gateway.web.guard import EVENT_STREAM_HEADERS, PING, event_frame, respond
 
 RequestId = str | int
@@ -92,13 +99,26 @@ def is_request_id(value: object) -> TypeGuard[RequestId]:
 
 
 def check_params(message: Message, version: str) -> None:
-    """Checks a request's params against the protocol's own schema. Raises RpcError."""
+    """Checks a request's params against the protocol's own schema. Raises RpcError.
+
+    A client says most of them with each request; only a call's arguments differ, and may be any.
+    """
+    params = message.body.get("params")
+    if message.method == "tools/call" and isinstance(message.params.get("arguments"), dict):
+        params = {**message.params, "arguments": {}}
+    written = json_bytes(params)
+    check = _check_written if len(written) <= PREVIEW_CHARS else _check_written.__wrapped__
     try:
-        sdk_methods.validate_client_request(message.method, version, message.body.get("params"))
+        check(message.method, version, written)
     except KeyError:
         raise method_not_found(message.method) from None
     except ValidationError:
         raise RpcError(INVALID_PARAMS, "Invalid request parameters", "") from None
+
+
+@lru_cache(maxsize=256)
+def _check_written(method: str, version: str, params: bytes) -> None:
+    sdk_methods.validate_client_request(method, version, json_value(params))
 
 
 def method_not_found(method: str) -> RpcError:
@@ -192,6 +212,7 @@ class Reply:
 
     def dismiss(self) -> None:
         """Watches the connection no longer."""
+        self.on_gone.clear()  # a listener holds this reply: only the collector would free the two
         if self._timer is not None:
             self._timer.cancel()
         if self._attending is not None:
