@@ -129,7 +129,9 @@ def redact_arguments(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        key: MASK if item and names_a_secret(key[-64:]) else redact_arguments(item)
+        key: MASK
+        if item and names_a_secret(key[-64:])
+        else (redact_arguments(item) if isinstance(item, (dict, list)) else item)
         for key, item in value.items()
     }
 

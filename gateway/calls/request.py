@@ -114,26 +114,24 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]+")  # which nobody takes for anything else
 
 
 def _path(operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
-    if "{" not in operation.path:
-        return _literal(operation.path)
-    known = {p.name: p for p in operation.parameters if p.place == "path"}
-    segments = _segments(operation.path)
-    return "/".join([_segment(texts, known, arguments) for texts in segments])
+    segments = [
+        _segment(each, operation, arguments) if isinstance(each, list) else each
+        for each in _segments(operation.path)
+    ]
+    return "/".join(segments)
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
-def _segments(path: str) -> list[list[str]]:
-    return [_VARIABLE.split(template) for template in path.split("/")]
+def _segments(path: str) -> list[str | list[str]]:
+    """The segments of a path: as they are sent, or with variables, and then split at these."""
+    split = [_VARIABLE.split(template) for template in path.split("/")]
+    return [texts if len(texts) > 1 else _literal(texts[0]) for texts in split]
 
 
-def _segment(
-    texts: Sequence[str], known: Mapping[str, Parameter], arguments: Mapping[str, Any]
-) -> str:
+def _segment(texts: Sequence[str], operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
     """One segment of the path: texts, and between them the names of variables."""
-    plain, sent = texts[0], _literal(texts[0])
-    if len(texts) == 1:
-        return sent
-    names = []
+    plain, sent, names = texts[0], _literal(texts[0]), []
+    known = {p.name: p for p in operation.parameters if p.place == "path"}
     for name, text in zip(texts[1::2], texts[2::2], strict=True):
         parameter = known.get(name) or Parameter(name, "path", name)
         names.append(_argument(parameter))

@@ -186,12 +186,12 @@ class Egress:
         """One answer, whole or up to a bound. aiohttp unpacks step by step: a bomb is cut."""
         response = await self._ask(request, tls)
         try:
-            chunks = response.content.iter_any()
-            body, truncated = await collect(chunks, max_bytes, room, until)
+            body, truncated = await collect(response.content.readany, max_bytes, room, until)
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
         finally:
-            response.close()  # which does nothing where its body was read to the end
+            if not response.content.at_eof():
+                response.close()
         return Answer(response.status, _received(response), body, truncated, request.url)
 
     async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:

@@ -12,7 +12,7 @@ import asyncio
 import codecs
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from email.message import Message
 from functools import lru_cache
 from io import BytesIO
@@ -73,11 +73,11 @@ class Room:
 
 
 async def collect(
-    chunks: AsyncIterator[bytes], max_bytes: int, room: Room | None, until: float
+    read: Callable[[], Awaitable[bytes]], max_bytes: int, room: Room | None, until: float
 ) -> tuple[bytes, bool]:
-    """The chunks put together up to a bound, and whether there was more."""
+    """What is read, chunk by chunk, put together up to a bound, and whether there was more."""
     body, size, most = BytesIO(), 0, max_bytes
-    async for chunk in chunks:
+    while chunk := await read():
         size += len(chunk)
         if room is not None and size > room.bytes:
             most = max_bytes if await room.take(until) else room.bytes

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from cachetools import LRUCache
 
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import CANCEL, Throttle
@@ -221,7 +220,7 @@ class Gateway:
         self.unknown_calls = 0
         self._unknown = Throttle()  # what is beyond its bounds is counted, not recorded
         self._own = {tool.name: tool for tool in own_tools}
-        self._views: LRUCache[tuple[object, ...], View] = LRUCache(MAX_REMEMBERED)
+        self._views: dict[tuple[object, ...], View] = {}
         catalog.on_change(self._views.clear)  # they would hold all the tools that were replaced
         self._index: tuple[int, ToolIndex] | None = None
         self._indexing = asyncio.Lock()
@@ -246,6 +245,8 @@ class Gateway:
         key = (snapshot.revision, scope.kind, scope.names, *who)
         found = self._views.get(key)
         if found is None:
+            if len(self._views) >= MAX_REMEMBERED:
+                self._views.clear()
             found = self._views[key] = self._shared_view(snapshot, principal, scope)
             self._wake_sleepers(snapshot, found)
         return found

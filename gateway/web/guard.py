@@ -155,10 +155,9 @@ async def read_body(
     seconds: float = REQUEST_SECONDS,
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
-    too_large = HTTPException(413, f"Request body too large: at most {limit} bytes", _CLOSE)
     declared = fields.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
-        raise too_large
+        raise _too_large(limit)
     chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
     size = 0
     try:
@@ -170,11 +169,15 @@ async def read_body(
                 chunks.append(message.get("body", b""))
                 size += len(chunks[-1])
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
         raise HTTPException(408, "The request was not complete in time", _CLOSE) from None
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"Request body too large: at most {limit} bytes", _CLOSE)
 
 
 # --- answers --------------------------------------------------------------------------------------

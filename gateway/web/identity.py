@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class Verified(NamedTuple):
     grant: str = ""
 
 
+@lru_cache(maxsize=256)
 def scope_of(path: str) -> Scope | None:
     """The view an address asks for; None: there is nothing at that address."""
     match path.removesuffix("/").split("/"):
