@@ -157,7 +157,8 @@ class Metrics:
     def forget_all_but(self, names: Iterable[str]) -> None:
         """Forgets connections that are no more: names that come and go must not pile up."""
         kept = {*names}
-        for figures in (self._counts, self._seconds):
+        every: tuple[dict[Any, Any], ...] = (self._counts, self._seconds)
+        for figures in every:
             for key in [key for key in figures if key[1] not in kept]:
                 del figures[key]
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, suppress
 from datetime import UTC, datetime
 
@@ -277,15 +276,14 @@ async def test_an_api_that_fails_is_not_asked_twice_as_often() -> None:
 
 async def held(limits: Admission, connection: str, size: int, seconds: float = 0.0) -> int:
     """How much is held of an answer of this size that comes in pieces."""
-    pieces = [bytes(LARGE_BYTES)] * (size // LARGE_BYTES) + [bytes(size % LARGE_BYTES)]
+    pieces = [bytes(size % LARGE_BYTES)] + [bytes(LARGE_BYTES)] * (size // LARGE_BYTES)
 
-    async def chunks() -> AsyncIterator[bytes]:
-        for piece in pieces:
-            yield piece
+    async def read() -> bytes:
+        return pieces.pop() if pieces else b""
 
     until = asyncio.get_running_loop().time() + seconds
     with limits.large(connection) as room:
-        body, cut = await collect(chunks(), 8 * LARGE_BYTES, room, until)
+        body, cut = await collect(read, 8 * LARGE_BYTES, room, until)
     assert cut == (len(body) < size)
     return len(body)
 
