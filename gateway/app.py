@@ -45,6 +45,7 @@ from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
+from gateway.config.reading import watch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
 from gateway.demo.bookshop import bookshop, demo_connection
@@ -54,7 +55,6 @@ from gateway.mcp.endpoint import McpEndpoint
 from gateway.model import Principal, Tool
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
-from gateway.reload import watch
 from gateway.server import GatewayServer, bind
 from gateway.store.catalog import StoredCatalog
 from gateway.store.cluster import REVISION, Signals, signal_soon

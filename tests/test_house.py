@@ -44,7 +44,7 @@ PLAIN = {"errors", "model", "blocklist", "limits", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
-ALL = MIDDLE | DOORS | {"mcp", "web", "console", "oauth", "demo", "reload", "app", "server"}
+ALL = MIDDLE | DOORS | {"mcp", "web", "console", "oauth", "demo", "app", "server"}
 # `catalog.snapshot` is a value that policy and calls may know; the rest of catalog is not.
 MAY_IMPORT: dict[str, set[str]] = {
     "": set(),
@@ -72,7 +72,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": DOORS | {"azure"},
     "console": DOORS | {"mcp", "web"},
     "oauth": DOORS | {"mcp", "web", "console"},
-    "reload": PLAIN | {"config"},
     "app": ALL,
     "server": ALL,
     "cli": ALL,

@@ -15,6 +15,7 @@ import hashlib
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 import structlog
 from starlette.datastructures import MutableHeaders
@@ -22,7 +23,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.calls.admission import Throttle
@@ -36,7 +38,6 @@ from gateway.console.pages import (
     navigation,
     navigation_parts,
     render,
-    static_routes,
 )
 from gateway.console.sessions import (
     COOKIE,
@@ -68,6 +69,8 @@ from gateway.web.identity import Identity
 from gateway.web.watch import Health
 
 log = structlog.get_logger("gateway.console")
+
+STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Visit], Awaitable[Response]]
 Live = Callable[[Visit, Navigation], Awaitable[dict[str, str]]]  # a page's moving parts, by id
@@ -141,9 +144,13 @@ class Console:
         return f"{address}?link={link}" if link else address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_file = scope["path"].startswith("/console/static/")
+
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                if is_file:
+                    headers["cache-control"] = "no-cache"  # kept, and asked about by its ETag
                 for name, value in PAGE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
@@ -152,7 +159,7 @@ class Console:
 
     def _routes(self) -> list[BaseRoute]:
         found = [
-            *static_routes(),
+            Mount("/console/static", StaticFiles(directory=STATIC)),
             Route("/console/sign-in", self._sign_in, methods=["GET", "POST"]),
         ]
         for path, (page, live) in PAGES.items():

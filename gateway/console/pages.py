@@ -2,16 +2,13 @@
 
 A page's function takes a `Visit` and answers with `page`, `list_page`, `fragment`, `toast` or `go`.
 Templates escape always, and a name that is missing is an error, not a blank. Lists are also given
-as JSON and as CSV: the same rows behind the same filter. Static files lie under an address that
-changes with their content, so that browsers keep them.
+as JSON and as CSV: the same rows behind the same filter.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +22,7 @@ import orjson
 from cachetools import TTLCache
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import RedirectResponse, Response
 
 from gateway import __version__
 from gateway.catalog.snapshot import Snapshot
@@ -321,7 +316,7 @@ def _environment() -> Environment:
     )
     words = (clip, clip_text, pretty, compact, ago, full_time, iso_time, clock, duration, plural)
     made.filters.update({word.__name__: word for word in words}, number="{:,.0f}".format)
-    made.globals.update(asset=asset, version=__version__, now=time.time)
+    made.globals.update(version=__version__, now=time.time)
     return made
 
 
@@ -397,51 +392,3 @@ def duration(milliseconds: float | None) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-# --- static files ---------------------------------------------------------------------------------
-
-STATIC = Path(__file__).parent / "static"
-KEPT = "public, max-age=31536000, immutable"
-_SYMBOL = re.compile(r"<svg[^>]*>(.*)</svg>", re.DOTALL)
-_DRAWN = 'fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round"'
-
-
-def asset(name: str) -> str:
-    """The address of a static file."""
-    return f"{_static_address()}/{name}"
-
-
-@cache
-def _static_address() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(STATIC.rglob("*.*")):
-        digest.update(path.read_bytes())
-    return f"/console/static/{digest.hexdigest()[:12]}"
-
-
-def static_routes() -> list[BaseRoute]:
-    """Every file under `static`, and the icons as one sheet."""
-    icons = Response(icon_sheet(), headers={"cache-control": KEPT}, media_type="image/svg+xml")
-    return [
-        Route(asset("icons.svg"), icons),
-        Mount(_static_address(), _KeptFiles(directory=STATIC)),
-        Route("/console/static/{stale:path}", PlainTextResponse("Not Found", 404)),
-    ]
-
-
-def icon_sheet() -> str:
-    """The vendored icons, each as one symbol."""
-    symbols = []
-    for path in sorted(STATIC.glob("vendor/lucide/*.svg")):
-        inner = _SYMBOL.sub(r"\1", path.read_text("utf-8"))
-        drawn = f'{_DRAWN} stroke-linejoin="round"'
-        symbols.append(f'<symbol id="{path.stem}" viewBox="0 0 24 24" {drawn}>{inner}</symbol>')
-    return f'<svg xmlns="http://www.w3.org/2000/svg">{"".join(symbols)}</svg>'
-
-
-class _KeptFiles(StaticFiles):
-    def file_response(self, *args: Any, **more: Any) -> Response:
-        response = super().file_response(*args, **more)
-        response.headers["cache-control"] = KEPT
-        return response

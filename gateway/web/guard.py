@@ -14,10 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,22 +29,12 @@ from gateway.limits import (
     REQUEST_SECONDS,
     SEND_SECONDS,
 )
-from gateway.model import Principal
 
 Fields = Mapping[bytes, bytes]
 HeaderLines = Iterable[tuple[bytes, bytes]]
-Fetch = Callable[[str], Awaitable[bytes]]
-Key = Any  # what PyJWT takes: a PyJWK, or a public key of `cryptography`
-Verified = tuple[Principal, float]  # until when its token is good
 
-ALGORITHMS = (
-    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
-    *("ES256", "ES384", "ES512", "EdDSA"),
-)
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 JSON_TYPE = b"application/json"
-
-log = structlog.get_logger(__name__)
 
 # Two copies of one of these would be read differently by different readers.
 _SINGLE = frozenset(
