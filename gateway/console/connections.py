@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -39,7 +39,7 @@ from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import list_changes
-from gateway.web import own_tools
+from gateway.web import own_tools, rest
 from gateway.web.guard import Form
 from gateway.web.shown import change_row, tool_row
 
@@ -118,10 +118,8 @@ async def delete(visit: Visit) -> Response:
 
 async def decide_change(visit: Visit) -> Response:
     """Accepts or rejects one held change."""
-    found = await visit.inquiry.change(visit.id)
-    accept, by = visit.form.get("decision") == "accept", visit.principal.name
-    decided: Literal["accepted", "rejected"] = "accepted" if accept else "rejected"
-    await visit.gateway.catalog.decide_change(found.id, decided, by=by)
+    accept = visit.form.get("decision") == "accept"
+    await rest.decide_change(visit.inquiry, visit.id, "accept" if accept else "reject")
     return toast(visit, "Accepted: it is served now" if accept else "Rejected: it stays as it was")
 
 

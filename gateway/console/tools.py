@@ -34,7 +34,7 @@ from gateway.console.pages import (
     page,
     toast,
 )
-from gateway.errors import Fixable, NotFound
+from gateway.errors import Fixable
 from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
 from gateway.model import Level, Scope, Tool, json_bytes
 from gateway.policy.access import decide, may_know
@@ -137,10 +137,7 @@ async def call(visit: Visit) -> Response:
 
 
 def _known_tool(visit: Visit) -> Tool:
-    found = visit.inquiry.view.tools.get(visit.request.query_params.get("name", ""))
-    if found is None:
-        raise NotFound("invalid_arguments", "There is no such tool.", "It may have been removed.")
-    return found
+    return visit.inquiry.tool(visit.request.query_params.get("name", ""))
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
+from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, MAX_STREAMS_PER_PRINCIPAL, NAME_CHARS
@@ -306,17 +307,11 @@ class Era2026:
             raise _error(route)
         if message.method == "tools/call":
             self._check_param_headers(exchange, message.params)
-        capabilities = route.client_capabilities
-        return RpcRequest(
-            self._core,
-            exchange,
-            message,
-            era="2026",
-            version=route.protocol_version,
-            reply=reply,
-            client=client_name(route.client_info),
-            capabilities=capabilities if isinstance(capabilities, Mapping) else {},
-        )
+        caller = Caller(exchange.principal, exchange.scope, "2026")
+        caller.client = client_name(route.client_info)
+        if isinstance(route.client_capabilities, Mapping):
+            caller.capabilities = route.client_capabilities
+        return RpcRequest(self._core, exchange, message, caller, route.protocol_version, reply)
 
     def _check_param_headers(self, exchange: Exchange, params: Mapping[str, Any]) -> None:
         """Checks the headers of a call that repeat its arguments, where the tool's schema asks."""

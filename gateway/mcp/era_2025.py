@@ -24,6 +24,7 @@ from mcp_types.jsonrpc import INVALID_REQUEST
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 from starlette.exceptions import HTTPException
 
+from gateway.calls.record import Caller
 from gateway.errors import GatewayError
 from gateway.limits import MAX_BATCH, MAX_SESSIONS, SESSION_SECONDS
 from gateway.mcp.messages import (
@@ -197,17 +198,10 @@ class Era2025:
     async def _answer(
         self, exchange: Exchange, session: SealedSession, message: Message, reply: Reply | None
     ) -> bytes:
-        request = RpcRequest(
-            self._core,
-            exchange,
-            message,
-            era="2025",
-            version=session.protocol_version,
-            reply=reply,
-            session=session.id,
-            client=session.client,
-            capabilities=session.capabilities,
-        )
+        known = (session.id, session.client, session.capabilities)
+        caller = Caller(exchange.principal, exchange.scope, "2025", *known)
+        version = session.protocol_version
+        request = RpcRequest(self._core, exchange, message, caller, version, reply)
         try:
             return result_body(message.id, await find_method(request)(request))
         except Stopped:

@@ -98,12 +98,9 @@ class RpcRequest(msgspec.Struct):
     core: Core
     exchange: Exchange
     message: Message
-    era: Literal["2025", "2026"]
+    caller: Caller
     version: str
     reply: Reply | None  # None: within a batch, where nothing can be said before the answer
-    session: str | None = None
-    client: str = ""
-    capabilities: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Stopped(Exception):
@@ -166,18 +163,17 @@ async def _list_tools(request: RpcRequest) -> bytes:
     page = view.page(request.message.params.get("cursor"))
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
-    if request.session is not None:
-        core.streams.note(request.session, exchange.scope, view.digest)
-    return b"{%b%b}" % (page, LIST_END if request.era == "2026" else b"")
+    if request.caller.session is not None:
+        core.streams.note(request.caller.session, exchange.scope, view.digest)
+    return b"{%b%b}" % (page, LIST_END if request.caller.era == "2026" else b"")
 
 
 async def _call_tool(request: RpcRequest) -> bytes:
     params, gateway = request.message.params, request.core.gateway
     with Flight(request):
         try:
-            result = await gateway.call(
-                params["name"], params.get("arguments") or {}, caller_of(request)
-            )
+            arguments = params.get("arguments") or {}
+            result = await gateway.call(params["name"], arguments, reachable_caller(request))
         except UnknownTool as error:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {cut(error.name, 256)}") from None
         except UpstreamRefused as error:
@@ -190,7 +186,7 @@ async def _call_tool(request: RpcRequest) -> bytes:
             ) from error
         except GatewayError as error:
             result = error_result(error)
-    return json_bytes(_stamped(result) if request.era == "2026" else result)
+    return json_bytes(_stamped(result) if request.caller.era == "2026" else result)
 
 
 async def _pass_through(request: RpcRequest) -> bytes:
@@ -198,12 +194,13 @@ async def _pass_through(request: RpcRequest) -> bytes:
     method, params = request.message.method, request.message.params
     with Flight(request):
         try:
-            result = await request.core.pass_through.answer(method, params, caller_of(request))
+            caller = reachable_caller(request)
+            result = await request.core.pass_through.answer(method, params, caller)
         except UpstreamRefused as error:
             raise _refusal(error) from error
         except GatewayError as error:
             raise RpcError(INTERNAL_ERROR, error.message, {"code": error.code}) from error
-    if request.era == "2025":
+    if caller.era == "2025":
         result.pop("ttlMs", None)
         result.pop("cacheScope", None)
         return json_bytes(result)
@@ -242,39 +239,30 @@ def client_name(info: object) -> str:
     return f"{info.get('name', '')}/{info.get('version', '')}"[:NAME_CHARS]
 
 
-def caller_of(request: RpcRequest) -> Caller:
-    """Who makes a request, and how the client can be reached while it waits.
+def reachable_caller(request: RpcRequest) -> Caller:
+    """Who makes a request, with how the client can be reached while it waits.
 
     Progress, questions and log messages go ahead of the answer on the request's own stream, if the
     client takes one. A client that can't be reached has None there.
     """
-    exchange, reply, params = request.exchange, request.reply, request.message.params
-    meta = params.get("_meta") or {}
-    caller = Caller(
-        principal=exchange.principal,
-        scope=exchange.scope,
-        era=request.era,
-        session=request.session,
-        client=request.client,
-        capabilities=request.capabilities,
-        meta=meta,
-        input_responses=params.get("inputResponses"),
-        request_state=params.get("requestState"),
-        log_level=_log_level(request, meta),
-    )
+    caller, reply, params = request.caller, request.reply, request.message.params
+    caller.meta = params.get("_meta") or {}
+    caller.input_responses = params.get("inputResponses")
+    caller.request_state = params.get("requestState")
+    caller.log_level = _log_level(request)
     if reply is not None:
         caller.gone = reply.is_gone
         if reply.streaming:
-            caller.progress = _progress(reply, meta.get("progressToken"))
-            caller.notice = _notice(request, reply, caller.log_level)
+            caller.progress = _progress(reply, caller.meta.get("progressToken"))
+            caller.notice = _notice(caller, reply)
             caller.ask = _ask(request, reply)
     return caller
 
 
-def _log_level(request: RpcRequest, meta: Mapping[str, Any]) -> str | None:
-    if request.era == "2025":
-        return request.core.pass_through.wishes.level(request.session)
-    level = meta.get(LOG_LEVEL_META_KEY)
+def _log_level(request: RpcRequest) -> str | None:
+    if request.caller.era == "2025":
+        return request.core.pass_through.wishes.level(request.caller.session)
+    level = request.caller.meta.get(LOG_LEVEL_META_KEY)
     return level if isinstance(level, str) else None
 
 
@@ -290,23 +278,24 @@ def _progress(reply: Reply, token: object) -> Progress | None:
     return progress
 
 
-def _notice(request: RpcRequest, reply: Reply, wanted: str | None) -> TakeNotice | None:
+def _notice(caller: Caller, reply: Reply) -> TakeNotice | None:
     """Says a server's log messages on the request's own stream; in 2026 only if asked to."""
-    if wanted is None and request.era == "2026":
+    if caller.log_level is None and caller.era == "2026":
         return None
 
     def notice(method: str, params: Mapping[str, Any]) -> None:
-        known = method == LOGGED or request.era == "2025"
-        if known and reaches(params.get("level"), wanted):
+        known = method == LOGGED or caller.era == "2025"
+        if known and reaches(params.get("level"), caller.log_level):
             reply.say(event_frame(notification(method, params)))
 
     return notice
 
 
 def _ask(request: RpcRequest, reply: Reply) -> AskClient | None:
-    if request.session is None or not request.capabilities:
+    caller = request.caller
+    if caller.session is None or not caller.capabilities:
         return None
-    return partial(request.core.calls.ask, request.session, reply)
+    return partial(request.core.calls.ask, caller.session, reply)
 
 
 class Flight:
@@ -321,11 +310,11 @@ class Flight:
         self.reason: Literal["cancelled", "gone"] | None = None
         self._task = task
         self._calls = request.core.calls
-        self._key = (request.session or "", comparable(request.message.id))
+        self._key = (request.caller.session or "", comparable(request.message.id))
         self._reply = request.reply
         if self._reply is not None:
             # Only in the 2026 era does hanging up mean that the call is not wanted any more.
-            if request.era == "2026":
+            if request.caller.era == "2026":
                 self._reply.on_gone.append(partial(self.stop, "gone"))
             self._reply.attend(request.exchange.receive)
 

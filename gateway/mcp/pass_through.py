@@ -83,7 +83,7 @@ class PassThrough:
     ) -> None:
         self.wishes = Wishes(requests, db)
         self.streams = Streams(identity, self.wishes, self.lists, self._offers, max_streams)
-        gateway.on_change(self.streams.look_again)
+        gateway.catalog.on_change(self.streams.look_again)
         self._gateway = gateway
         self.requests = requests
         self._upstreams = requests.upstreams

@@ -103,6 +103,14 @@ class Inquiry:
             raise NotFound("connection_invalid", f"there is no connection {name!r}", hint)
         return state
 
+    def tool(self, name: str) -> Tool:
+        """The tool of this name, if the caller sees it."""
+        tool = self.view.tools.get(name)
+        if tool is None:
+            hint = "list_dynamic_tools, or GET /api/v1/tools, names those you can call."
+            raise NotFound("invalid_arguments", f"Unknown tool: {name}", hint)
+        return tool
+
     async def execution(self, id: str) -> Execution:
         """The execution of this id, if it exists for the caller."""
         db = self.gateway.db
@@ -273,10 +281,6 @@ class Gateway:
             return self._own[name].schema
         tool = seen.direct.get(name)
         return tool.input_schema if tool else None
-
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has `listener` called after each change of what is served."""
-        return self.catalog.on_change(listener)
 
     async def call(self, name: str, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
         """The wire dict of a tool's result. Raises UnknownTool for what is not in the view."""

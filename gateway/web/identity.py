@@ -216,25 +216,23 @@ def claimed_principal(
     name = claims.get(settings.principal_claim)
     if not isinstance(name, str) or not name:
         raise Unauthenticated(f"The token has no usable claim {settings.principal_claim}")
-    changes: dict[str, Any] = {}
-    if settings.role_claim:
-        changes["role"] = _text(claims.get(settings.role_claim))
-    if settings.organization_claim:
-        changes["organization"] = _text(claims.get(settings.organization_claim))
-    if settings.admin_claim:
-        changes["admin"] = claims.get(settings.admin_claim) is True
-    return replace(known.get(name) or Principal(name), **changes)
+    said: dict[str, Any] = {
+        field: claims.get(claim) is True if field == "admin" else _text(claims.get(claim))
+        for field, claim in _claims_by_field(settings).items()
+    }
+    return replace(known.get(name) or Principal(name), **said)
 
 
 def as_claimed(auth: AuthMode, known: Principal, claimed: Mapping[str, Any]) -> Principal:
     """What was claimed once can't be asked again; what is configured beside it is as it is now."""
     rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
-    claims = {
-        "role": rules.role_claim,
-        "organization": rules.organization_claim,
-        "admin": rules.admin_claim,
-    }
-    return replace(known, **{name: claimed[name] for name, claim in claims.items() if claim})
+    return replace(known, **{field: claimed[field] for field in _claims_by_field(rules)})
+
+
+def _claims_by_field(rules: AuthMode | OAuthSettings) -> dict[str, str]:
+    """Which claim says what of a principal, as far as one is configured to."""
+    fields = ("role", "organization", "admin")
+    return {field: claim for field in fields if (claim := getattr(rules, f"{field}_claim"))}
 
 
 def _text(value: object) -> str | None:

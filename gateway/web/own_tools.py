@@ -348,18 +348,11 @@ async def lookup_schema(inquiry: Inquiry, tool: ToolName, known: Known = NOTHING
 
 
 def _look_up(inquiry: Inquiry, name: str, known: Mapping[str, Any]) -> LookUp:
-    tools = inquiry.view.tools
-    tool = tools.get(name)
-    if tool is None:
-        raise NotFound(
-            "invalid_arguments",
-            f"there is no tool {name!r}",
-            "list_dynamic_tools names those you can call.",
-        )
+    tool, names = inquiry.tool(name), inquiry.view.tools.keys()
     # What the caller wants of this call (a token, to be run later) is not about the calls it makes.
     caller = replace(inquiry.caller, meta={}, input_responses=None, request_state=None)
     call = partial(inquiry.gateway.invoker.call, bundle_ids=inquiry.view.bundle_ids)
-    return LookUp(call, inquiry.gateway.db, inquiry.snapshot, caller, tool, tools.keys(), known)
+    return LookUp(call, inquiry.gateway.db, inquiry.snapshot, caller, tool, names, known)
 
 
 # --- Azure's catalogue of connectors --------------------------------------------------------------

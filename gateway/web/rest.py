@@ -39,7 +39,7 @@ from gateway.errors import (
     Unauthenticated,
 )
 from gateway.limits import MAX_BODY_BYTES, NAME_CHARS, PAGE_ENTRIES
-from gateway.model import Level, Scope, Tool, json_bytes, read_json
+from gateway.model import Level, Scope, json_bytes, read_json
 from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
@@ -59,6 +59,8 @@ POSTING = ("POST", "PUT", "PATCH")
 
 # Failures of the other side are outcomes of a call that was made: the body tells of them.
 OUTCOMES = ("upstream_error", "upstream_timeout", "upstream_unreachable", "outcome_unknown")
+CHANGE_DECISIONS: Mapping[str, Literal["accepted", "rejected"]]
+CHANGE_DECISIONS = {"accept": "accepted", "reject": "rejected"}
 CHANGE_STATUSES: tuple[ChangeStatus, ...] = get_args(ChangeStatus)
 
 
@@ -258,15 +260,7 @@ def _expected(request: Request) -> int | None:
 
 
 async def get_tool(inquiry: Inquiry, name: str) -> Shown:
-    return shown.tool_detail(_known_tool(inquiry, name), inquiry.snapshot.permissions)
-
-
-def _known_tool(inquiry: Inquiry, name: str) -> Tool:
-    tool = inquiry.view.tools.get(name)
-    if tool is None:
-        hint = "GET /api/v1/tools lists yours."
-        raise NotFound("invalid_arguments", f"Unknown tool: {name}", hint)
-    return tool
+    return shown.tool_detail(inquiry.tool(name), inquiry.snapshot.permissions)
 
 
 async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None) -> Shown:
@@ -282,7 +276,7 @@ async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None)
 async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any = None) -> Response:
     if name not in inquiry.view.tools:
         inquiry.gateway.note_unknown(inquiry, name)
-    tool = _known_tool(inquiry, name)
+    tool = inquiry.tool(name)
     wanted = {} if posted is None else _object(posted)
     arguments = wanted.get("arguments", {})
     if not isinstance(arguments, dict):
@@ -398,21 +392,13 @@ async def list_changes(
     return {"changes": [shown.change_row(c) for c in found if inquiry.oversees(c.connection)]}
 
 
-async def accept_change(inquiry: Inquiry, id: str) -> Any:
-    return await _decide_change(inquiry, id, "accepted")
-
-
-async def reject_change(inquiry: Inquiry, id: str) -> Any:
-    return await _decide_change(inquiry, id, "rejected")
-
-
-async def _decide_change(
-    inquiry: Inquiry, id: str, status: Literal["accepted", "rejected"]
-) -> Shown | Response:
+async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Shown:
+    if decision not in CHANGE_DECISIONS:
+        raise HTTPException(404, "Not Found")
     found, by = await inquiry.change(id), inquiry.principal.name
     if found.status != "held":
-        decided = Fixable("invalid_arguments", f"the change is {found.status} already")
-        return error_response(decided, 409)
+        raise NotApproved("invalid_arguments", f"the change is {found.status} already")
+    status = CHANGE_DECISIONS[decision]
     return shown.change_row(await inquiry.gateway.catalog.decide_change(found.id, status, by=by))
 
 
@@ -465,8 +451,7 @@ ADDRESSES: Mapping[str, Run] = {
     "GET /grants": list_client_grants,
     "DELETE /grants/{id}": delete_client_grant,
     "GET /changes": list_changes,
-    "POST /changes/{id}/accept": accept_change,
-    "POST /changes/{id}/reject": reject_change,
+    "POST /changes/{id}/{decision}": decide_change,
     "GET /permissions": get_permissions,
     "PUT /permissions": put_permissions,
     "DELETE /permissions": delete_permissions,

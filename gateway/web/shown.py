@@ -37,6 +37,7 @@ _APPROVAL = """id execution_id tool connection principal session client risk met
     created_at expires_at""".split()
 _DECISION = "status decided_by decided_at".split()
 _GRANT = "id tool connection request principal client granted_by created_at expires_at".split()
+_CLIENT_GRANT = "id client_id client_name principal resource scope created_at last_used_at".split()
 _CHANGE = "id connection operation tool kind reason status at by decided_at".split()
 
 
@@ -292,8 +293,7 @@ def decided_row(approval: Approval) -> dict[str, Any]:
 
 def client_grant_row(grant: ClientGrant) -> dict[str, Any]:
     """What a client was given, as lists show it."""
-    names = "id client_id client_name principal resource scope created_at last_used_at".split()
-    return {name: getattr(grant, name) for name in names}
+    return _fields(grant, _CLIENT_GRANT)
 
 
 def grant_row(grant: StandingGrant) -> dict[str, Any]:

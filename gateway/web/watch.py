@@ -62,7 +62,7 @@ class Health:
         self.config_problem: str | None = None
         self.problems: tuple[Problem, ...] = ()  # of the configuration, in the current snapshot
         self._told: set[tuple[str, Problem]] = set()
-        gateway.on_change(self._follow)
+        gateway.catalog.on_change(self._follow)
         self._follow()
         self.routes = [
             Route("/healthz", self._alive),

@@ -122,7 +122,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("office365_room", "desk", {}, "NoSuchOperation, which this connection does not have"),
     ("office365_delete_email_v2", "mailboxAddress", {}, "Microsoft's directory"),
     ("office365_send_email_v2", "To", {}, "has no look-up for 'To'"),
-    ("office365_no_such", "x", {}, "there is no tool"),
+    ("office365_no_such", "x", {}, "Unknown tool"),
     ("office365_v3_calendar_get_item", "id", {"table": "c9"}, "the look-up failed"),
 ]
 

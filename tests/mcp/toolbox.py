@@ -149,6 +149,10 @@ class Toolbox:
         finally:
             self.ended.set()
 
+    @property
+    def catalog(self) -> Toolbox:
+        return self
+
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
