@@ -8,10 +8,8 @@ that a dead upstream delays nobody. What it gives is one ASGI application.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from typing import Any, TypeVar
 
 import structlog
 import uvloop
-from rich.console import Console as Terminal
-from rich.progress import Progress
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -159,43 +155,20 @@ class App:
             await self.rest(scope, receive, send)
 
 
-def serve(settings: Settings, config: Path, *, worker: bool = False) -> int:
-    """Runs until a signal ends it; the exit code. A worker shares its port with others."""
+def serve(settings: Settings, config: Path, loading: Loading, *, worker: bool = False) -> None:
+    """Runs until a signal ends it. A worker shares its port with others."""
     bound = bind(settings.server.host, settings.server.port, shared=worker)
     host, port = bound.getsockname()[:2]
     with bound:
-        return uvloop.run(_serve(settings, Place(config, host, port), bound, worker))
+        uvloop.run(_serve(settings, Place(config, host, port), bound, loading, worker))
 
 
-async def _serve(settings: Settings, place: Place, bound: socket.socket, worker: bool) -> int:
-    async with running(settings, place, show_progress) as app:
+async def _serve(
+    settings: Settings, place: Place, bound: socket.socket, loading: Loading, worker: bool
+) -> None:
+    async with running(settings, place, loading) as app:
         server = app.server(place, settings.server.shutdown_seconds, worker=worker)
         await server.serve(sockets=[bound])
-    return 0
-
-
-def show_progress(total: int) -> Callable[[str], None]:
-    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
-
-    One connection needs no progress, so nothing is said of it.
-    """
-    counted, terminal = itertools.count(1), Terminal(stderr=True)
-    bar = Progress(console=terminal, transient=True)
-    task = bar.add_task("Loading", total=total)
-
-    def tell(name: str) -> None:
-        done = next(counted)
-        if total == 1:
-            return
-        if not terminal.is_terminal:
-            print(f"loaded {name} ({done} of {total})", file=sys.stderr, flush=True)
-            return
-        bar.start()
-        bar.update(task, completed=done, description=f"Loading {name}")
-        if done == total:
-            bar.stop()
-
-    return tell
 
 
 @asynccontextmanager

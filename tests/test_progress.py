@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app import show_progress
+from gateway.cli.remote import show_progress
 
 
 def test_each_connection_is_a_plain_line_where_there_is_no_terminal(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from gateway.config.settings import Limits, Settings
 from gateway.connectors.manifest import BUILTIN, load_builtin, parse_manifest, region_problem
 from gateway.connectors.mcp import drift
 from gateway.demo.bookshop import demo_connection
-from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError, UpstreamFailed
+from gateway.errors import ConfigInvalid, DefinitionUnreadable, GatewayError
 from gateway.limits import CHECK_SECONDS
 from gateway.model import Principal, Scope, TlsFiles
 from gateway.outbound.addresses import tls_problem
@@ -50,13 +50,10 @@ from gateway.store.ledger import Filter, list_executions
 from gateway.store.secrets import Seal, check_seal, load_seal
 from gateway.store.tables import Execution, is_current
 from gateway.upstream.registry import Upstreams
-from gateway.upstream.session import Listing
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.workers import Workers
 
 ANYWHERE = ("0.0.0.0/0", "::/0")
-
-ReadUpstream = Callable[[str, McpConnection], Awaitable[Listing]]
 
 
 async def preview(what: str, kind: str | None, settings: Settings, folder: Path) -> dict[str, Any]:
@@ -71,20 +68,7 @@ async def preview(what: str, kind: str | None, settings: Settings, folder: Path)
         folder = Path()
         values = {"kind": "arm"} if in_azure else _values(what, kind)
         connection = parse_connection(name, values)
-    async with (
-        Egress(**rules, folder=files) as egress,
-        Workers(count=1) as workers,
-        upstreams_over(egress) as upstreams,
-    ):
-        credentials = Credentials(egress)
-        discoverer = Discoverer(
-            Fetcher(egress, folder),
-            workers,
-            upstreams.read,
-            egress.check,
-            AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure),
-            partial(prove, credentials),
-        )
+    async with _reading(settings, rules, files, folder) as (discoverer, workers):
         found = await discoverer.discover(Look(name, connection, settings.limits))
         is_openapi = connection.kind == "openapi"
         advice = await workers.advise(found.definition.packed) if is_openapi else ()
@@ -124,10 +108,24 @@ def print_preview(found: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def upstreams_over(egress: Egress) -> AsyncIterator[Upstreams]:
-    """Sessions with MCP servers for as long as a command runs, none before one is asked for."""
-    async with Upstreams(egress, Credentials(egress).upstream_headers) as upstreams:
-        yield upstreams
+async def _reading(
+    settings: Settings, rules: Mapping[str, Any], files: Path, folder: Path
+) -> AsyncIterator[tuple[Discoverer, Workers]]:
+    """What reads definitions and servers as the gateway would, for as long as a command runs."""
+    async with (
+        Egress(**rules, folder=files) as egress,
+        Workers(count=1) as workers,
+        _upstreams(egress) as upstreams,
+    ):
+        credentials = Credentials(egress)
+        ways = (Fetcher(egress, folder), workers, upstreams.read, egress.check)
+        azure = AzureDirectory(partial(ask_azure, egress, credentials), lambda: settings.azure)
+        yield Discoverer(*ways, azure, partial(prove, credentials)), workers
+
+
+def _upstreams(egress: Egress) -> Upstreams:
+    """Sessions with MCP servers, none before one is asked for."""
+    return Upstreams(egress, Credentials(egress).upstream_headers)
 
 
 async def look_at_servers(
@@ -136,7 +134,7 @@ async def look_at_servers(
     """What each server offers, and what has drifted from it."""
     async with (
         Egress(**settings.network.rules, folder=folder) as egress,
-        upstreams_over(egress) as upstreams,
+        _upstreams(egress) as upstreams,
     ):
         looks = (_report(upstreams, name, each) for name, each in servers.items())
         return list(await asyncio.gather(*looks))
@@ -212,11 +210,10 @@ async def find_problems(settings: Settings, config: Path) -> list[tuple[str, str
     """What this configuration says and what would not hold, as (key path, what is wrong)."""
     folder, found = config.parent, list[tuple[str, str]]()
     async with (
-        Egress(**settings.network.rules, folder=folder) as egress,
-        upstreams_over(egress) as upstreams,
+        _reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
         _stored(settings, folder, found) as stored,
-        _loaded(settings, folder, egress, stored, upstreams.read) as catalog,
     ):
+        catalog = await _load(settings, discoverer, stored)
         states = catalog.current.connections.values()
         names = [state.name for state in states if _is_worth_reading(catalog.current, state)]
         with suppress(TimeoutError):
@@ -279,31 +276,11 @@ def _seal(settings: Settings, folder: Path) -> Seal:
     return load_seal(folder / settings.store.secret_key_file, os.environ.get("GATEWAY_SECRET_KEY"))
 
 
-@asynccontextmanager
-async def _loaded(
-    settings: Settings,
-    folder: Path,
-    egress: Egress,
-    stored: StoredCatalog,
-    read_upstream: ReadUpstream,
-) -> AsyncIterator[Catalog]:
-    async with Workers(count=1) as workers:
-        discoverer = Discoverer(
-            Fetcher(egress, folder),
-            workers,
-            read_upstream,
-            egress.check,
-            AzureDirectory(_nowhere, lambda: settings.azure),
-            lambda *_: (None, _nowhere),
-        )
-        catalog = Catalog(
-            settings,
-            discoverer,
-            stored,
-            demo={"demo": demo_connection(f"http://{settings.server.host}")},
-        )
-        await catalog.apply(settings)
-        yield catalog
+async def _load(settings: Settings, discoverer: Discoverer, stored: StoredCatalog) -> Catalog:
+    demo = {"demo": demo_connection(f"http://{settings.server.host}")}
+    catalog = Catalog(settings, discoverer, stored, demo)
+    await catalog.apply(settings)
+    return catalog
 
 
 def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
@@ -323,10 +300,6 @@ def _is_worth_reading(snapshot: Snapshot, state: ConnectionState) -> bool:
     return has_rule or not named.isdisjoint(settings.model_fields_set)
 
 
-async def _nowhere(*asked: Any, **more: Any) -> Any:
-    raise UpstreamFailed("upstream_unreachable", "a rehearsal asks nobody")
-
-
 # --- recorded calls, again ------------------------------------------------------------------------
 
 
@@ -334,10 +307,13 @@ async def rehearse_recorded(settings: Settings, config: Path, calls: int) -> lis
     """What this configuration would have refused or asked about, of the last so many calls."""
     folder = config.parent
     seal = _seal(settings, folder)
-    async with Database(settings.store.url_in(folder)) as db, Egress(()) as egress:
+    async with (
+        Database(settings.store.url_in(folder)) as db,
+        _reading(settings, settings.network.rules, folder, folder) as (discoverer, _),
+    ):
         await check_seal(db, seal)
-        async with _loaded(settings, folder, egress, Unkept(db, seal), _nowhere) as catalog:
-            return rehearse(catalog.current, await _last(db, calls))
+        catalog = await _load(settings, discoverer, Unkept(db, seal))
+        return rehearse(catalog.current, await _last(db, calls))
 
 
 async def _last(db: Database, calls: int) -> list[Execution]:

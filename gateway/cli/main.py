@@ -19,7 +19,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import manage
-from gateway.cli.remote import JsonOption, fail, show_json, show_table, stdio
+from gateway.cli.remote import JsonOption, fail, show_json, show_progress, show_table, stdio
 from gateway.config.connection import McpConnection
 from gateway.config.reading import read_settings
 from gateway.config.settings import Settings, check_whole
@@ -67,7 +67,7 @@ def serve(
     gc.disable()  # while starting: nothing is garbage yet; it is turned on when requests are taken
     from gateway.app import serve as serve_here
 
-    sys.exit(serve_here(settings, config.resolve(), worker=worker))
+    serve_here(settings, config.resolve(), show_progress, worker=worker)
 
 
 @app.command()
@@ -195,36 +195,31 @@ def discover(
 
 
 SignIn = Literal["none", "token", "oidc"]
+_OAUTH = """
+[auth]
+mode = "oauth"                     # clients that know only the address sign people in
+
+[auth.oauth]
+"""
+_ADMIN = """
+[principals.admin]                 # for machines, and for the first sign-in to the console
+token_sha256 = "{sha256}"
+admin = true
+"""
 SIGN_IN_SECTIONS: dict[SignIn, str] = {
     "none": """
 [auth]
 mode = "none"                      # everybody on this machine; others can't reach it
 """,
-    "token": """
-[auth]
-mode = "oauth"                     # clients that know only the address sign people in
-
-[auth.oauth]
-sign_in = "token"                  # with the token of their [principals] table
-
-[principals.admin]
-token_sha256 = "{sha256}"
-admin = true
+    "token": _OAUTH
+    + """sign_in = "token"                  # with the token of their [principals] table
 """,
-    "oidc": """
-[auth]
-mode = "oauth"                     # clients that know only the address sign people in
-
-[auth.oauth]
-sign_in = "oidc"                   # its redirect to us: PUBLIC_URL/oauth/callback
+    "oidc": _OAUTH
+    + """sign_in = "oidc"                   # its redirect to us: PUBLIC_URL/oauth/callback
 issuer = "https://login.example.com/tenant"
 client_id = "gateway"
-client_secret = "${{OIDC_SECRET}}"
+client_secret = "${OIDC_SECRET}"
 principal_claim = "email"
-
-[principals.admin]                 # for machines, and for the first sign-in to the console
-token_sha256 = "{sha256}"
-admin = true
 """,
 }
 
@@ -247,12 +242,12 @@ def init(
         sign_in = typer.prompt(words, default="none") if sys.stdin.isatty() else "none"
     if sign_in not in SIGN_IN_SECTIONS:
         raise ConfigInvalid([f"--sign-in: must be one of {', '.join(SIGN_IN_SECTIONS)}"])
-    made = secrets.token_urlsafe(32)
-    digest = hashlib.sha256(made.encode()).hexdigest()
-    text = "[demo]\nenabled = true\n" + SIGN_IN_SECTIONS[sign_in].format(sha256=digest)
+    made, digest = _make_token()
+    admin = "" if sign_in == "none" else _ADMIN.format(sha256=digest)
+    text = f"[demo]\nenabled = true\n{SIGN_IN_SECTIONS[sign_in]}{admin}"
     config.write_text(f"# `gateway check` validates this file.\n{text}", encoding="utf-8")
     print(f"Wrote {config}. Start with: gateway serve --config {config}")
-    if sign_in != "none":
+    if admin:
         print(f"The admin's token, shown once: {made}")
 
 
@@ -262,14 +257,19 @@ def token(as_json: JsonOption = False) -> None:
 
     Example: `gateway token`
     """
-    value = f"gw_{secrets.token_urlsafe(32)}"
-    digest = hashlib.sha256(value.encode()).hexdigest()
+    value, digest = _make_token()
     if as_json:
         show_json({"token": value, "token_sha256": digest})
         return
     print(f"token: {value}")
     print(f'token_sha256 = "{digest}"')
     typer.echo("The token is not kept anywhere; give it to the client now.", err=True)
+
+
+def _make_token() -> tuple[str, str]:
+    """A new token, and its hash."""
+    value = f"gw_{secrets.token_urlsafe(32)}"
+    return value, hashlib.sha256(value.encode()).hexdigest()
 
 
 app.command()(stdio)

@@ -7,15 +7,12 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.progress import track
 
-from gateway.cli.remote import Remote, fail, remote_command, segment, show_table
+from gateway.cli.remote import Remote, fail, remote_command, segment, show_progress, show_table
 
 top = typer.Typer()  # its commands stand beside `gateway serve`
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
@@ -164,10 +161,10 @@ def refresh_connections(
     Example: `gateway connections refresh shop`
     """
     rows = [{"name": name}] if name else gateway.rest("GET", "/connections")["connections"]
-    reports = [
-        gateway.rest("POST", f"/connections/{segment(each)}/refresh")
-        for each in _with_progress([row["name"] for row in rows])
-    ]
+    tell, reports = show_progress(len(rows), "Refreshing", "refreshed"), []
+    for row in rows:
+        reports.append(gateway.rest("POST", f"/connections/{segment(row['name'])}/refresh"))
+        tell(row["name"])
     gateway.show(reports, lambda: _print_reports(reports))
     if any(report["status"] == "failing" for report in reports):
         raise typer.Exit(1)
@@ -189,17 +186,6 @@ def _print_reports(reports: list[dict[str, Any]]) -> None:
         print(f"{report['name']}: {report['status']} ({', '.join(counts) or 'nothing changed'})")
         if report.get("error"):
             print(f"  {report['error']}")
-
-
-def _with_progress(names: list[str]) -> Iterator[str]:
-    """The names, with a bar on a terminal and plain lines elsewhere."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        yield from track(names, "Refreshing", console=console)
-        return
-    for number, name in enumerate(names, 1):
-        typer.echo(f"refreshing {name} ({number} of {len(names)})", err=True)
-        yield name
 
 
 # --- approvals ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +28,7 @@ import aiohttp
 import orjson
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -62,6 +64,7 @@ TokenOption = Annotated[
     typer.Option("--token", envvar="GATEWAY_TOKEN", help="Your token.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of words.")]
+Tell = Callable[[str], None]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -138,10 +141,7 @@ class Remote:
         query: Mapping[str, str] | None = None,
     ) -> tuple[int, str, bytes]:
         async def exchange() -> tuple[int, str, bytes]:
-            timeout, sent = (
-                aiohttp.ClientTimeout(total=COMMAND_SECONDS),
-                {**self.headers, **headers},
-            )
+            sent, timeout = {**self.headers, **headers}, aiohttp.ClientTimeout(COMMAND_SECONDS)
             async with (
                 aiohttp.ClientSession(headers=sent, timeout=timeout) as http,
                 http.request(method, self.base + path, json=body, params=query) as answer,
@@ -220,6 +220,30 @@ def _cell(name: str, value: Any) -> str:
     if name.endswith("_at"):
         return datetime.fromtimestamp(value).isoformat(" ", "seconds")
     return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def show_progress(total: int, doing: str = "Loading", done: str = "loaded") -> Tell:
+    """Tells of each of so many connections once it was read: a bar on a terminal, else lines.
+
+    One connection needs no progress, so nothing is said of it.
+    """
+    counted, terminal = itertools.count(1), Console(stderr=True)
+    bar = Progress(console=terminal, transient=True)
+    task = bar.add_task(doing, total=total)
+
+    def tell(name: str) -> None:
+        number = next(counted)
+        if total == 1:
+            return
+        if not terminal.is_terminal:
+            print(f"{done} {name} ({number} of {total})", file=sys.stderr, flush=True)
+            return
+        bar.start()
+        bar.update(task, completed=number, description=f"{doing} {name}")
+        if number == total:
+            bar.stop()
+
+    return tell
 
 
 def segment(name: str) -> str:
