@@ -264,11 +264,11 @@ class Assembly:
         replica, prepared = this_replica(), PreparedConnections()
         db, seal, signals, current = self.db, self.seal, self.signals, self._current
         feed = Feed(db, signals, self.catalog)
-        approvals = Approvals(db, seal, signals, current, self._find_tool, replica=replica.id)
+        approvals = Approvals(db, seal, signals, current, self._find_tool, replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
-        invoker = Invoker(db, prepared, send, approvals, signals, seal, replica=replica.id)
+        invoker = Invoker(prepared, send, approvals)
         parts = (self.catalog, invoker, approvals, db, feed, self.directory)
         self.gateway = Gateway(*parts, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake

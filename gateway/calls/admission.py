@@ -68,7 +68,7 @@ class Admission:
         self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
         self._large = asyncio.Semaphore(LARGE_ANSWERS)
         self._connections: dict[str, _Health] = {}
-        self._windows: LRUCache[tuple[str, str], deque[float]] = LRUCache(MAX_REMEMBERED)
+        self._windows = _Windows(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
         """Take over a new bound; calls under way are not touched."""
@@ -78,28 +78,17 @@ class Admission:
         """Count one request against the rate limit, or refuse it."""
         if limit is None:
             return
+        key, requests, seconds = f"{connection}\0{principal}", limit.requests, limit.window_seconds
         if self._shared is None:
-            wait = self._take_of_window((connection, principal), limit)
+            wait = self._windows.wait(key, requests, seconds)
         else:
-            requests, seconds = limit.requests, limit.window_seconds
-            key, now = f"{connection}\0{principal}", time.time()
             wait = await take_of_window(
-                self._shared, key, requests=requests, seconds=seconds, now=now
+                self._shared, key, requests=requests, seconds=seconds, now=time.time()
             )
         if wait > 0:
-            words = f"More than {limit.requests} requests in {limit.window_seconds:g} s."
-            raise _later("rate_limited", words, wait)
-
-    def _take_of_window(self, key: tuple[str, str], limit: RateLimit) -> float:
-        """Counts one more, if that may be done now: 0.0; else in how many seconds."""
-        now = self._clock()
-        window = self._windows.setdefault(key, deque())
-        while window and window[0] <= now - limit.window_seconds:
-            window.popleft()
-        if len(window) >= limit.requests:
-            return window[len(window) - limit.requests] + limit.window_seconds - now
-        window.append(now)
-        return 0.0
+            raise _later("rate_limited", f"More than {requests} requests in {seconds:g} s.", wait)
+        if self._shared is None:
+            self._windows.count(key, seconds)
 
     def call(self, connection: str) -> Passage:
         """One call's place among the others."""
@@ -128,13 +117,12 @@ class Passage:
     end counts for nothing.
     """
 
-    __slots__ = ("_clock", "_health", "_overall", "_probes", "_taken")
+    __slots__ = ("_clock", "_health", "_overall", "_taken")
 
     def __init__(self, health: _Health, overall: Slots, clock: Clock) -> None:
         self._health = health
         self._overall = overall
         self._clock = clock
-        self._probes = False
         self._taken: list[Slots] = []
 
     async def __aenter__(self) -> Passage:
@@ -147,14 +135,13 @@ class Passage:
         except BaseException:
             await self.__aexit__(None, None)
             raise
-        self._probes = self._health.probing = self._health.failures >= FAILURES_TO_OPEN
+        if self._health.failures >= FAILURES_TO_OPEN:
+            self._health.open_until = self._clock() + OPEN_SECONDS  # this one tries; others wait
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if isinstance(error, UpstreamFailed) and error.code != "upstream_error":
             self.note_failure()
-        if self._probes:
-            self._health.probing = False
         for slots in self._taken:
             slots.free()
 
@@ -184,9 +171,8 @@ class Passage:
         if now < health.paused_until:
             pause = health.paused_until - now
             raise _later("rate_limited", "The API asked to be left alone for a while.", pause)
-        is_open = now < health.open_until or health.probing
-        if is_open and health.failures >= FAILURES_TO_OPEN:
-            wait = health.open_until - now
+        wait = health.open_until - now
+        if wait > 0 and health.failures >= FAILURES_TO_OPEN:
             raise _later("circuit_open", "The API has failed several times in a row.", wait)
 
 
@@ -194,41 +180,28 @@ class Slots:
     """So many calls at a time; a few more wait their turn, in order and not for long."""
 
     def __init__(self, limit: int, owner: str, wait_seconds: float) -> None:
-        self._left = limit
+        self._free = asyncio.Semaphore(limit)
         self._owner = owner
         self._wait_seconds = wait_seconds
-        self._turns: deque[asyncio.Future[None]] = deque()  # of those who wait: then none is left
+        self._waiting = 0
+        self.free = self._free.release  # gives a slot back, to the call that waits longest
 
     async def take(self) -> None:
         """Take a slot, which is to be freed; or `busy`."""
-        if self._left > 0:
-            self._left -= 1
+        if not self._free.locked():
+            await self._free.acquire()
             return
         busy = _later("busy", f"{self._owner} has its hands full.", 1.0)
-        if len(self._turns) >= MAX_WAITING_CALLS:
+        if self._waiting >= MAX_WAITING_CALLS:
             raise busy
-        turn = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
+        self._waiting += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await turn
-        except BaseException as error:
-            if not turn.cancelled():
-                self.free()  # its turn came in the same moment
-            elif turn in self._turns:
-                self._turns.remove(turn)
-            if isinstance(error, TimeoutError):
-                raise busy from None
-            raise
-
-    def free(self) -> None:
-        """Give a slot back, to the one who waits longest if there is one."""
-        while self._turns:
-            turn = self._turns.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._left += 1
+                await self._free.acquire()
+        except TimeoutError:
+            raise busy from None
+        finally:
+            self._waiting -= 1
 
 
 @dataclass(slots=True)
@@ -239,7 +212,6 @@ class _Health:
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     failures: int = 0
     open_until: float = 0.0
-    probing: bool = False
     paused_until: float = 0.0
 
 
@@ -320,25 +292,41 @@ class Running:
             task.exception()  # whoever waits has it; nobody may have to
 
 
+class _Windows:
+    """What happened within the last seconds, by key."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._times: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
+
+    def wait(self, key: str, bound: int, seconds: float) -> float:
+        """In how many seconds there are fewer than the bound; 0.0: now."""
+        times = self._times.get(key, ())
+        return max(0.0, times[-bound] + seconds - self._clock()) if len(times) >= bound else 0.0
+
+    def count(self, key: str, seconds: float) -> None:
+        """Counts one more, and forgets those that are longer ago."""
+        now, times = self._clock(), self._times.setdefault(key, deque())
+        while times and times[0] <= now - seconds:
+            times.popleft()
+        times.append(now)
+
+
 class Throttle:
     """Bounds what went wrong within a minute: from one source (an address, a principal), and all.
 
     The first attempts are looked at; those beyond wait until the oldest is a minute ago.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._all: deque[float] = deque(maxlen=ALL_FAILURES_A_MINUTE)
-        self._by_source: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._windows = _Windows(clock)
 
     def wait(self, source: str) -> float:
         """Seconds until the next attempt is looked at; 0: now."""
-        counted = (self._all, self._by_source.get(source, ()))
-        full = [each[0] for each in counted if isinstance(each, deque) and len(each) == each.maxlen]
-        return max(0.0, max(full, default=-math.inf) + 60.0 - self._clock())
+        bounds = (("all", ALL_FAILURES_A_MINUTE), (f"of {source}", FAILURES_A_MINUTE))
+        return max(self._windows.wait(key, bound, 60.0) for key, bound in bounds)
 
     def failed(self, source: str) -> None:
         """Counts a wrong attempt."""
-        now = self._clock()
-        self._all.append(now)
-        self._by_source.setdefault(source, deque(maxlen=FAILURES_A_MINUTE)).append(now)
+        for key in ("all", f"of {source}"):
+            self._windows.count(key, 60.0)

@@ -79,7 +79,7 @@ def shape(
         said = f"{answer.status} {responses.get(answer.status, '')}: done, without content."
         result = {"content": [_text(said)], "isError": False}
     elif is_large:
-        result = _preview_result(answer, media_type, result_id)
+        result = preview_result(result_id, answer.body, media_type, cut=answer.truncated)
         cut_off = answer.truncated and may_be_json(answer.body, media_type)
         kept = (CUT_JSON if cut_off else media_type, answer.body)
     else:
@@ -123,30 +123,18 @@ def _whole_result(body: bytes, media_type: str) -> Result:
     return result
 
 
-def _preview_result(answer: Answer, media_type: str, result_id: str) -> Result:
-    preview = _preview(answer.body, media_type)
-    kind = essence(media_type) or "unknown type"
-    cut = " There was more, which the gateway did not read." if answer.truncated else ""
-    result = preview_result(result_id, len(answer.body), preview, f", {kind}.{cut}")
-    if answer.truncated:
-        result["structuredContent"]["incomplete"] = True
-    return result
-
-
-def preview_result(result_id: str, size: int, preview: str, more: str = ".") -> Result:
+def preview_result(result_id: str, body: bytes, media_type: str, *, cut: bool = False) -> Result:
     """What a caller gets in place of an answer that is too large to show."""
+    preview, kind = _preview(body, media_type), essence(media_type) or "unknown type"
+    more = " There was more, which the gateway did not read." if cut else ""
     said = (
-        f"The answer is too large to show: {size} bytes{more} Read it in parts with "
+        f"The answer is too large to show: {len(body)} bytes, {kind}.{more} Read it in parts with "
         f"read_result and result_id {result_id!r}."
     )
+    shown = {"truncated": True, "bytes": len(body), "result_id": result_id, "preview": preview}
     return {
         "content": [_text(f"{said} It begins:\n\n{preview}" if preview else said)],
-        "structuredContent": {
-            "truncated": True,
-            "bytes": size,
-            "result_id": result_id,
-            "preview": preview,
-        },
+        "structuredContent": {**shown, "incomplete": True} if cut else shown,
         "isError": False,
     }
 
@@ -298,13 +286,12 @@ def _text(text: str) -> dict[str, Any]:
 
 
 async def read_part(
-    work: Work, body: bytes, media_type: str, *, pointer: str, offset: int, limit: int | None
+    work: Work, body: bytes, media_type: str, *, pointer: str, offset: int, limit: int
 ) -> dict[str, Any]:
-    """`{bytes, total, offset, value, next_offset?}` of the part that the pointer leads to."""
-    if offset < 0:
-        raise problem("offset", "can't be negative")
-    if limit is not None and limit < 1:
-        raise problem("limit", "must be at least 1")
+    """`{bytes, total, offset, value, next_offset?}` of the part that the pointer leads to.
+
+    A limit of 0: as much as is good to read at once.
+    """
     asked, data = json.dumps([pointer, offset, limit]), None
     if len(body) > LARGE_BYTES and may_be_json(body, media_type):
         data = await work(part_in_worker, body, media_type, asked)
@@ -325,9 +312,7 @@ def part_in_worker(body: bytes, media_type: str, asked: str) -> bytes:
         return orjson.dumps({"refusal": refusal.as_dict()})
 
 
-def part_of(
-    body: bytes, media_type: str, pointer: str, offset: int, limit: int | None
-) -> dict[str, Any]:
+def part_of(body: bytes, media_type: str, pointer: str, offset: int, limit: int) -> dict[str, Any]:
     """`{total, offset, value, next_offset?}` of the part that the pointer leads to."""
     value = as_json(body, media_type)
     if value is NOT_JSON and pointer:
@@ -342,16 +327,16 @@ def part_of(
     return _characters(text, offset, limit)
 
 
-def _characters(text: str, offset: int, limit: int | None) -> dict[str, Any]:
-    wanted = 10 * PREVIEW_CHARS if limit is None else limit
+def _characters(text: str, offset: int, limit: int) -> dict[str, Any]:
+    wanted = limit or 10 * PREVIEW_CHARS
     value = text[offset : offset + min(wanted, STEP_BYTES)].encode("utf-8", "replace")
     return _part(len(text), offset, value[:STEP_BYTES].decode("utf-8", "ignore"))
 
 
-def _items(items: list[Any], pointer: str, offset: int, limit: int | None) -> dict[str, Any]:
+def _items(items: list[Any], pointer: str, offset: int, limit: int) -> dict[str, Any]:
     value: list[Any] = []
     size = 0
-    for item in items[offset : offset + (DEFAULT_ITEMS if limit is None else limit)]:
+    for item in items[offset : offset + (limit or DEFAULT_ITEMS)]:
         size += len(orjson.dumps(item)) + 1
         if size > STEP_BYTES:
             break

@@ -29,7 +29,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -89,28 +89,19 @@ class Ticket(Struct, frozen=True):
     token: str | None
 
 
+@dataclass(slots=True)
 class Approvals:
     """Obtains decisions for calls, and takes them from those who decide."""
 
-    def __init__(
-        self,
-        db: Database,
-        seal: Seal,
-        signals: Signals,
-        current: Callable[[], Snapshot],
-        find_tool: FindTool,
-        *,
-        replica: str,
-    ) -> None:
-        self._db = db
-        self._seal = seal
-        self._signals = signals
-        self._current = current
-        self._find_tool = find_tool
-        self._replica = replica
-        # By execution: the approval it waits for, and whether its caller has gone.
-        self._waiting: dict[str, tuple[str, Callable[[], bool]]] = {}
-        self.draining = False
+    db: Database
+    seal: Seal
+    signals: Signals
+    current: Callable[[], Snapshot]
+    find_tool: FindTool
+    replica: str
+    # By execution: the approval it waits for, and whether its caller has gone.
+    waiting: dict[str, tuple[str, Callable[[], bool]]] = field(default_factory=dict)
+    draining: bool = False
 
     # --- for those who call -----------------------------------------------------------------------
 
@@ -149,16 +140,16 @@ class Approvals:
         """Whether someone still waits for the decision on this call."""
         if execution.era == UNATTENDED:
             return True
-        if execution.replica == self._replica:
-            _, is_gone = self._waiting.get(execution.id, ("", lambda: True))
+        if execution.replica == self.replica:
+            _, is_gone = self.waiting.get(execution.id, ("", lambda: True))
             return not is_gone()
-        return execution.replica in await living(self._db)
+        return execution.replica in await living(self.db)
 
     def drain(self) -> None:
         """Sends those who wait away; their questions stay, for when they call again."""
         self.draining = True
-        for approval_id, _ in self._waiting.values():
-            self._signals.hear(CONFIRMATION, approval_id)
+        for approval_id, _ in self.waiting.values():
+            self.signals.hear(CONFIRMATION, approval_id)
 
     async def _grant(self, attempt: Attempt) -> StandingGrant | None:
         """The "always allow" that holds for this call: of its session, else of its client."""
@@ -166,7 +157,7 @@ class Approvals:
         if not may_always(attempt.snapshot, tool.risk):
             return None
         return await store.find_grant(
-            self._db,
+            self.db,
             time.time(),
             session=caller.session or "",
             client=name_of_client(caller.client),
@@ -178,10 +169,10 @@ class Approvals:
     async def _answered(self, attempt: Attempt) -> Approval | None:
         """The approval a client of 2026 answers, with its answer taken; None: it answers none."""
         caller = attempt.caller
-        state = self._seal.open_values(PURPOSE, caller.request_state)
+        state = self.seal.open_values(PURPOSE, caller.request_state)
         if state is None:
             return None
-        approval = await store.get_approval(self._db, state[0])
+        approval = await store.get_approval(self.db, state[0])
         call = _call_of(attempt).items()
         is_for_it = all(getattr(approval, name, None) == value for name, value in call)
         if approval is None or not is_for_it or time.time() >= approval.expires_at:
@@ -194,26 +185,26 @@ class Approvals:
         if approval.status != "pending" or answer is None:
             return approval
         await self._take_answer(attempt, approval, answer)
-        return await store.get_approval(self._db, approval.id)
+        return await store.get_approval(self.db, approval.id)
 
     async def _left_behind(self, attempt: Attempt) -> Approval | None:
         """The approval that this very call left behind when it was cut off."""
         if attempt.unattended:
             return None
-        for approval in await store.same_open(self._db, time.time(), **_call_of(attempt)):
-            execution = await get_execution(self._db, approval.execution_id)
+        for approval in await store.same_open(self.db, time.time(), **_call_of(attempt)):
+            execution = await get_execution(self.db, approval.execution_id)
             if execution is None or await self.has_waiter(execution):
                 continue
             if approval.status == "approved":
                 return approval  # of several who want to use it, one will
-            if await store.take_over(self._db, execution.id, execution.replica, self._replica):
+            if await store.take_over(self.db, execution.id, execution.replica, self.replica):
                 return approval
         return None
 
     async def _ask(self, attempt: Attempt, target: Target) -> Approval:
         """A new question about this call."""
         now, tool, principal = time.time(), attempt.tool, attempt.principal
-        waiting = await store.count_waiting(self._db, now, principal=principal)
+        waiting = await store.count_waiting(self.db, now, principal=principal)
         if waiting >= CALLS_PER_PRINCIPAL:
             raise Overloaded(
                 "busy",
@@ -221,8 +212,8 @@ class Approvals:
                 "Try again when some have been decided.",
             )
         session = attempt.caller.session
-        wrote = await store.wrote_before(self._db, principal, tool.connection, session)
-        changed = await store.changed_since_used(self._db, principal, tool.name, tool.connection)
+        wrote = await store.wrote_before(self.db, principal, tool.connection, session)
+        changed = await store.changed_since_used(self.db, principal, tool.name, tool.connection)
         looked_at_twice = questions.warnings(attempt, first_write=not wrote, changed=changed)
         execution = execution_of(attempt, "pending_confirmation")
         kept = (attempt.arguments, attempt.door, attempt.token)
@@ -232,32 +223,32 @@ class Approvals:
             id=new_id(now),
             execution_id=execution.id,
             fingerprint=tool.fingerprint,
-            sealed_arguments=self._seal.encrypt_json(msgspec.to_builtins(ticket)),
+            sealed_arguments=self.seal.encrypt_json(msgspec.to_builtins(ticket)),
             created_at=now,
             expires_at=now + attempt.snapshot.permissions.timeout_seconds,
             method=target[0],
             url=target[1],
             warnings=tuple(looked_at_twice),
         )
-        await store.create_approval(self._db, approval, execution)
+        await store.create_approval(self.db, approval, execution)
         return approval
 
     def _question_as_answer(self, attempt: Attempt, approval: Approval) -> Result:
-        store.let_go(self._db, attempt.id, self._replica)  # nobody waits: the client calls again
+        store.let_go(self.db, attempt.id, self.replica)  # nobody waits: the client calls again
         params = {"mode": "form", **question_of(attempt, approval)}
         asked = {QUESTION: {"method": ELICIT, "params": params}}
-        state = self._seal.seal_values(PURPOSE, approval.id)
+        state = self.seal.seal_values(PURPOSE, approval.id)
         return input_required(attempt, "pending_confirmation", asked, state)
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval once it is no longer pending, or as it is when nobody waits any more."""
-        self._waiting[attempt.id] = (approval.id, attempt.caller.gone)
+        self.waiting[attempt.id] = (approval.id, attempt.caller.gone)
         asking = asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
         try:
-            with self._signals.awaiting(CONFIRMATION, approval.id) as heard:
+            with self.signals.awaiting(CONFIRMATION, approval.id) as heard:
                 while not self._waits_for_nobody(attempt.caller):
                     with suppress(GatewayError):  # the wait outlasts an outage of the store
-                        approval = await store.get_approval(self._db, approval.id) or approval
+                        approval = await store.get_approval(self.db, approval.id) or approval
                     if approval.status != "pending":
                         break
                     await _say_progress(attempt, approval)
@@ -268,10 +259,10 @@ class Approvals:
                         await self._judge_attempt(attempt, approval)
             return approval
         finally:
-            del self._waiting[attempt.id]
+            del self.waiting[attempt.id]
             asking.cancel()
             if approval.status in ("pending", "approved"):
-                store.let_go(self._db, attempt.id, self._replica)
+                store.let_go(self.db, attempt.id, self.replica)
 
     def _waits_for_nobody(self, caller: Caller) -> bool:
         return self.draining or caller.gone()
@@ -299,7 +290,7 @@ class Approvals:
 
     async def decide(self, approval: Approval, decision: Decision, by: Principal) -> Approval:
         """A person's decision, from wherever they sit; the first one stays."""
-        snapshot = self._current()
+        snapshot = self.current()
         if approval.principal == by.name and snapshot.settings.auth.mode != "none":
             raise Refused(
                 "access_denied",
@@ -314,27 +305,27 @@ class Approvals:
             )
         decided = await self._decide(approval, decision, by.name)
         if decided is None:
-            raise too_late(await store.get_approval(self._db, approval.id))
+            raise too_late(await store.get_approval(self.db, approval.id))
         return decided
 
     async def withdraw(self, execution_id: str, by: str) -> None:
         """Ends a call that still waits for a decision."""
-        if approval := await store.approval_of(self._db, execution_id):
+        if approval := await store.approval_of(self.db, execution_id):
             await self._decide(approval, "deny", by)
 
     async def void(self, approval: Approval) -> None:
         """Withdraws an approval that was given for something else than there is now."""
-        await store.void_approval(self._db, approval.id, time.time())
+        await store.void_approval(self.db, approval.id, time.time())
 
     async def expire(self) -> None:
         """Ends what nobody decided in time, or used in time."""
-        await store.expire_approvals(self._db, time.time())
+        await store.expire_approvals(self.db, time.time())
 
     async def _decide(self, approval: Approval, decision: Decision, by: str) -> Approval | None:
         """One compare-and-set; None: it had been decided, or was too late."""
-        now, permissions = time.time(), self._current().permissions
+        now, permissions = time.time(), self.current().permissions
         decided = await store.decide_approval(
-            self._db,
+            self.db,
             approval.id,
             "denied" if decision == "deny" else "approved",
             by=by,
@@ -344,7 +335,7 @@ class Approvals:
         )
         if decided is not None:
             log.info("approval decided", approval=decided.id, by=by, as_=decision)
-            self._signals.hear(CONFIRMATION, decided.id)  # sooner than by the store
+            self.signals.hear(CONFIRMATION, decided.id)  # sooner than by the store
         return decided
 
     # --- for those who make calls that were approved ----------------------------------------------
@@ -356,9 +347,9 @@ class Approvals:
 
         An approval that was given for something else is void.
         """
-        snapshot = self._current()
+        snapshot = self.current()
         try:
-            find = partial(self._find_tool, door)
+            find = partial(self.find_tool, door)
             return snapshot, *permit_again(snapshot, principal, find, approval.fingerprint)
         except Refused as refused:
             await self.void(approval)
@@ -375,7 +366,7 @@ class Approvals:
     async def open_ticket(self, approval: Approval) -> Ticket:
         """What an approved call is made from; an approval whose ticket can't be opened is void."""
         try:
-            return msgspec.convert(self._seal.decrypt_json(approval.sealed_arguments), Ticket)
+            return msgspec.convert(self.seal.decrypt_json(approval.sealed_arguments), Ticket)
         except (InvalidToken, ValueError, msgspec.ValidationError) as error:
             await self.void(approval)
             raise ApprovalVoid("approval_expired", "The call can't be opened.") from error

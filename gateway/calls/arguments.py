@@ -11,8 +11,8 @@ Schemas are somebody else's text: references are never fetched, formats are not 
 run in linear time. A schema that refers to itself in several ways at one place asks several times
 as much of each level below it. Fourteen levels of a small one then take hours, in work that nothing
 can interrupt. The validator remembers what it found where a schema goes in a circle, but not where
-references only multiply, nor when it says what is wrong. So the work is counted first: what is
-asked of the same value by the same part counts once, however often it would be done.
+references only multiply, nor when it says what is wrong. So the work is counted first, up to a
+bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from copy import deepcopy
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache, lru_cache
 from itertools import islice
-from math import inf
 from typing import Any
 
 import orjson
@@ -71,8 +70,8 @@ def check_arguments(schema: bytes, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that do not fit the schema."""
     given, checker = _as_json(arguments), _checker(schema)
     if not checker.fits(given):
-        parsed = _parsed(schema)
-        words = (each for error in checker.errors(given) for each in _worded(error, parsed))
+        errors, parsed = checker.errors(given), checker.schema
+        words = (each for error in errors for each in _worded(error, parsed))
         raise _refusal([*islice(words, MAX_TOLD_ITEMS + 1)])
 
 
@@ -84,10 +83,10 @@ def fitting_arguments(
     checker = _checker(tool.input_schema)
     if not checker.fits(given):
         if b'"default"' in tool.input_schema:
-            given = _default_filler(tool.input_schema).filled(given)
+            given = checker.filled(given)
         if not checker.fits(given):
-            warnings = _forgiven(tool, checker.errors(given), lenient)
-    constants = _constants_filler(tool.whole_schema) if tool.whole_schema else None
+            warnings = _forgiven(tool, checker, given, lenient)
+    constants = _checker_of_constants(tool.whole_schema) if tool.whole_schema else None
     return constants.filled(given) if constants else given, warnings
 
 
@@ -111,19 +110,23 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-class _Checker:
-    """A schema, compiled; and what counts the work, where that might never end."""
+Fix = tuple[Sequence[str | int], str | int, Any]  # where a value goes, its name there, and itself
 
-    def __init__(self, schema: Schema) -> None:
-        self._validator = _compiled(schema)
-        references = _References(schema)
-        is_large = _is_large(schema, references, circle=inf)
-        self._toll = _Toll(schema, references) if is_large else None
-        self._counts_always = is_large and _is_large(schema, references, circle=0)
+
+class _Checker:
+    """A schema, compiled: says what does not fit, and fills in what is missing."""
+
+    def __init__(self, text: bytes) -> None:
+        self.schema = _parsed(text)
+        self._validator = _compiled(self.schema)
+        resource = DRAFT202012.create_resource(self.schema)
+        self._lookup = cache(Registry().with_resource("", resource).resolver().lookup)
+        self._multiplies = self._is_large()
+        self._steps = 0
 
     def fits(self, arguments: dict[str, Any]) -> bool:
         """Whether the arguments fit."""
-        if self._counts_always:
+        if self._multiplies:
             self._count(arguments)
         return self._validator.is_valid(arguments)
 
@@ -132,14 +135,122 @@ class _Checker:
         self._count(arguments)
         return islice(self._validator.iter_errors(arguments), CHECK_STEPS)
 
+    # --- what is filled in: required values with a default, and constants -------------------------
+
+    def filled(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with what is missing, as far as that can be known.
+
+        Among alternatives that all fail, the first counts of which nothing else is missing. A value
+        that the caller gave is never replaced but by a constant.
+        """
+        filled: dict[str, Any] = orjson.loads(orjson.dumps(arguments))
+        self._steps = 0
+        for _ in range(MAX_LEVELS):
+            fixes = [fix for error in self.errors(filled) for fix in self._fixes(error)]
+            for path, name, value in sorted(fixes, key=lambda fix: -len(fix[0])):
+                inside: Any = filled
+                for step in path:
+                    inside = inside[step]
+                inside[name] = deepcopy(value)
+            if not fixes or self.fits(filled):
+                break
+        return filled
+
+    def _fixes(self, error: ValidationError) -> list[Fix]:
+        """What mends the error; empty where nothing does."""
+        kind, path = error.kind, error.instance_path
+        if isinstance(kind, _ALTERNATIVES):
+            branches = ([self._fixes(each) for each in branch] for branch in kind.context)
+            chosen = next((fixes for fixes in branches if all(fixes)), [])
+            return [fix for fixes in chosen for fix in fixes]
+        part = _around(self.schema, error)
+        if isinstance(kind, ValidationErrorKind.Constant) and CONSTANTS in part:
+            return [(path[:-1], path[-1], part["const"])]
+        if isinstance(kind, ValidationErrorKind.Required):
+            value = self._default(mapping_in(part, "properties").get(kind.property))
+            return [(path, kind.property, value)] if value is not _MISSING else []
+        return []
+
+    def _default(self, part: Schema, level: int = 0) -> Any:
+        """What a value is if nobody gives it: its default, or an object all of defaults."""
+        self._steps += 1
+        if not isinstance(part, dict) or level > MAX_LEVELS or self._steps > CHECK_STEPS:
+            return _MISSING
+        if "default" in part:
+            return part["default"]
+        for same in (*self._targets(part), *list_in(part, "allOf")):
+            if (found := self._default(same, level + 1)) is not _MISSING:
+                return found
+        made = {}
+        for name in list_in(part, "required"):
+            made[name] = self._default(mapping_in(part, "properties").get(name), level + 1)
+            if made[name] is _MISSING:
+                return _MISSING
+        return made or _MISSING
+
+    # --- how much work it is ----------------------------------------------------------------------
+
+    def _targets(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+        """What the part refers to."""
+        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(reference := part.get(key), str):
+                try:
+                    yield self._lookup(reference).contents
+                except Unresolvable:
+                    yield self.schema  # what nobody knows may be all of it
+
+    def _is_large(self) -> bool:
+        """Whether it has many times as many parts with all references written out once."""
+        weights: dict[int, float] = {}
+
+        def weight(part: Schema) -> float:
+            if not isinstance(part, (dict, list)):
+                return 0
+            if id(part) not in weights:
+                weights[id(part)] = 0  # where it goes in a circle, the validator remembers
+                inner = list(part.values() if isinstance(part, dict) else part)
+                inner += self._targets(part) if isinstance(part, dict) else ()
+                weights[id(part)] = 1 + sum(map(weight, inner))
+            return weights[id(part)]
+
+        try:
+            return weight(self.schema) > CHECK_STEPS + 4 * len(weights)
+        except RecursionError:
+            return True
+
     def _count(self, arguments: dict[str, Any]) -> None:
-        if self._toll is not None and self._toll.is_too_much(arguments):
-            raise _refusal([{"path": "", "message": "is nested too deeply to be checked"}])
+        """Refuses arguments that would be looked at too often."""
+        waiting: list[tuple[Schema, Any]] = [(self.schema, arguments)]
+        looks, values = 0, set[int]()
+        while waiting:
+            part, value = waiting.pop()
+            looks += 1
+            values.add(id(value))
+            if looks > CHECK_STEPS * min(20, 1 + len(values) // 100):
+                raise _refusal([{"path": "", "message": "is nested too deeply to be checked"}])
+            if isinstance(part, dict):
+                waiting += ((each, value) for each in self._here(part))
+                waiting += _below(part, value)
+
+    def _here(self, part: Mapping[str, Any]) -> Iterator[Schema]:
+        """What is applied to the same value."""
+        yield from self._targets(part)
+        for key in ("allOf", "anyOf", "oneOf"):
+            yield from list_in(part, key)
+        yield from (part[key] for key in ("not", "if", "then", "else") if key in part)
+        yield from mapping_in(part, "dependentSchemas").values()
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def _checker(schema: bytes) -> _Checker:
-    return _Checker(_parsed(schema))
+    return _Checker(schema)
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _checker_of_constants(whole_schema: bytes) -> _Checker | None:
+    """What fills in the constants of a packed schema, where it has any."""
+    text = unpack(whole_schema)
+    return _Checker(text) if CONSTANTS.encode() in text else None
 
 
 def _parsed(text: bytes) -> Schema:
@@ -194,95 +305,14 @@ def _refusal(problems: Problems, hint: str = "") -> Fixable:
     )
 
 
-# --- what is filled in ----------------------------------------------------------------------------
-
-Fix = tuple[Sequence[str | int], str | int, Any]  # where a value goes, its name there, and itself
-
-
-class _Filler:
-    """Fills in what the check misses: required values with a default, and constants.
-
-    Among alternatives that all fail, the first counts of which nothing else is missing. A value
-    that the caller gave is never replaced but by a constant.
-    """
-
-    def __init__(self, schema: Schema, checker: _Checker) -> None:
-        self._schema = schema
-        self._checker = checker
-        self._references = _References(schema)
-        self._steps = 0
-
-    def filled(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with what is missing, as far as that can be known."""
-        filled: dict[str, Any] = orjson.loads(orjson.dumps(arguments))
-        self._steps = 0
-        for _ in range(MAX_LEVELS):
-            fixes = [fix for error in self._checker.errors(filled) for fix in self._fixes(error)]
-            for path, name, value in sorted(fixes, key=lambda fix: -len(fix[0])):
-                inside: Any = filled
-                for step in path:
-                    inside = inside[step]
-                inside[name] = deepcopy(value)
-            if not fixes or self._checker.fits(filled):
-                break
-        return filled
-
-    def _fixes(self, error: ValidationError) -> list[Fix]:
-        """What mends the error; empty where nothing does."""
-        kind, path = error.kind, error.instance_path
-        if isinstance(kind, _ALTERNATIVES):
-            branches = ([self._fixes(each) for each in branch] for branch in kind.context)
-            chosen = next((fixes for fixes in branches if all(fixes)), [])
-            return [fix for fixes in chosen for fix in fixes]
-        part = _around(self._schema, error)
-        if isinstance(kind, ValidationErrorKind.Constant) and CONSTANTS in part:
-            return [(path[:-1], path[-1], part["const"])]
-        if isinstance(kind, ValidationErrorKind.Required):
-            value = self._default(mapping_in(part, "properties").get(kind.property))
-            return [(path, kind.property, value)] if value is not _MISSING else []
-        return []
-
-    def _default(self, part: Schema, level: int = 0) -> Any:
-        """What a value is if nobody gives it: its default, or an object all of defaults."""
-        self._steps += 1
-        if not isinstance(part, dict) or level > MAX_LEVELS or self._steps > CHECK_STEPS:
-            return _MISSING
-        if "default" in part:
-            return part["default"]
-        for same in (*self._references.targets(part), *list_in(part, "allOf")):
-            if (found := self._default(same, level + 1)) is not _MISSING:
-                return found
-        made = {}
-        for name in list_in(part, "required"):
-            made[name] = self._default(mapping_in(part, "properties").get(name), level + 1)
-            if made[name] is _MISSING:
-                return _MISSING
-        return made or _MISSING
-
-
-@lru_cache(maxsize=MAX_REMEMBERED)
-def _default_filler(schema: bytes) -> _Filler:
-    return _Filler(_parsed(schema), _checker(schema))
-
-
-@lru_cache(maxsize=MAX_REMEMBERED)
-def _constants_filler(whole_schema: bytes) -> _Filler | None:
-    """What fills in the constants of a packed schema, where it has any."""
-    text = unpack(whole_schema)
-    if CONSTANTS.encode() not in text:
-        return None
-    schema = _parsed(text)
-    return _Filler(schema, _Checker(schema))
-
-
 # --- the words ------------------------------------------------------------------------------------
 
 
-def _forgiven(tool: Tool, errors: Iterator[ValidationError], lenient: bool) -> Problems:
+def _forgiven(tool: Tool, checker: _Checker, arguments: dict[str, Any], lenient: bool) -> Problems:
     """What the caller is only warned of; raises where there is more."""
-    schema, problems, warnings = _parsed(tool.input_schema), Problems(), Problems()
+    schema, problems, warnings = checker.schema, Problems(), Problems()
     body = tool.http.body if tool.http else None
-    for error in errors:
+    for error in checker.errors(arguments):
         if len(problems) > MAX_TOLD_ITEMS:
             break
         is_unknown = isinstance(error.kind, ValidationErrorKind.AdditionalProperties)
@@ -376,85 +406,6 @@ def _around(schema: Schema, error: ValidationError) -> Mapping[str, Any]:
 
 def _pointer(path: Sequence[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
-
-
-# --- counting -------------------------------------------------------------------------------------
-
-
-class _References:
-    """Where the references of one schema lead."""
-
-    def __init__(self, root: Schema) -> None:
-        resource = DRAFT202012.create_resource(root)
-        self._root = root
-        self._lookup = cache(Registry().with_resource("", resource).resolver().lookup)
-
-    def targets(self, part: Mapping[str, Any]) -> Iterator[Schema]:
-        """What the part refers to."""
-        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(reference := part.get(key), str):
-                try:
-                    yield self._lookup(reference).contents
-                except Unresolvable:
-                    yield self._root  # what nobody knows may be all of it
-
-
-def _is_large(schema: Schema, references: _References, circle: float) -> bool:
-    """Whether it has many times as many parts with all references written out."""
-    weights: dict[int, float] = {}
-
-    def weight(part: Schema) -> float:
-        if not isinstance(part, (dict, list)):
-            return 0
-        if id(part) not in weights:
-            weights[id(part)] = circle  # until it is known: who comes here again goes in one
-            inner = list(part.values() if isinstance(part, dict) else part)
-            inner += references.targets(part) if isinstance(part, dict) else ()
-            weights[id(part)] = 1 + sum(map(weight, inner))
-        return weights[id(part)]
-
-    try:
-        return weight(schema) > CHECK_STEPS + 4 * len(weights)
-    except RecursionError:
-        return True
-
-
-class _Toll:
-    """How often parts are applied, by the ids of part and value: both stay while it is counted."""
-
-    def __init__(self, schema: Schema, references: _References) -> None:
-        self._schema = schema
-        self._references = references
-
-    def is_too_much(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether checking these arguments would take too long."""
-        known: dict[tuple[int, int], float] = {}
-        try:
-            applied = self._applied(self._schema, arguments, known)
-        except (RecursionError, OverflowError):
-            return True
-        return applied > CHECK_STEPS + 100 * len({value for _, value in known})
-
-    def _applied(self, part: Schema, value: Any, known: dict[tuple[int, int], float]) -> float:
-        if not isinstance(part, dict):
-            return 1
-        key = (id(part), id(value))
-        if key not in known:
-            if len(known) >= 20 * CHECK_STEPS:
-                raise OverflowError
-            known[key] = inf
-            here = sum(self._applied(each, value, known) for each in self._here(part))
-            below = sum(self._applied(each, inner, known) for each, inner in _below(part, value))
-            known[key] = 1 + here + below
-        return known[key]
-
-    def _here(self, part: Mapping[str, Any]) -> Iterator[Schema]:
-        """What is applied to the same value."""
-        yield from self._references.targets(part)
-        for key in ("allOf", "anyOf", "oneOf"):
-            yield from list_in(part, key)
-        yield from (part[key] for key in ("not", "if", "then", "else") if key in part)
-        yield from mapping_in(part, "dependentSchemas").values()
 
 
 def _below(part: Mapping[str, Any], value: Any) -> Iterator[tuple[Schema, Any]]:

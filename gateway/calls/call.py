@@ -63,8 +63,7 @@ from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
 from gateway.store.approvals import approved_of_era, first_with_token, use_approval
-from gateway.store.cluster import Signals, heard_within
-from gateway.store.database import Database
+from gateway.store.cluster import heard_within
 from gateway.store.ledger import (
     FINISHED,
     begin,
@@ -73,7 +72,6 @@ from gateway.store.ledger import (
     get_execution,
     record_finished,
 )
-from gateway.store.secrets import Seal
 from gateway.store.tables import CONFIRMATION, Approval, Execution, ExecutionStatus
 
 log = structlog.get_logger("gateway.call")
@@ -85,26 +83,16 @@ Send = Callable[[Attempt, Prepared], Awaitable[Result]]
 class Invoker:
     """Carries calls out."""
 
-    def __init__(
-        self,
-        db: Database,
-        prepared: PreparedConnections,
-        send: Send,
-        approvals: Approvals,
-        signals: Signals,
-        seal: Seal,
-        *,
-        replica: str,
-    ) -> None:
-        self._db = db
+    def __init__(self, prepared: PreparedConnections, send: Send, approvals: Approvals) -> None:
+        self._db, self._signals = approvals.db, approvals.signals
         self._prepared = prepared
         self._send_prepared = send
         self._approvals = approvals
-        self._signals = signals
-        self._replica = replica
         self._listeners: list[Callable[[Execution], None]] = []
         self.running = Running()
-        self.held = HeldCalls(db, seal, signals, self.running.start, replica)
+        self.held = HeldCalls(
+            approvals.db, approvals.seal, approvals.signals, self.running.start, approvals.replica
+        )
 
     def on_finished(self, listener: Callable[[Execution], None]) -> None:
         """Calls back with the record of each call that ended here."""
@@ -127,7 +115,14 @@ class Invoker:
         `judged` is what permissions are asked about, where it is not the tool itself. `unattended`:
         nobody waits while a person decides.
         """
-        about = (arguments, caller, door, self._redactor(snapshot, tool), self._replica, bundle_ids)
+        about = (
+            arguments,
+            caller,
+            door,
+            self._redactor(snapshot, tool),
+            self._approvals.replica,
+            bundle_ids,
+        )
         attempt = Attempt(snapshot, tool, judged or tool, *about)
         attempt.background = caller.meta.get(BACKGROUND_META) is True
         attempt.unattended = unattended or attempt.background
@@ -359,7 +354,13 @@ class Invoker:
         principal, door = ticket.principal, ticket.door
         snapshot, tool, judged = await self._approvals.judge(principal, door, approval)
         caller = Caller(principal, session=approval.session, client=approval.client)
-        about = (ticket.arguments, caller, door, self._redactor(snapshot, tool), self._replica)
+        about = (
+            ticket.arguments,
+            caller,
+            door,
+            self._redactor(snapshot, tool),
+            self._approvals.replica,
+        )
         attempt = Attempt(snapshot, tool, judged, *about)
         attempt.id, attempt.at = approval.execution_id, approval.created_at
         attempt.token, attempt.background, attempt.unattended = ticket.token, True, True

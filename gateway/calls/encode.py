@@ -16,7 +16,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import lru_cache
 from mimetypes import MimeTypes
@@ -174,8 +174,9 @@ def _body_content(body: Body, arguments: Mapping[str, Any]) -> Any:
             value = _ABSENT
     else:
         value = {f.name: arguments[f.argument] for f in body.fields if f.argument in arguments}
-        if body.all_but is not None and (others := arguments.keys() - body.all_but):
-            value |= _others(body, arguments, others)
+        if body.all_but is not None:
+            others = arguments.keys() - body.all_but - value.keys()
+            value |= {name: item for name, item in arguments.items() if name in others}
         if not value and not body.required:
             value = _ABSENT
     if body.constants and (value is _ABSENT or isinstance(value, Mapping)):
@@ -196,14 +197,6 @@ def _check_names(body: Body, value: Any) -> None:
 def _form_names(text: str) -> dict[str, None]:
     """The names in a form that the caller wrote out; some servers part fields at `;` as well."""
     return dict.fromkeys(pair.partition("=")[0] for pair in re.split("[&;]", text))
-
-
-def _others(body: Body, arguments: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
-    """The properties that the definition does not name, in the caller's order."""
-    for field in body.fields:
-        if field.name in names:
-            raise problem(field.name, f"is not known; did you mean {field.argument!r}?")
-    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,8 +366,7 @@ _MEDIA_TYPE = re.compile(MEDIA_TYPE_PATTERN)
 
 def file_type(name: str, accepted: str) -> str:
     """The media type of a file: what its name says, among those that are accepted if any are."""
-    kind, packing = _KNOWN_TYPES.guess_type(name.rpartition("/")[2])
-    guessed = _PACKED_TYPES.get(packing, OCTETS) if packing else kind
+    guessed, _ = _KNOWN_TYPES.guess_type(name.rpartition("/")[2])
     kinds = [each.strip() for each in accepted.split(",") if each.strip()]
     if not kinds or (guessed and any(fnmatch(guessed, each.lower()) for each in kinds)):
         return guessed or OCTETS
@@ -393,9 +385,10 @@ _KNOWN_TYPES.types_map[True].update(
         ".md": "text/markdown",
         ".webp": "image/webp",
         ".yaml": "application/yaml",
+        ".gz": "application/gzip",
     }
 )
-_PACKED_TYPES = {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}
+_KNOWN_TYPES.encodings_map = {}  # a packed file is what it is packed with
 
 
 def _quoted(name: str) -> str:

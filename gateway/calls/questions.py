@@ -7,8 +7,8 @@ answer is a yes: what is missing, odd or declined denies.
 An upstream asks for words of the client's user (elicitation), for what the client's model says
 (sampling), or for the folders the client works in (roots); questions and answers come by key. A
 client is only asked what it said that it can answer. An elicitation that can't be put is declined,
-and no answer in time is a `cancel`; for the others the server's request fails. Nothing goes on but
-what the protocol says that questions and answers hold, questions cleared of secrets.
+and no answer in time is a `cancel`; for the others the server's request fails. What belongs to one
+hop stays there, and questions are cleared of secrets.
 
 A client of 2025 is asked on the stream of its request; one of 2026-07-28 gets the question as its
 answer and replies by calling again. Meanwhile the call is held by the process where it runs, so
@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import unicodedata
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,16 +183,9 @@ def _visible(text: str) -> str:
 
 SAMPLE, ROOTS = "sampling/createMessage", "roots/list"
 ASKED_BY: Mapping[str, str] = {ELICIT: "elicitation", SAMPLE: "sampling", ROOTS: "roots"}
-# What a question of each kind holds. `includeContext` would show one server what others said.
-PARAMS: Mapping[str, Sequence[str]] = {
-    SAMPLE: """messages modelPreferences systemPrompt temperature maxTokens stopSequences metadata
-    tools toolChoice""".split(),
-    ROOTS: (),
-}
-ANSWERS: Mapping[str, tuple[str, ...]] = {  # and an answer, the first of which it must have
-    SAMPLE: ("content", "role", "model", "stopReason"),
-    ROOTS: ("roots",),
-}
+ANSWERED_BY: Mapping[str, str] = {SAMPLE: "content", ROOTS: "roots"}  # what an answer must have
+# Belongs to one hop, not to what is asked. `includeContext` would show one server what others said.
+OF_A_HOP = {"_meta", "task", "includeContext", "resultType"}
 CANCELLED: dict[str, Any] = {"action": "cancel"}
 DECLINED: dict[str, Any] = {"action": "decline"}
 
@@ -235,11 +228,10 @@ def one_by_one(ask_client: AskClient) -> Ask:
 def check_offered(questions: ByKey, askable: Mapping[str, Any]) -> None:
     """Raises where a server asks for what the client does not offer, and can't be declined."""
     for question in questions.values():
-        method = str(question.get("method")) if isinstance(question, Mapping) else ""
-        offered = askable.get(ASKED_BY.get(method, ""))
-        wants_tools = method == SAMPLE and {"tools", "toolChoice"} & {
-            *(question.get("params") or ())
-        }
+        plain = _plain(question)
+        method, params = plain["method"], plain["params"]
+        offered = askable.get(ASKED_BY.get(str(method), ""))
+        wants_tools = method == SAMPLE and {"tools", "toolChoice"} & params.keys()
         lacks = offered is None or wants_tools and "tools" not in offered
         if method != ELICIT and lacks:
             raise UpstreamFailed(
@@ -276,16 +268,16 @@ def _can_be_put(question: Mapping[str, Any], askable: Mapping[str, Any]) -> bool
 def _plain(question: Any) -> dict[str, Any]:
     """A question without what belongs to its hop."""
     found = question if isinstance(question, Mapping) else {}
-    params = found.get("params")
-    params = params if isinstance(params, Mapping) else {}
-    if (method := found.get("method")) != ELICIT:
-        names = PARAMS.get(str(method), ())
-        return {"method": method, "params": {k: v for k, v in params.items() if k in names}}
-    mode = "url" if params.get("mode") == "url" else "form"
-    fields = ("url", "elicitationId") if mode == "url" else ("requestedSchema",)
-    kept = {name: params[name] for name in fields if name in params}
-    message = str(params.get("message", ""))
-    return {"method": ELICIT, "params": {"mode": mode, "message": message, **kept}}
+    method, params = found.get("method"), _without_hop(found.get("params"))
+    if method == ELICIT:
+        params["mode"] = "url" if params.get("mode") == "url" else "form"
+        params["message"] = str(params.get("message", ""))
+    return {"method": method, "params": params}
+
+
+def _without_hop(said: Any) -> dict[str, Any]:
+    given = said if isinstance(said, Mapping) else {}
+    return {name: value for name, value in given.items() if name not in OF_A_HOP}
 
 
 def _of_2025(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,16 +289,13 @@ def _of_2025(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(method: str, answer: Any) -> dict[str, Any]:
     """An answer as it goes to the server; what is none is a cancel, where that exists."""
-    given = answer if isinstance(answer, Mapping) else {}
+    given = _without_hop(answer)
     if method == ELICIT:
         action, content = given.get("action"), given.get("content")
         if action == "accept" and isinstance(content, Mapping):
             return {"action": action, "content": content}
         return {"action": action} if action in ("accept", "decline") else CANCELLED
-    names = ANSWERS[method]
-    if names[0] not in given:
-        return unanswered(method)
-    return {name: given[name] for name in names if name in given}
+    return given if ANSWERED_BY[method] in given else unanswered(method)
 
 
 # --- calls that are held while their client answers -----------------------------------------------
@@ -338,28 +327,29 @@ class _Held:
             self.answers.set_result(answers)
 
 
+@dataclass
 class HeldCalls:
     """The calls of this process whose clients are asked by answering them."""
 
-    def __init__(
-        self, db: Database, seal: Seal, signals: Signals, start: Start, replica: str
-    ) -> None:
-        self._db = db
-        self._seal = seal
-        self._start = start
-        self._replica = replica
-        self._held: dict[str, _Held] = {}  # by execution
-        self._letters = Letters(db, signals, replica, self._answer, start)
-        self._draining = False
+    db: Database
+    seal: Seal
+    signals: Signals
+    start: Start
+    replica: str
+    held: dict[str, _Held] = field(default_factory=dict)  # by execution
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self._letters = Letters(self.db, self.signals, self.replica, self._answer, self.start)
 
     async def hear(self, attempt: Attempt, make: Make) -> Result:
         """What a call says next, a new one or one that is held: its outcome, or a question."""
         caller = attempt.caller
-        state = self._seal.open_values(PURPOSE, caller.request_state)
+        state = self.seal.open_values(PURPOSE, caller.request_state)
         if state is None and not attempt.may_be_held:
             return await make(attempt)
         if state is None:
-            held = _Held(attempt, _bound_to(attempt), self._start(make(attempt)))
+            held = _Held(attempt, _bound_to(attempt), self.start(make(attempt)))
             attempt.put = partial(self._put, held)
             return await self._listen(held)
         replica, id, round, *bound_to = state
@@ -371,7 +361,7 @@ class HeldCalls:
             )
         attempt.id = id
         try:
-            if replica == self._replica:
+            if replica == self.replica:
                 said = await self._answer(id, round, caller.input_responses, caller)
             else:
                 said = await self._letters.ask(replica, id, round, caller.input_responses)
@@ -381,15 +371,15 @@ class HeldCalls:
 
     def drain(self) -> None:
         """Nobody is asked any more: this process ends, and what it holds with it."""
-        self._draining = True
-        for held in self._held.values():
+        self.draining = True
+        for held in self.held.values():
             held.take(held.round, dict.fromkeys(held.asked))
 
     async def _answer(
         self, id: str, round: int, answers: ByKey | None, caller: Caller | None = None
     ) -> Result | None:
         """What a call says to these answers; None: this process does not hold it."""
-        held = self._held.get(id)
+        held = self.held.get(id)
         if held is None:
             return None
         if caller is not None:  # progress, logs and refusals go where someone listens
@@ -413,13 +403,13 @@ class HeldCalls:
     async def _put(self, held: _Held, questions: ByKey) -> ByKey:
         """Has the client asked and gives its answers: none, where nobody listens any more."""
         async with held.turn:
-            nobody = held.task.done() or not held.listeners or self._draining
+            nobody = held.task.done() or not held.listeners or self.draining
             if nobody or not self._makes_room(held):
                 return {}
             held.round += 1
             held.asked, held.answers = questions, _future()
-            named = [self._replica, held.attempt.id, held.round, *held.bound_to]
-            state = self._seal.seal_values(PURPOSE, *named)
+            named = [self.replica, held.attempt.id, held.round, *held.bound_to]
+            state = self.seal.seal_values(PURPOSE, *named)
             result = input_required(held.attempt, "executing", questions, state)
             held.question.set_result(result)
             try:
@@ -430,19 +420,19 @@ class HeldCalls:
 
     def _makes_room(self, held: _Held) -> bool:
         id, principal = held.attempt.id, held.attempt.principal
-        if id in self._held:
+        if id in self.held:
             return True
-        others = [each.attempt.principal for each in self._held.values() if not each.task.done()]
-        if others.count(principal) >= CALLS_PER_PRINCIPAL or len(self._held) >= MAX_WAITING_CALLS:
+        others = [each.attempt.principal for each in self.held.values() if not each.task.done()]
+        if others.count(principal) >= CALLS_PER_PRINCIPAL or len(self.held) >= MAX_WAITING_CALLS:
             return False
-        self._held[id] = held
+        self.held[id] = held
         later, loop = held.attempt.snapshot.permissions.timeout_seconds, asyncio.get_running_loop()
-        held.task.add_done_callback(lambda _: loop.call_later(later, self._held.pop, id, None))
+        held.task.add_done_callback(lambda _: loop.call_later(later, self.held.pop, id, None))
         return True
 
     async def _why_gone(self, attempt: Attempt) -> GatewayError:
         """Why an answer reaches nobody; the call's own row stays what it is."""
-        row = await get_execution(self._db, attempt.id)
+        row = await get_execution(self.db, attempt.id)
         if row is not None and row.status not in ("executing", "unknown"):
             return Fixable(
                 "invalid_arguments",

@@ -11,18 +11,15 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
-
-import orjson
+from urllib.parse import quote, unquote
 
 from gateway.blocklist import blocked_by, decodings, may_reroute
 from gateway.calls.arguments import problem
 from gateway.calls.encode import (
     DELIMITERS,
-    Encode,
     encode_body,
     is_json,
     joined,
@@ -99,7 +96,9 @@ def _content(parameter: Parameter, value: Any) -> Any:
     """The value; as text where the definition gives it a media type of its own."""
     if not parameter.media_type:
         return value
-    return orjson.dumps(value).decode() if is_json(parameter.media_type) else scalar(value)
+    # \u00e9 for é: a header has only ASCII.
+    written = is_json(parameter.media_type)
+    return json.dumps(value, separators=(",", ":")) if written else scalar(value)
 
 
 def _argument(parameter: Parameter) -> str:
@@ -130,17 +129,17 @@ def _segments(path: str) -> list[str | list[str]]:
 
 def _segment(texts: Sequence[str], operation: HttpOperation, arguments: Mapping[str, Any]) -> str:
     """One segment of the path: texts, and between them the names of variables."""
-    plain, sent, names = texts[0], _literal(texts[0]), []
-    known = {p.name: p for p in operation.parameters if p.place == "path"}
+    once, names = _literal(texts[0]), []
+    sent, known = once, {p.name: p for p in operation.parameters if p.place == "path"}
     for name, text in zip(texts[1::2], texts[2::2], strict=True):
         parameter = known.get(name) or Parameter(name, "path", name)
         names.append(_argument(parameter))
-        style = (parameter.style, parameter.explode, name, _path_value(parameter, arguments))
-        encode = _percent_twice if parameter.double_encoded else percent
-        plain += joined(*style, str) + text
-        sent += joined(*style, encode) + _literal(text)
-    if not _PLAIN.fullmatch(plain):
-        _check_segment(", ".join(names), plain)
+        value = _path_value(parameter, arguments)
+        written = joined(parameter.style, parameter.explode, name, value, percent)
+        once += written + _literal(text)
+        sent += (percent(written) if parameter.double_encoded else written) + _literal(text)
+    if not _PLAIN.fullmatch(once):
+        _check_segment(", ".join(names), unquote(once))
     return sent
 
 
@@ -160,10 +159,6 @@ def _path_value(parameter: Parameter, arguments: Mapping[str, Any]) -> Any:
     return value
 
 
-def _percent_twice(text: str) -> str:
-    return percent(percent(text))
-
-
 def _check_segment(name: str, text: str) -> None:
     """Refuse a value that some server on the way could take for more than part of a segment."""
     for decoded in decodings(text):
@@ -180,16 +175,11 @@ def _check_segment(name: str, text: str) -> None:
 # --- query, headers, cookies ----------------------------------------------------------------------
 
 
-def _query_texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterable[str]:
+def _query_texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
     encode = percent_but_reserved if parameter.reserved else percent
     if isinstance(value, (str, int)) and not parameter.media_type:  # as most are
-        return (f"{parameter_name(parameter.name)}={encode(scalar(value))}",)
-    return _query_parts(operation, parameter, value, encode)
-
-
-def _query_parts(
-    operation: HttpOperation, parameter: Parameter, value: Any, encode: Encode
-) -> Iterator[str]:
+        yield f"{parameter_name(parameter.name)}={encode(scalar(value))}"
+        return
     style = "form" if parameter.style == "simple" else parameter.style
     value = _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
@@ -209,10 +199,7 @@ _HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")
 
 
 def _header_text(parameter: Parameter, value: Any) -> str:
-    if parameter.media_type and is_json(parameter.media_type):
-        value = json.dumps(value, separators=(",", ":"))  # \u00e9: a header has only ASCII
-    else:
-        value = _content(parameter, value)
+    value = _content(parameter, value)
     style = parameter.style if parameter.style in DELIMITERS else "simple"
     text = joined(style, parameter.explode, parameter.name, value, str).strip(" \t")
     if not _HEADER_TEXT.fullmatch(text):

@@ -28,7 +28,7 @@ from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
 from gateway.errors import UpstreamFailed, UpstreamRefused
-from gateway.limits import MAX_ANSWER_BYTES, PREVIEW_CHARS, RESULT_SECONDS, STEP_BYTES
+from gateway.limits import MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Room, Work
@@ -166,7 +166,8 @@ class Sender:
                     )
                 except UpstreamRefused as error:
                     if attempt.caller.refused is not None:  # another one, if it called again
-                        attempt.caller.refused(cleared_refusal(error, attempt.redactor))
+                        clear_refusal(error, attempt.redactor)
+                        attempt.caller.refused(error)
                     raise
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
@@ -188,8 +189,7 @@ class Sender:
             # An answer whose text only repeats its data is kept as the data.
             raw = data if len(data) * 5 >= len(raw) else raw
         await self._keep_result(attempt, "application/json", raw)
-        preview = raw[: PREVIEW_CHARS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARS]
-        shown = preview_result(attempt.id, len(raw), preview)
+        shown = preview_result(attempt.id, raw, "application/json")
         return {**shown, "isError": bool(result.get("isError"))}
 
 
@@ -299,7 +299,8 @@ class UpstreamRequests:
                 )
             except UpstreamRefused as error:
                 passage.note_answer(200)
-                raise cleared_refusal(error, prepared.redactor) from error
+                clear_refusal(error, prepared.redactor)
+                raise
             passage.note_answer(200)
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, caller.askable)
@@ -325,10 +326,7 @@ async def clear_result(result: Result, redactor: Redactor) -> tuple[bytes, Resul
     return cleared, result if cleared is raw else orjson.loads(cleared)
 
 
-def cleared_refusal(error: UpstreamRefused, redactor: Redactor) -> UpstreamRefused:
-    """What a server said in place of a result, without secrets."""
-    told = UpstreamRefused(error.code, error.message, error.hint, **error.details)
-    told.rpc_code = error.rpc_code
-    told.rpc_message = redactor.text(error.rpc_message)
-    told.rpc_data = redactor.json(error.rpc_data)
-    return told
+def clear_refusal(error: UpstreamRefused, redactor: Redactor) -> None:
+    """Takes secrets out of what a server said in place of a result."""
+    error.rpc_message = redactor.text(error.rpc_message)
+    error.rpc_data = redactor.json(error.rpc_data)

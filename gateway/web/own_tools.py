@@ -274,7 +274,7 @@ async def read_result(
             "there is no such result, or it has expired",
             "Make the call again; results are kept for an hour.",
         )
-    wanted: Shown = {"pointer": pointer, "offset": offset, "limit": limit or None}
+    wanted: Shown = {"pointer": pointer, "offset": offset, "limit": limit}
     part = await read_part(gateway.work, kept.body, kept.media_type, **wanted)
     return {"result_id": result_id, **part}
 

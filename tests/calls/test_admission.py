@@ -180,7 +180,7 @@ async def test_only_one_call_probes_an_open_circuit() -> None:
     await fail(limits, 5)
     clock.now += 10
     async with limits.call("c") as probe:
-        assert await refused(limits) == ("circuit_open", 1)
+        assert await refused(limits) == ("circuit_open", 10)
         probe.note_failure()
     assert await refused(limits) == ("circuit_open", 10)
 
@@ -192,6 +192,8 @@ async def test_probe_that_is_given_up_makes_room_for_the_next() -> None:
     clock.now += 10
     async with limits.call("c"):
         pass
+    assert await refused(limits) == ("circuit_open", 10)
+    clock.now += 10
     assert await refused(limits) is None
 
 

@@ -145,9 +145,7 @@ class TokenLedger(RuleBasedStateMachine):
         prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
         finding = (snapshot, lambda door, seen, principal: find(seen, principal))
         approvals = Approvals(self.db, seal, signals, *finding, replica=self.replica)
-        self.invoker = Invoker(
-            self.db, prepared, self.send, approvals, signals, seal, replica=self.replica
-        )
+        self.invoker = Invoker(prepared, self.send, approvals)
 
     async def send(self, made: Attempt, prepared: Prepared) -> dict[str, Any]:
         assert made.token is not None
