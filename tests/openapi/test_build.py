@@ -202,35 +202,35 @@ def test_tools_are_valid_for_the_protocol_and_survive_the_way_between_processes(
     assert _build(name, BOOKS) == build
 
 
+READ, WRITE, DELETE = ("read", "none"), ("write", "medium"), ("delete", "high")
+
+
 @pytest.mark.parametrize(
-    ("method", "access", "risk", "idempotent"),
+    ("method", "override", "access_and_risk"),
     [
-        ("get", "read", "none", True),
-        ("head", "read", "none", True),
-        ("post", "write", "medium", False),
-        ("put", "write", "medium", True),
-        ("patch", "write", "medium", False),
-        ("delete", "delete", "high", True),
+        ("get", Override(), READ),
+        ("head", Override(), READ),
+        ("post", Override(), WRITE),
+        ("put", Override(), WRITE),
+        ("patch", Override(), WRITE),
+        ("delete", Override(), DELETE),
+        ("post", Override(access="read"), READ),
+        ("post", Override(access="delete"), DELETE),
+        ("post", Override(access="read", risk="low"), ("read", "low")),
     ],
 )
-def test_access_goes_by_method(method: str, access: str, risk: str, idempotent: bool) -> None:
-    tool = only_tool(openapi({"/a": {method: operation()}}))
+def test_access_goes_by_method_unless_it_is_configured(
+    method: str, override: Override, access_and_risk: tuple[str, str]
+) -> None:
+    tool = only_tool(openapi({"/a": {method: operation()}}), operations={"act": override})
 
-    assert (tool.access, tool.risk) == (access, risk)
-    assert orjson.loads(tool.entry)["annotations"] == {
-        "title": "Act",
-        "readOnlyHint": access == "read",
-        "destructiveHint": access == "delete",
-        "idempotentHint": idempotent,
-        "openWorldHint": True,
-    }
+    assert (tool.access, tool.risk) == access_and_risk
 
 
-def test_configuration_overrides_access_risk_and_description() -> None:
-    override = Override(access="read", risk="low", description="Search for things.")
+def test_a_configured_description_wins() -> None:
+    override = Override(description="Search\u200b for things.")
     tool = only_tool(openapi({"/a": {"post": operation()}}), operations={"act": override})
 
-    assert (tool.access, tool.risk) == ("read", "low")
     assert tool.description == "[Shop] Search for things."
 
 
@@ -254,15 +254,6 @@ def test_a_safe_operation_is_read_only_to_clients_and_keeps_its_access() -> None
 )
 def test_descriptions_say_who_and_what(words: Json, description: str) -> None:
     assert only_tool(openapi({"/a": {"get": operation(**words)}})).description == description
-
-
-def test_descriptions_are_cut_and_warn_where_there_is_no_access_yet() -> None:
-    definition = openapi({"/a": {"get": operation(description="word " * 500)}})
-    plain = only_tool(definition, max_description_chars=200).description
-    warned = only_tool(definition, max_description_chars=200, authenticated=False).description
-
-    assert len(plain) <= 200 and plain.endswith("…")
-    assert len(warned) <= 200 and "not authenticated" in warned
 
 
 def test_the_fingerprint_changes_with_what_a_person_approved() -> None:
