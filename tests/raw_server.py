@@ -101,3 +101,19 @@ def always(data: bytes) -> Conversation:
             await connection.write(data)
 
     return conversation
+
+
+def once(data: bytes) -> Conversation:
+    """The conversation that ends after these bytes, which answer the first request."""
+
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        await connection.write(data)
+
+    return conversation
+
+
+async def silent(connection: Connection) -> None:
+    """The conversation in which nothing is ever answered."""
+    while await connection.request():
+        pass

@@ -23,7 +23,6 @@ from tests.connectors.listings import (
     SOURCE,
     WRAP,
     names,
-    reasons,
     source,
     with_schema,
 )
@@ -32,23 +31,10 @@ from tests.connectors.listings import (
 def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
     build = build_upstream([BOOK], SOURCE)
     schema = orjson.dumps(BOOK_SCHEMA)
-    entry = orjson.dumps(
-        {
-            "name": "hotel_Create_booking",
-            "description": "[Hotel] Books a room.",
-            "inputSchema": BOOK_SCHEMA,
-        }
-    )
-    approved = [
-        "",
-        "mcp.example",
-        "",
-        "none",
-        schema.decode(),
-        "[Hotel] Books a room.",
-        "write",
-        "",
-    ]
+    words = "[Hotel] Books a room."
+    listed = {"name": "hotel_Create_booking", "description": words, "inputSchema": BOOK_SCHEMA}
+    entry = orjson.dumps(listed)
+    approved = ["", "mcp.example", "", "none", schema.decode(), words, "write", ""]
     assert build.tools == (
         Tool(
             name="hotel_Create_booking",
@@ -61,7 +47,7 @@ def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
             risk="medium",
             trust="trusted",
             title="Create_booking",
-            description="[Hotel] Books a room.",
+            description=words,
             input_schema=schema,
             entry=entry,
             tokens=math.ceil(len(entry) / 4.6),
@@ -133,24 +119,6 @@ def test_a_title_is_the_upstreams_own_or_absent(
     assert (entry.get("title"), entry.get("annotations", {}).get("title")) == told
 
 
-def test_a_tool_that_only_runs_as_a_task_is_skipped() -> None:
-    required = {**FIND, "execution": {"taskSupport": "required"}}
-    assert reasons(required) == ["it only runs as a task, which the gateway does not pass on"]
-    for execution in ({"taskSupport": "optional"}, {"taskSupport": "forbidden"}, ["required"]):
-        assert names({**FIND, "execution": execution}) == ["hotel_find"]
-
-
-def test_dangerous_tool_is_never_exposed() -> None:
-    operations = {"find": Override(access="dangerous")}
-    assert reasons(FIND, source=source(operations=operations)) == ["marked dangerous"]
-
-
-def test_configured_risk_and_description_win() -> None:
-    operations = {"find": Override(risk="low", description="Looks for rooms.")}
-    tool = build_upstream([FIND], source(operations=operations)).tools[0]
-    assert (tool.risk, tool.description) == ("low", "[Hotel] Looks for rooms.")
-
-
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):
@@ -186,6 +154,9 @@ def taking(a: Any) -> dict[str, Any]:
         ),
         (with_schema(nested(200)), "its schema is nested too deeply"),
         (taking({"x-mcp-header": "A"}), NO_HEADER),
+        ({**FIND, "name": "t", "execution": {"taskSupport": "required"}}, "it only runs as a task"),
+        ({**FIND, "name": "never"}, "marked dangerous"),
+        (FIND, "the upstream lists this name twice"),
         ({"name": "two words", "inputSchema": PLAIN}, f"its name is not allowed: {NAME_RULE}"),
         ({"name": "x" * 123, "inputSchema": PLAIN}, f"its name is not allowed: {NAME_RULE}"),
     ],
@@ -193,36 +164,44 @@ def taking(a: Any) -> dict[str, Any]:
 def test_malformed_tool_is_skipped_with_a_reason_and_the_rest_stay(
     tool: dict[str, Any], reason: str
 ) -> None:
-    build = build_upstream([tool, FIND], SOURCE)
+    forbidden = {"never": Override(access="dangerous")}
+    build = build_upstream([FIND, tool], source(operations=forbidden))
     assert [made.name for made in build.tools] == ["hotel_find"]
     assert [skipped.reason[: len(reason)] for skipped in build.skipped] == [reason]
 
 
-def test_name_listed_twice_counts_once() -> None:
-    other = {**FIND, "description": "Another"}
-    build = build_upstream([FIND, other], SOURCE)
-    assert [tool.description for tool in build.tools] == ["[Hotel] find"]
-    assert reasons(FIND, other) == ["the upstream lists this name twice"]
+@pytest.mark.parametrize(
+    "execution", [{"taskSupport": "optional"}, {"taskSupport": "forbidden"}, ["required"]]
+)
+def test_a_tool_that_may_run_without_a_task_stays(execution: Any) -> None:
+    assert names({**FIND, "execution": execution}) == ["hotel_find"]
 
 
-def test_hidden_characters_leave_the_description() -> None:
-    tool = {**FIND, "description": "Finds\u200b a \u202eroom\U000e0041.\x07\r\nYes\ufe0f."}
-    assert build_upstream([tool], SOURCE).tools[0].description == "[Hotel] Finds a room.\nYes."
+INVISIBLE = "Finds\u200b a \u202eroom\U000e0041.\x07\r\nYes\ufe0f."
+CONFIGURED = {"find": Override(risk="low", description="Looks for rooms.")}
+KEY = "🔑 Auto-generates an idempotency token"
 
 
-def test_long_description_is_cut_and_the_note_stays() -> None:
-    tool = {**BOOK, "description": "word " * 1000}
-    description = (
-        build_upstream([tool], source(max_description_chars=80, wraps=(WRAP,))).tools[0].description
-    )
-    assert len(description) <= 80
-    assert description.startswith("[Hotel] word word")
-    assert description.endswith("… 🔑 Auto-generates an idempotency token")
-
-
-def test_connection_that_is_not_authenticated_says_so() -> None:
-    description = build_upstream([FIND], source(authenticated=False)).tools[0].description
-    assert description == "[Hotel] find ⚠ Hotel is not authenticated yet."
+@pytest.mark.parametrize(
+    ("tool", "settings", "risk", "description"),
+    [
+        (FIND, {}, "none", "[Hotel] find"),
+        ({**FIND, "description": INVISIBLE}, {}, "none", "[Hotel] Finds a room.\nYes."),
+        (FIND, {"operations": CONFIGURED}, "low", "[Hotel] Looks for rooms."),
+        (FIND, {"authenticated": False}, "none", "[Hotel] find ⚠ Hotel is not authenticated yet."),
+        (
+            {**BOOK, "description": "word " * 1000},
+            {"max_description_chars": 60, "wraps": (WRAP,)},
+            "medium",
+            f"[Hotel] word word wor… {KEY}",
+        ),
+    ],
+)
+def test_words_and_risk_are_configured_else_the_upstreams_and_all_visible(
+    tool: dict[str, Any], settings: dict[str, Any], risk: str, description: str
+) -> None:
+    made = build_upstream([tool], source(**settings)).tools[0]
+    assert (made.risk, made.description) == (risk, description)
 
 
 @pytest.mark.parametrize(

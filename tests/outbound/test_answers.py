@@ -10,10 +10,11 @@ import pytest
 import uvloop
 
 from gateway.limits import STEP_BYTES
-from gateway.outbound.client import Answer, Egress, NoAnswer, Request
-from tests.raw_server import Connection, Conversation, always, answer, raw_server
+from gateway.outbound.client import Egress, NoAnswer, Request
+from tests.outbound.exchanges import LOOPBACK, ask
+from tests.peers import until
+from tests.raw_server import Connection, always, answer, raw_server, silent
 
-LOOPBACK = ["127.0.0.1/32"]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
@@ -29,14 +30,11 @@ def run(loop: Loop, work: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(bounded())
 
 
-async def get(egress: Egress, url: str, method: str = "GET") -> Answer:
-    return await egress.send(Request(method, url), deadline=5, max_bytes=1_000_000)
-
-
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 TWO = b"Content-Length: 2\r\n\r\nhi"
 FAILED = "failed"
+SWITCHED = b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
 ODD = {
     "chunks": (CHUNKED + b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n", b"onetwo"),
     "chunk with extension": (CHUNKED + b"3;a=b\r\none\r\n0\r\n\r\n", b"one"),
@@ -55,6 +53,8 @@ ODD = {
     "negative length": (HEAD + b"Content-Length: -2\r\n\r\nhi", FAILED),
     "another protocol": (b"ICY 200 OK\r\n" + TWO, FAILED),
     "nothing": (b"", FAILED),
+    "protocol not asked for": (SWITCHED + answer(b"hi"), FAILED),
+    "too many headers": (HEAD + b"X-A: 1\r\n" * 1000 + TWO, FAILED),
     "half a head": (b"HTTP/1.1 200 OK\r\nConte", FAILED),
 }
 
@@ -74,7 +74,7 @@ def test_odd_answer_is_read_or_refused_never_misread(
     async def read() -> bytes | str:
         async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
             try:
-                return (await get(egress, server.url, "POST")).body
+                return (await ask(egress, server.url, "POST")).body
             except NoAnswer:
                 return FAILED
 
@@ -86,27 +86,9 @@ def test_headers_are_read_as_text_without_blanks_around_them(loop: Loop) -> None
 
     async def read() -> Any:
         async with raw_server(always(odd)) as server, Egress(LOOPBACK) as egress:
-            return (await get(egress, server.url)).headers
+            return (await ask(egress, server.url)).headers
 
     assert run(loop, read()) == (("x-a", "a"), ("x-a", "�"), ("content-length", "2"))
-
-
-def test_another_protocol_than_was_asked_for_is_an_error(loop: Loop) -> None:
-    switched = b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
-    assert run(loop, _outcome(always(switched + answer(b"hi")))) == "The answer is not valid HTTP."
-
-
-def test_too_many_headers_are_an_error(loop: Loop) -> None:
-    many = HEAD + b"X-A: 1\r\n" * 1000 + b"Content-Length: 0\r\n\r\n"
-    assert run(loop, _outcome(always(many))) == "The answer is not valid HTTP."
-
-
-async def _outcome(conversation: Conversation) -> str:
-    async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
-        try:
-            return str((await get(egress, server.url)).status)
-        except NoAnswer as error:
-            return error.message
 
 
 @pytest.mark.parametrize(
@@ -126,7 +108,7 @@ def test_connection_is_used_again_only_after_a_proper_end(
     async def three() -> int:
         async with raw_server(always(reply)) as server, Egress(LOOPBACK) as egress:
             for _ in range(3):
-                assert (await get(egress, server.url, method)).body == b"hi"
+                assert (await ask(egress, server.url, method)).body == b"hi"
         return server.connections
 
     assert run(loop, three()) == connections
@@ -136,7 +118,7 @@ def test_answer_to_head_has_no_body_whatever_it_says(loop: Loop) -> None:
     async def head() -> tuple[int, bytes]:
         reply = HEAD + b"Content-Length: 5\r\n\r\n"
         async with raw_server(always(reply)) as server, Egress(LOOPBACK) as egress:
-            found = await get(egress, server.url, "HEAD")
+            found = await ask(egress, server.url, "HEAD")
         return found.status, found.body
 
     assert run(loop, head()) == (200, b"")
@@ -155,10 +137,10 @@ def test_word_on_an_idle_connection_ends_it(loop: Loop) -> None:
 
     async def twice() -> tuple[bytes, bytes, int]:
         async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
-            first = await get(egress, server.url)
+            first = await ask(egress, server.url)
             go.set()
             await closed.wait()
-            second = await get(egress, server.url)
+            second = await ask(egress, server.url)
         return first.body, second.body, server.connections
 
     go, closed = asyncio.Event(), asyncio.Event()
@@ -193,19 +175,19 @@ def test_what_is_not_read_is_not_fetched_without_end(loop: Loop) -> None:
 
 
 def test_caller_that_leaves_takes_its_connection_along(loop: Loop) -> None:
+    left = asyncio.Event()
+
     async def conversation(connection: Connection) -> None:
-        await connection.request()
-        arrived.set()
-        left.set() if await connection.request() == b"" else None
+        await silent(connection)
+        left.set()
 
     async def leave() -> bool:
         async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
-            call = asyncio.create_task(get(egress, server.url))
-            await arrived.wait()
+            call = asyncio.create_task(ask(egress, server.url))
+            await until(lambda: bool(server.requests))
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             await left.wait()
         return call.cancelled()
 
-    arrived, left = asyncio.Event(), asyncio.Event()
     assert run(loop, leave())

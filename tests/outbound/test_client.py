@@ -14,21 +14,16 @@ import pytest
 
 from gateway.errors import Broken, Fixable, Refused
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request, no_answer
+from tests.outbound.exchanges import LOOPBACK, ask
+from tests.peers import until
 from tests.raising import raises
-from tests.raw_server import Connection, always, answer, raw_server
-
-LOOPBACK = ["127.0.0.1/32"]
+from tests.raw_server import Connection, always, answer, once, raw_server, silent
 
 
 @pytest.fixture
 async def egress() -> AsyncIterator[Egress]:
     async with Egress(LOOPBACK) as egress:
         yield egress
-
-
-async def get(egress: Egress, url: str, method: str = "GET", **options: Any) -> Answer:
-    limits = {"deadline": 5.0, "max_bytes": 1_000_000} | options
-    return await egress.send(Request(method, url), **limits)
 
 
 # --- what goes out --------------------------------------------------------------------------------
@@ -38,9 +33,7 @@ async def test_request_is_on_the_wire_byte_for_byte_as_it_was_built(egress: Egre
     path = "/a//b/../%2e%2E/x%2Fy%252Fz/datasets('q')/;m=1/?a=b+c&d=%20e&f=[g]&h=1,2|3"
     headers = (("X-One", "1"), ("x-two", "a, b"), ("Content-Type", "application/json"))
     async with raw_server(always(answer(b"hi"))) as server:
-        reply = await egress.send(
-            Request("POST", server.url + path, headers, b'{"a":1}'), deadline=5, max_bytes=10
-        )
+        reply = await ask(egress, server.url + path, "POST", headers, b'{"a":1}')
     assert reply == Answer(200, (("content-length", "2"),), b"hi", url=server.url + path)
     assert server.requests == [
         (
@@ -62,7 +55,7 @@ async def test_headers_of_the_connection_can_not_be_set_by_callers(egress: Egres
         ("User-Agent", "mine"),
     )
     async with raw_server(always(answer())) as server:
-        await egress.send(Request("GET", server.url, headers), deadline=5, max_bytes=10)
+        await ask(egress, server.url, headers=headers)
     assert server.requests == [
         (
             f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
@@ -77,21 +70,19 @@ async def test_headers_of_the_connection_can_not_be_set_by_callers(egress: Egres
 )
 async def test_header_that_would_inject_is_refused(egress: Egress, name: str, value: str) -> None:
     with raises(Fixable, code="invalid_arguments"):
-        await egress.send(
-            Request("GET", "http://127.0.0.1:1/", ((name, value),)), deadline=5, max_bytes=1
-        )
+        await ask(egress, "http://127.0.0.1:1/", headers=[(name, value)])
 
 
 @pytest.mark.parametrize("method", ["", "get", "GET /x", "TRACE", "CONNECT", "G\r\nX: 1"])
 async def test_method_that_is_none_is_refused(egress: Egress, method: str) -> None:
     with pytest.raises(Fixable):
-        await get(egress, "http://127.0.0.1:1/", method=method)
+        await ask(egress, "http://127.0.0.1:1/", method=method)
 
 
 async def test_large_body_arrives_whole(egress: Egress) -> None:
     body = bytes(range(256)) * 8192
     async with raw_server(always(answer())) as server:
-        await egress.send(Request("PUT", server.url, (), body), deadline=5, max_bytes=1)
+        await ask(egress, server.url, "PUT", body=body)
     assert server.requests[0].endswith(b"\r\n\r\n" + body)
 
 
@@ -101,78 +92,43 @@ async def test_proxy_of_the_environment_is_not_used(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with raw_server(always(answer(b"direct"))) as server:
-        assert (await get(egress, server.url)).body == b"direct"
+        assert (await ask(egress, server.url)).body == b"direct"
 
 
 async def test_cookies_are_not_kept(egress: Egress) -> None:
     async with raw_server(always(answer(headers={"Set-Cookie": "a=1; Path=/"}))) as server:
-        await get(egress, server.url)
-        await get(egress, server.url)
+        await ask(egress, server.url)
+        await ask(egress, server.url)
     assert server.connections == 1
     assert not any(b"cookie" in request.lower() for request in server.requests)
 
 
 # --- where it may go ------------------------------------------------------------------------------
 
-SPELLINGS_OF_LOOPBACK = [
-    "http://127.0.0.1/",
-    "http://127.1/",
-    "http://0x7f.1/",
-    "http://0x7f000001/",
-    "http://2130706433/",
-    "http://0177.0.0.1/",
-    "http://127.0.0.1./",
-    "http://１２７.0.0.1/",
-    "http://[::1]/",
-    "http://[::ffff:127.0.0.1]/",
-    "http://[::ffff:7f00:1]/",
-    "http://[::127.0.0.1]/",
-    "http://[64:ff9b::7f00:1]/",
-    "http://[2002:7f00:1::]/",
-    "http://0.0.0.0/",
-    "http://0/",
-    "http://[::]/",
-    "http://localhost/",
-]
+SPELLINGS_OF_LOOPBACK = """127.0.0.1 127.1 0x7f.1 0x7f000001 2130706433 0177.0.0.1 127.0.0.1.
+１２７.0.0.1 [::1] [::ffff:127.0.0.1] [::ffff:7f00:1] [::127.0.0.1] [64:ff9b::7f00:1]
+[2002:7f00:1::] 0.0.0.0 0 [::] localhost""".split()
 
 
-@pytest.mark.parametrize("url", SPELLINGS_OF_LOOPBACK)
-async def test_loopback_is_refused_in_every_spelling(url: str) -> None:
+@pytest.mark.parametrize("host", SPELLINGS_OF_LOOPBACK)
+async def test_loopback_is_refused_in_every_spelling(host: str) -> None:
+    url = f"http://{host}/"
     async with Egress() as egress:
-        for attempt in (get(egress, url), egress.check(url)):
+        for attempt in (ask(egress, url), egress.check(url)):
             with raises(Refused, code="access_denied"):
                 await attempt
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "ftp://host/",
-        "file:///etc/passwd",
-        "//host/",
-        "http:/host",
-        "http:///x",
-        "http://",
-        "http://user:pw@host/",
-        "http://user@host/",
-        "http://host:0/",
-        "http://host:65536/",
-        "http://host:x/",
-        "http://host\\@other/",
-        "http://ho st/",
-        "http://ho%73t/",
-        "http://host\r\n/",
-        "http://host/\n",
-        "http://[::1/",
-        "http://[zz]/",
-        "http://-host/",
-    ],
-)
+NOT_PLAIN = r"""ftp://host/ file:///etc/passwd //host/ http:/host http:///x http://
+http://user:pw@host/ http://user@host/ http://host:0/ http://host:65536/ http://host:x/
+http://host\@other/ http://ho%73t/ http://[::1/ http://[zz]/ http://-host/""".split()
+
+
+@pytest.mark.parametrize("url", [*NOT_PLAIN, "http://ho st/", "http://host\r\n/", "http://host/\n"])
 async def test_url_that_is_no_plain_http_url_is_refused(egress: Egress, url: str) -> None:
     with pytest.raises(Fixable) as refusal:
-        await get(egress, url)
-    assert refusal.value.code == "connection_invalid"
-    assert "pw" not in refusal.value.message
+        await ask(egress, url)
+    assert (refusal.value.code, "pw" in refusal.value.message) == ("connection_invalid", False)
 
 
 def names(table: dict[str, list[str]], calls: list[str]) -> Any:
@@ -198,7 +154,7 @@ async def test_name_is_judged_on_the_address_that_is_dialled() -> None:
     async with raw_server(always(answer(b"secret"))) as server, Egress(lookup=lookup) as egress:
         await egress.check(f"http://rebind.test:{server.port}/")
         with pytest.raises(Refused) as refusal:
-            await get(egress, f"http://rebind.test:{server.port}/")
+            await ask(egress, f"http://rebind.test:{server.port}/")
     assert refusal.value.as_dict() == {
         "code": "access_denied",
         "message": "The address of rebind.test is not allowed; add it to network.allow",
@@ -211,53 +167,45 @@ async def test_name_is_judged_on_the_address_that_is_dialled() -> None:
 async def test_only_the_permitted_addresses_of_a_name_are_dialled() -> None:
     lookup = names({"both.test": ["10.0.0.1 127.0.0.1"]}, [])
     async with raw_server(always(answer(b"ok"))) as server, Egress(LOOPBACK, lookup=lookup) as out:
-        assert (await get(out, f"http://both.test:{server.port}/")).body == b"ok"
+        assert (await ask(out, f"http://both.test:{server.port}/")).body == b"ok"
 
 
 async def test_new_rules_hold_for_a_kept_connection_to_a_name() -> None:
     lookup = names({"local.test": ["127.0.0.1"]}, [])
     async with raw_server(always(answer())) as server, Egress(LOOPBACK, lookup=lookup) as egress:
-        await get(egress, f"http://local.test:{server.port}/")
+        await ask(egress, f"http://local.test:{server.port}/")
         egress.follow([], None, None)
         with pytest.raises(Refused):
-            await get(egress, f"http://local.test:{server.port}/")
+            await ask(egress, f"http://local.test:{server.port}/")
     assert len(server.requests) == 1
 
 
 async def test_exchange_under_way_finishes_when_rules_change(egress: Egress) -> None:
-    arrived, go = asyncio.Event(), asyncio.Event()
+    go = asyncio.Event()
 
     async def conversation(connection: Connection) -> None:
         await connection.request()
-        arrived.set()
         await go.wait()
         await connection.write(answer(b"done"))
 
     async with raw_server(conversation) as server, asyncio.timeout(15):
-        call = asyncio.create_task(get(egress, server.url))
-        await arrived.wait()
+        call = asyncio.create_task(ask(egress, server.url))
+        await until(lambda: bool(server.requests))
         egress.follow([], None, None)
         go.set()
         assert (await call).body == b"done"
 
 
 async def test_closing_ends_everything_also_what_is_under_way() -> None:
-    arrived = asyncio.Event()
-
-    async def conversation(connection: Connection) -> None:
-        await connection.request()
-        arrived.set()
-        await connection.request()
-
-    async with raw_server(conversation) as server, asyncio.timeout(15):
+    async with raw_server(silent) as server, asyncio.timeout(15):
         async with Egress(LOOPBACK) as egress:
-            call = asyncio.create_task(get(egress, server.url))
-            await arrived.wait()
+            call = asyncio.create_task(ask(egress, server.url))
+            await until(lambda: bool(server.requests))
             egress.follow(LOOPBACK, None, None)
         with pytest.raises(NoAnswer):
             await call
         with pytest.raises(Broken):
-            await get(egress, server.url)
+            await ask(egress, server.url)
 
 
 # --- redirects ------------------------------------------------------------------------------------
@@ -279,21 +227,21 @@ async def redirecting(connection: Connection) -> None:
 
 async def test_redirect_is_an_answer_like_any_other_for_calls(egress: Egress) -> None:
     async with raw_server(redirecting) as server:
-        reply = await get(egress, server.url + "/1")
+        reply = await ask(egress, server.url + "/1")
     assert (reply.status, reply.header("location"), len(server.requests)) == (302, "/0", 1)
 
 
 async def test_redirects_on_the_same_host_are_followed_up_to_the_bound(egress: Egress) -> None:
     async with raw_server(redirecting) as server:
-        reply = await get(egress, server.url + "/5", same_host_redirects=5)
+        reply = await ask(egress, server.url + "/5", same_host_redirects=5)
         assert (reply.body, reply.url) == (b"document", server.url + "/0")
-        assert (await get(egress, server.url + "/6", same_host_redirects=5)).status == 302
+        assert (await ask(egress, server.url + "/6", same_host_redirects=5)).status == 302
 
 
 async def test_redirect_to_another_host_is_refused(egress: Egress) -> None:
     async with raw_server(redirecting) as server:
         with raises(Refused, code="access_denied"):
-            await get(egress, server.url + "/away", same_host_redirects=5)
+            await ask(egress, server.url + "/away", same_host_redirects=5)
 
 
 # --- what comes back ------------------------------------------------------------------------------
@@ -319,7 +267,7 @@ def raw_deflate(data: bytes) -> bytes:
 async def test_packed_answer_is_unpacked(egress: Egress, encoding: str, packed: bytes) -> None:
     headers = {"Content-Encoding": encoding} if encoding else {}
     async with raw_server(always(answer(packed, headers=headers))) as server:
-        reply = await get(egress, server.url)
+        reply = await ask(egress, server.url)
     assert (reply.body, reply.truncated) == (b"hello" * 100, False)
 
 
@@ -336,7 +284,7 @@ async def test_answer_that_can_not_be_unpacked_is_an_error(
 ) -> None:
     async with raw_server(always(answer(packed, headers={"Content-Encoding": encoding}))) as server:
         with raises(NoAnswer, code="upstream_unreachable", message=words):
-            await get(egress, server.url)
+            await ask(egress, server.url)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -349,16 +297,16 @@ async def test_answer_is_cut_at_its_bound_also_after_unpacking(
     began = time.process_time()
     async with raw_server(always(answer(body, headers=headers))) as server:
         began = time.process_time()
-        reply = await get(egress, server.url, max_bytes=100_000)
+        reply = await ask(egress, server.url, max_bytes=100_000)
         assert time.process_time() - began < 1
         assert (reply.body, reply.truncated) == (bytes(100_000), True)
-        await get(egress, server.url, max_bytes=100_000)
+        await ask(egress, server.url, max_bytes=100_000)
     assert server.connections == 2  # the rest was not read to keep the connection
 
 
 async def test_answer_of_exactly_the_bound_is_not_truncated(egress: Egress) -> None:
     async with raw_server(always(answer(b"12345"))) as server:
-        assert not (await get(egress, server.url, max_bytes=5)).truncated
+        assert not (await ask(egress, server.url, max_bytes=5)).truncated
 
 
 async def test_slow_drip_ends_at_the_deadline(egress: Egress) -> None:
@@ -379,7 +327,7 @@ async def test_slow_drip_ends_at_the_deadline(egress: Egress) -> None:
             sent=True,
             message="There was no complete answer within 0.5 s.",
         ):
-            await get(egress, server.url, deadline=0.5)
+            await ask(egress, server.url, deadline=0.5)
     assert dripping.is_set()
 
 
@@ -407,66 +355,38 @@ async def test_stream_is_read_as_it_comes(egress: Egress) -> None:
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-async def closing(connection: Connection) -> None:
-    await connection.request()
-
-
-async def garbage(connection: Connection) -> None:
-    await connection.request()
-    await connection.write(b"this is not HTTP\r\n\r\n")
-
-
-async def breaking_off(connection: Connection) -> None:
-    await connection.request()
-    await connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort")
-
-
-async def bad_chunks(connection: Connection) -> None:
-    await connection.request()
-    await connection.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nxx\r\n")
-
-
-async def endless_head(connection: Connection) -> None:
-    await connection.request()
-    await connection.write(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000)
+OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("conversation", "words"),
+    ("reply", "words"),
     [
-        (closing, "The connection was closed before it was answered."),
-        (garbage, "The answer is not valid HTTP."),
-        (breaking_off, "The answer broke off, or can't be unpacked."),
-        (bad_chunks, "The answer is not valid HTTP."),
-        (endless_head, "The answer is not valid HTTP."),
+        (b"", "The connection was closed before it was answered."),
+        (b"this is not HTTP\r\n\r\n", "The answer is not valid HTTP."),
+        (OK + b"Content-Length: 100\r\n\r\nshort", "The answer broke off, or can't be unpacked."),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nxx\r\n", "The answer is not valid HTTP."),
+        (OK + b"X: " + b"x" * 200_000, "The answer is not valid HTTP."),
     ],
+    ids=["closed", "garbage", "broken off", "bad chunks", "endless head"],
 )
-async def test_broken_answer_is_named_in_words(
-    egress: Egress, conversation: Any, words: str
-) -> None:
-    async with raw_server(conversation) as server:
-        with pytest.raises(NoAnswer) as failure:
-            await get(egress, server.url, method="POST")
-    error = failure.value
-    assert (error.code, error.message, error.sent) == ("upstream_unreachable", words, True)
+async def test_broken_answer_is_named_in_words(egress: Egress, reply: bytes, words: str) -> None:
+    async with raw_server(once(reply)) as server:
+        with raises(NoAnswer, code="upstream_unreachable", message=words, sent=True):
+            await ask(egress, server.url, method="POST")
 
 
 async def test_refused_connection_is_known_to_have_sent_nothing(egress: Egress) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(NoAnswer) as failure:
-        await get(egress, f"http://127.0.0.1:{port}/")
-    error = failure.value
-    assert (error.code, error.message, error.sent) == (
-        "upstream_unreachable",
-        "The connection was refused.",
-        False,
-    )
+    with raises(
+        NoAnswer, code="upstream_unreachable", message="The connection was refused.", sent=False
+    ):
+        await ask(egress, f"http://127.0.0.1:{port}/")
 
 
 async def test_unknown_name_is_known_to_have_sent_nothing() -> None:
     async with Egress(lookup=names({}, [])) as egress:
-        for attempt in (get(egress, "http://nowhere.test/"), egress.check("http://nowhere.test/")):
+        for attempt in (ask(egress, "http://nowhere.test/"), egress.check("http://nowhere.test/")):
             with raises(NoAnswer, message="The host's name could not be resolved.", sent=False):
                 await attempt
 
@@ -481,45 +401,37 @@ async def test_deadline_while_connecting_is_known_to_have_sent_nothing() -> None
     released = threading.Event()
     async with Egress(lookup=lookup) as egress:
         with raises(NoAnswer, code="upstream_timeout", sent=False):
-            await get(egress, "http://slow.test/", deadline=0.1)
+            await ask(egress, "http://slow.test/", deadline=0.1)
         released.set()
 
 
 async def test_deadline_in_the_midst_of_a_handshake_is_known_to_have_sent_nothing(
     egress: Egress,
 ) -> None:
-    async def conversation(connection: Connection) -> None:
-        await connection.reader.read()
-
-    async with raw_server(conversation) as server:
+    async with raw_server(silent) as server:
         with raises(NoAnswer, code="upstream_timeout", sent=False):
-            await get(egress, f"https://127.0.0.1:{server.port}/", deadline=0.3)
+            await ask(egress, f"https://127.0.0.1:{server.port}/", deadline=0.3)
 
 
 async def test_deadline_of_a_stream_is_for_its_head(egress: Egress) -> None:
-    async def conversation(connection: Connection) -> None:
-        await connection.reader.read()
-
-    async with raw_server(conversation) as server:
+    async with raw_server(silent) as server:
         with raises(NoAnswer, code="upstream_timeout", sent=True):
             async with egress.open(Request("GET", server.url), deadline=0.5):
                 pass
 
 
-async def test_stream_that_can_not_be_unpacked_or_breaks_off_is_an_error(egress: Egress) -> None:
-    for reply in (answer(b"no gzip", headers={"Content-Encoding": "gzip"}), answer(b"xy")[:-1]):
-
-        async def conversation(connection: Connection, reply: bytes = reply) -> None:
-            await connection.request()
-            await connection.write(reply)
-
-        async with (
-            raw_server(conversation) as server,
-            egress.open(Request("GET", server.url), deadline=5) as stream,
-        ):
-            with pytest.raises(NoAnswer) as failure:
-                [chunk async for chunk in stream.chunks]
-        assert failure.value.sent
+@pytest.mark.parametrize(
+    "reply", [answer(b"no gzip", headers={"Content-Encoding": "gzip"}), answer(b"xy")[:-1]]
+)
+async def test_stream_that_can_not_be_unpacked_or_breaks_off_is_an_error(
+    egress: Egress, reply: bytes
+) -> None:
+    async with (
+        raw_server(once(reply)) as server,
+        egress.open(Request("GET", server.url), deadline=5) as stream,
+    ):
+        with raises(NoAnswer, sent=True):
+            [chunk async for chunk in stream.chunks]
 
 
 async def test_plain_server_behind_https_is_named(egress: Egress) -> None:
@@ -528,7 +440,7 @@ async def test_plain_server_behind_https_is_named(egress: Egress) -> None:
 
     async with raw_server(conversation) as server:
         with raises(NoAnswer, message="No TLS connection could be made.", sent=False):
-            await get(egress, f"https://127.0.0.1:{server.port}/")
+            await ask(egress, f"https://127.0.0.1:{server.port}/")
 
 
 def family(kind: type[Exception]) -> Iterator[type[Exception]]:
@@ -562,25 +474,23 @@ async def test_read_is_repeated_once_when_an_idle_connection_had_closed(
     egress: Egress, method: str
 ) -> None:
     async with raw_server(stale_after_first) as server:
-        await get(egress, server.url)
-        assert (await get(egress, server.url, method=method)).status == 200
+        await ask(egress, server.url)
+        assert (await ask(egress, server.url, method=method)).status == 200
     assert (server.connections, len(server.requests)) == (2, 3)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 async def test_write_is_never_repeated(egress: Egress, method: str) -> None:
     async with raw_server(stale_after_first) as server:
-        await get(egress, server.url)
-        with pytest.raises(NoAnswer) as failure:
-            await get(egress, server.url, method=method)
-    assert failure.value.sent
+        await ask(egress, server.url)
+        with raises(NoAnswer, sent=True):
+            await ask(egress, server.url, method=method)
     assert (server.connections, len(server.requests)) == (1, 2)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
 async def test_nothing_is_repeated_on_a_new_connection(egress: Egress, method: str) -> None:
-    async with raw_server(closing) as server:
-        with pytest.raises(NoAnswer) as failure:
-            await get(egress, server.url, method=method)
-    assert failure.value.sent
+    async with raw_server(once(b"")) as server:
+        with raises(NoAnswer, sent=True):
+            await ask(egress, server.url, method=method)
     assert len(server.requests) == 1

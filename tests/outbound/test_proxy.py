@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from gateway.errors import GatewayError, Refused
-from gateway.outbound.client import Answer, Egress, NoAnswer, Request
+from gateway.outbound.client import Egress, NoAnswer
 from tests.certificates import authority
 from tests.forward_proxy import ForwardProxy, forward_proxy
+from tests.outbound.exchanges import ask
 from tests.raising import raises
-from tests.raw_server import Connection, always, answer, raw_server
+from tests.raw_server import always, answer, once, raw_server
 
 LOGIN = "gate:p@ss word"
 SECRET = "p@ss word"
@@ -35,10 +36,6 @@ def through(proxy: ForwardProxy, login: str = QUOTED, **options: Any) -> Egress:
     return Egress(proxy=f"http://{at}proxy.test:{proxy.port}", lookup=unknown, **options)
 
 
-async def get(egress: Egress, url: str, method: str = "GET") -> Answer:
-    return await egress.send(Request(method, url), deadline=5, max_bytes=1000)
-
-
 async def test_http_goes_through_the_proxy_which_needs_no_entry_in_allow() -> None:
     path = "/a//b/../%2e%2E/x%2Fy?a=b+c&d=%20e&f=[g]"
     async with (
@@ -46,11 +43,7 @@ async def test_http_goes_through_the_proxy_which_needs_no_entry_in_allow() -> No
         forward_proxy({"far.test": server.port}, LOGIN) as proxy,
         through(proxy) as egress,
     ):
-        reply = await egress.send(
-            Request("POST", f"http://far.test{path}", (("X-A", "1"),), b"{}"),
-            deadline=5,
-            max_bytes=10,
-        )
+        reply = await ask(egress, f"http://far.test{path}", "POST", [("X-A", "1")], b"{}")
     assert reply.body == b"hi"
     assert proxy.heads[0].startswith(
         f"POST http://far.test{path} HTTP/1.1\r\nHost: far.test\r\n".encode()
@@ -70,7 +63,7 @@ async def test_https_goes_through_a_tunnel_to_the_name_which_only_the_proxy_know
         through(proxy, ca_file=str(ca.file)) as egress,
     ):
         for _ in range(2):
-            assert (await get(egress, "https://far.test/x?secret=1")).body == b"hi"
+            assert (await ask(egress, "https://far.test/x?secret=1")).body == b"hi"
     (head,) = proxy.heads  # one tunnel for both, and nothing of the request in it
     assert head.startswith(b"CONNECT far.test:443 HTTP/1.1\r\n") and b"secret" not in head
     assert b"User-Agent: dynamic-mcp-gateway\r\n" in head
@@ -91,7 +84,7 @@ async def test_https_goes_through_a_tunnel_to_the_name_which_only_the_proxy_know
 )
 async def test_address_is_judged_before_anything_reaches_the_proxy(url: str) -> None:
     async with forward_proxy({}) as proxy, through(proxy) as egress:
-        for attempt in (get(egress, url), egress.check(url)):
+        for attempt in (ask(egress, url), egress.check(url)):
             with raises(Refused, code="access_denied"):
                 await attempt
     assert proxy.heads == []
@@ -103,7 +96,7 @@ async def test_allowed_address_goes_through_the_proxy_too() -> None:
         forward_proxy({"inside.test": server.port}) as proxy,
         through(proxy, "", allow=["10.0.0.0/8"]) as egress,
     ):
-        assert (await get(egress, "http://inside.test/")).body == b"hi"
+        assert (await ask(egress, "http://inside.test/")).body == b"hi"
 
 
 async def test_name_with_one_forbidden_address_is_refused_since_the_proxy_picks() -> None:
@@ -116,7 +109,7 @@ async def test_name_with_one_forbidden_address_is_refused_since_the_proxy_picks(
         Egress(proxy=f"http://proxy.test:{proxy.port}", lookup=lookup) as egress,
     ):
         with pytest.raises(Refused):
-            await get(egress, "http://both.test/")
+            await ask(egress, "http://both.test/")
     assert proxy.heads == []
 
 
@@ -130,14 +123,14 @@ async def test_login_that_the_proxy_refuses_is_named_and_nothing_was_sent(
         with raises(
             NoAnswer, message="The proxy does not accept the gateway's credentials.", sent=False
         ):
-            await get(egress, f"{scheme}://far.test/", "POST")
+            await ask(egress, f"{scheme}://far.test/", "POST")
 
 
 async def test_proxy_that_can_not_connect_is_named_and_nothing_was_sent() -> None:
     async with forward_proxy({}, LOGIN) as proxy, through(proxy) as egress:
         await egress.check("https://nowhere.test/")  # left to the proxy
         with raises(NoAnswer, message="The proxy did not connect to the server.", sent=False):
-            await get(egress, "https://nowhere.test/", "POST")
+            await ask(egress, "https://nowhere.test/", "POST")
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "http://nowhere.test:3128"])
@@ -147,7 +140,7 @@ async def test_proxy_that_is_not_there_is_named_and_nothing_was_sent(
 ) -> None:
     async with Egress(proxy=proxy, lookup=unknown) as egress:
         with raises(NoAnswer, message="The proxy could not be reached.", sent=False):
-            await get(egress, f"{scheme}://far.test/", "POST")
+            await ask(egress, f"{scheme}://far.test/", "POST")
 
 
 async def test_deadline_while_a_name_is_judged_is_known_to_have_sent_nothing() -> None:
@@ -159,21 +152,17 @@ async def test_deadline_while_a_name_is_judged_is_known_to_have_sent_nothing() -
 
     async with Egress(proxy="http://127.0.0.1:1", lookup=lookup) as egress:
         with raises(NoAnswer, code="upstream_timeout", sent=False):
-            await egress.send(Request("POST", "http://far.test/"), deadline=0.1, max_bytes=1)
+            await ask(egress, "http://far.test/", "POST", deadline=0.1)
         released.set()
 
 
 async def test_password_of_the_proxy_is_in_no_error() -> None:
-    async def garbage(connection: Connection) -> None:
-        await connection.request()
-        await connection.write(b"not HTTP\r\n\r\n")
-
-    async with raw_server(garbage) as server:
+    async with raw_server(once(b"not HTTP\r\n\r\n")) as server:
         address = f"http://{QUOTED}@127.0.0.1:{server.port}"
         async with Egress(proxy=address, lookup=unknown) as egress:
             for url in ("http://far.test/", "https://far.test/", "http://10.0.0.1/"):
                 with pytest.raises(GatewayError) as failure:
-                    await get(egress, url)
+                    await ask(egress, url)
                 shown = "".join(traceback.format_exception(failure.value)) + repr(failure.value)
                 assert SECRET not in shown and QUOTED not in shown
                 assert "Z2F0ZTpwQHNz" not in shown  # as the header has it
@@ -186,10 +175,10 @@ async def test_proxy_is_changed_and_left_out_while_the_gateway_runs() -> None:
         forward_proxy({"far.test": server.port}) as other,
         through(one, "") as egress,
     ):
-        await get(egress, "http://far.test/")
+        await ask(egress, "http://far.test/")
         egress.follow([], f"http://proxy.test:{other.port}", None)
-        await get(egress, "http://far.test/")
+        await ask(egress, "http://far.test/")
         assert (len(one.heads), len(other.heads)) == (1, 1)
         egress.follow(["127.0.0.1"], None, None)
-        assert (await get(egress, server.url)).body == b"hi"
+        assert (await ask(egress, server.url)).body == b"hi"
     assert (len(one.heads), len(other.heads)) == (1, 1)

@@ -14,13 +14,12 @@ import pytest
 from gateway.errors import Fixable
 from gateway.model import NO_TLS_FILES, TlsFiles
 from gateway.outbound.addresses import Contexts
-from gateway.outbound.client import Egress, NoAnswer, Request
+from gateway.outbound.client import Egress, NoAnswer
 from tests.certificates import Authority, authority
 from tests.forward_proxy import forward_proxy
+from tests.outbound.exchanges import LOOPBACK, ask
 from tests.raising import raises
 from tests.raw_server import Connection, always, answer, raw_server
-
-LOOPBACK = ["127.0.0.1/32"]
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def ca(tmp_path: Path) -> Authority:
 
 
 async def get(egress: Egress, url: str, tls: TlsFiles = NO_TLS_FILES) -> bytes:
-    return (await egress.send(Request("GET", url), deadline=5, max_bytes=1000, tls=tls)).body
+    return (await ask(egress, url, tls=tls)).body
 
 
 async def test_authority_is_trusted_beside_the_systems_for_all_or_for_one_connection(
