@@ -299,7 +299,7 @@ class _Quiet(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
+async def serving(app: ASGIApp, port: int = 0, **options: Any) -> AsyncIterator[str]:
     """The base URL of an ASGI app served in this event loop; gone at the end, streams and all."""
     # asyncio sends small packets at once only on sockets that say they are TCP.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -311,6 +311,7 @@ async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
         lifespan="auto",
         timeout_graceful_shutdown=0,
         ws="none",
+        **options,
     )
     server = _Quiet(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

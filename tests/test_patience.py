@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
+from yarl import URL
 
 from gateway.server import patient_protocol
 from gateway.web.guard import fold, read_body, respond
+from tests.peers_mcp import serving
 
 QUIET_SECONDS = 0.8
+PAUSE_SECONDS = 0.1  # enough for a piece to be read by itself
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +49,7 @@ CALL = offering()
     ids=["at once", "body later", "loud"],
 )
 async def test_an_offer_of_another_protocol_is_not_taken_up(pieces: list[bytes]) -> None:
-    async with served(patient_protocol(5.0)) as port:
+    async with served(5.0) as port:
         assert (await told(port, pieces)).endswith(b"POST 2 hi")
 
 
@@ -58,7 +58,7 @@ async def test_a_body_is_never_taken_for_a_request() -> None:
     inner = request(path="/echo", body=b"inner")
     outer = offering(inner)
     cut = outer.index(b"upgrade:") + 3
-    async with served(patient_protocol(5.0)) as port:
+    async with served(5.0) as port:
         said = await told(port, [outer[:cut], outer[cut : -len(inner)], inner])
 
     assert said.count(b"HTTP/1.1 ") == 1
@@ -71,10 +71,10 @@ async def test_a_client_that_does_not_read_is_let_go(closing: bool) -> None:
     async def large(scope: Scope, receive: Receive, send: Send) -> None:
         await respond(send, 200, b"x" * 20_000_000)
 
-    async with served(patient_protocol(0.5), large) as port:
+    async with served(0.2, large) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(request(connection="close" if closing else "keep-alive"))
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.0)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             async with asyncio.timeout(15):
                 await reader.readexactly(20_000_000)
@@ -82,7 +82,7 @@ async def test_a_client_that_does_not_read_is_let_go(closing: bool) -> None:
 
 
 async def test_a_head_that_is_not_complete_in_time_ends_the_connection() -> None:
-    async with served(patient_protocol(0.6)) as port:
+    async with served(0.3) as port:
         assert await told(port, [b""]) == b""  # nothing at all
         assert await told(port, [b"POST / HTTP/1.1\r\nhost: h\r\n"]) == b""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -95,7 +95,7 @@ async def test_a_head_that_is_not_complete_in_time_ends_the_connection() -> None
 
 
 async def test_the_rest_of_a_request_that_was_refused_has_its_time_too() -> None:
-    async with served(patient_protocol(0.6)) as port:
+    async with served(0.3) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request(body=b"x" * 2000)[:-10])
         async with asyncio.timeout(15):
@@ -106,10 +106,10 @@ async def test_the_rest_of_a_request_that_was_refused_has_its_time_too() -> None
 async def told(port: int, pieces: list[bytes]) -> bytes:
     """What a server says to these pieces, with a pause between them, but for the time of day."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    said = b""
     for piece in pieces:
         writer.write(piece)
-        said += await _until_quiet(reader)
+        await asyncio.sleep(PAUSE_SECONDS)
+    said = await _until_quiet(reader)
     writer.close()
     return re.sub(rb"date: [^\r]*\r\n", b"", said)
 
@@ -128,26 +128,6 @@ async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def served(protocol: type[asyncio.Protocol], app: ASGIApp = echo) -> AsyncIterator[int]:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        quiet: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False}
-        server = _Server(
-            uvicorn.Config(cast(Any, app), http=protocol, server_header=False, **quiet)
-        )
-        task = asyncio.create_task(server.serve(sockets=[bound]))
-        async with asyncio.timeout(10.0):
-            while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-                await asyncio.sleep(0.01)
-        try:
-            yield bound.getsockname()[1]
-        finally:
-            server.should_exit = server.force_exit = True
-            await task
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """They are the tests' own."""
-        yield
+async def served(seconds: float, app: ASGIApp = echo) -> AsyncIterator[int]:
+    async with serving(app, http=patient_protocol(seconds)) as url:
+        yield URL(url).port or 0

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 
 import pytest
-from aiohttp import web
 from mcp.client.client import Client
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.conftest import OPEN, gateway_on
 from tests.journeys.test_hot_reload import own_call
+from tests.peers import provider
 
 
 async def test_each_call_is_one_span_without_its_arguments(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    received: list[bytes] = []
-
-    async def collect(request: web.Request) -> web.Response:
-        received.append(await request.read())
-        return web.Response(body=b"", content_type="application/x-protobuf")
-
-    app = web.Application()
-    app.router.add_post("/v1/traces", collect)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    config = tmp_path_factory.mktemp("traced") / "config.toml"
-    try:
-        text = OPEN + "\n[demo]\nenabled = true\n"
-        async with gateway_on(config, text) as gateway, Client(gateway.mcp) as client:
+    async with provider() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        text = f"{OPEN}\n[demo]\nenabled = true\n"
+        async with gateway_on(tmp_path / "c.toml", text) as made, Client(made.mcp) as client:
             await own_call(client, "demo_search_books", q="szymborska")
             await own_call(client, "demo_get_book", id=404)
-    finally:
-        async with asyncio.timeout(15):
-            await runner.cleanup()
+    received = [body for _, path, body in collector.requests if path == "/v1/traces"]
     spans = [
         span
         for body in received
