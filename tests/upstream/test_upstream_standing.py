@@ -11,8 +11,7 @@ from gateway.upstream.protocol import RpcFailed
 from tests.library_peer import Era, library_peer
 from tests.peers import until
 from tests.raising import raises
-from tests.upstream.test_upstream_life import free_port
-from tests.upstream.upstream_doors import Heard, http, upstreams
+from tests.upstream.upstream_doors import Heard, free_port, http, upstreams
 
 both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
 NEWS, INDEX = "fiction://news", "library://index"

@@ -24,20 +24,13 @@ from tests.peers import until
 from tests.raising import raises
 from tests.upstream.upstream_doors import (
     QUICK,
-    CalledUpstreams,
     Told,
     asking,
+    both_eras,
     running,
     stdio,
-    text_of,
     upstreams,
 )
-
-both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
-
-
-async def pid_of(ups: CalledUpstreams, name: str = "up") -> int:
-    return int(text_of(await ups.call(name, "pid", {})))
 
 
 @both_eras
@@ -48,9 +41,8 @@ async def test_child_is_met_in_the_era_it_speaks(era: str) -> None:
         peer = ups.status("up").peer
         assert peer is not None
         assert peer.version == ("2026-07-28" if era == "modern" else "2025-06-18")
-        assert await ups.call("up", "echo", {"text": "hi"}) == {
-            "content": [{"type": "text", "text": "hi"}]
-        }
+        hi = {"content": [{"type": "text", "text": "hi"}]}
+        assert await ups.call("up", "echo", {"text": "hi"}) == hi
 
 
 async def test_sdk_server_over_stdio_is_met() -> None:
@@ -58,9 +50,7 @@ async def test_sdk_server_over_stdio_is_met() -> None:
     folder = str(Path(__file__).parents[2])
     async with upstreams(replace(child, cwd=folder, timeout_seconds=20)) as ups:
         assert len(await ups.list_tools("up")) == 10
-        assert (
-            text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(accepting)))) == "accept Ann"
-        )
+        assert await ups.text("ask", hooks=Hooks(ask=asking(accepting))) == "accept Ann"
         peer = ups.status("up").peer
         assert peer is not None and peer.era == "modern"
 
@@ -73,10 +63,8 @@ async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:
 async def test_question_that_could_be_anybodys_is_declined() -> None:
     async with upstreams(stdio("up")) as ups:
         other = asyncio.create_task(ups.call("up", "slow", {}))
-        await pid_of(ups)  # the slow call went out before
-        assert (
-            text_of(await ups.call("up", "ask", {}, Hooks(ask=asking(accepting)))) == "decline None"
-        )
+        await ups.pid()  # the slow call went out before
+        assert await ups.text("ask", hooks=Hooks(ask=asking(accepting))) == "decline None"
         other.cancel()
 
 
@@ -89,16 +77,16 @@ async def test_progress_reaches_the_caller_and_a_slow_one_holds_up_nobody() -> N
         seen.append(done)
 
     async with upstreams(stdio("up")) as ups:
-        call = asyncio.create_task(ups.call("up", "steps", {}, Hooks(progress=progress)))
-        assert text_of(await ups.call("up", "echo", {"text": "quick"})) == "quick"
+        call = asyncio.create_task(ups.text("steps", hooks=Hooks(progress=progress)))
+        assert await ups.text("echo", text="quick") == "quick"
         gate.set()
-        assert text_of(await call) == "done"
+        assert await call == "done"
     assert seen == [1, 2, 3]
 
 
 async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_child() -> None:
     async with upstreams(stdio("up")) as ups:
-        await pid_of(ups)  # it is up, however busy the machine is
+        await ups.pid()  # it is up, however busy the machine is
         with raises(UpstreamFailed, code="upstream_timeout", sent=True):
             await ups.call("up", "slow", {}, deadline=0.3)
         begun = asyncio.Event()
@@ -111,7 +99,7 @@ async def test_call_over_its_deadline_and_one_given_up_are_cancelled_in_the_chil
             await begun.wait()
         call.cancel()
         await asyncio.wait([call])
-        seen = text_of(await ups.call("up", "seen", {})).split("\n")
+        seen = (await ups.text("seen")).split("\n")
         slow = [line.split()[1] for line in seen if line.startswith("slow")]
         gone = [line.split()[1] for line in seen if line.startswith("notifications/cancelled")]
         assert len(slow) == 2 and gone == slow
@@ -122,7 +110,7 @@ async def test_child_sees_only_the_environment_it_was_given(
 ) -> None:
     monkeypatch.setenv("GATEWAY_SECRET_KEY", "not for children")
     async with upstreams(stdio("up", env={"API_KEY": "for the child"})) as ups:
-        seen = json.loads(text_of(await ups.call("up", "env", {})))
+        seen = json.loads(await ups.text("env"))
     assert seen["API_KEY"] == "for the child"
     basics = {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ"}
     assert set(seen) - basics <= {"API_KEY", "USER"}
@@ -131,7 +119,7 @@ async def test_child_sees_only_the_environment_it_was_given(
 async def test_what_is_no_message_is_ignored_and_logged_without_secrets() -> None:
     with structlog.testing.capture_logs() as logs:
         async with upstreams(stdio("up", "--noise", env={"API_KEY": "hunter2hunter2"})) as ups:
-            assert await pid_of(ups)
+            assert await ups.pid()
     lines = [entry["line"] for entry in logs if entry["event"] == "upstream_stderr"]
     assert lines == ["secret is ***"]
     assert "upstream_line_ignored" in [entry["event"] for entry in logs]
@@ -139,25 +127,26 @@ async def test_what_is_no_message_is_ignored_and_logged_without_secrets() -> Non
 
 async def test_answer_over_its_bound_fails_its_own_call_only() -> None:
     async with upstreams(stdio("up")) as ups:
-        small = asyncio.create_task(ups.call("up", "huge", {"bytes": 50_000}))
-        with raises(
-            UpstreamFailed, message=f"up sent an answer of more than {MAX_MESSAGE_BYTES} bytes"
+        small = asyncio.create_task(ups.text("huge", bytes=50_000))
+        for size, of, bound in (
+            (MAX_MESSAGE_BYTES, "x", f"{MAX_MESSAGE_BYTES} bytes"),
+            (250_001, "[", "250000 lists and objects"),
         ):
-            await ups.call("up", "huge", {"bytes": MAX_MESSAGE_BYTES})
-        with raises(
-            UpstreamFailed, message="up sent an answer of more than 250000 lists and objects"
-        ):
-            await ups.call("up", "huge", {"bytes": 250_001, "of": "["})
-        assert len(text_of(await small)) == 50_000
-        assert text_of(await ups.call("up", "echo", {"text": "still here"})) == "still here"
+            with raises(UpstreamFailed, message=f"up sent an answer of more than {bound}"):
+                await ups.text("huge", bytes=size, of=of)
+        assert len(await small) == 50_000
+        assert await ups.text("echo", text="still here") == "still here"
 
 
 @both_eras
-async def test_change_that_the_child_announces_is_told(era: str) -> None:
+async def test_change_is_told_where_the_child_that_lists_announces_it(era: str) -> None:
     async with upstreams(stdio("up", "--era", era)) as ups:
         told = Told(ups)
         before = len(await ups.list_tools("up"))
-        await ups.call("up", "grow", {})
+        await ups.text("grow", principal="ann")
+        with pytest.raises(TimeoutError):
+            await told.next(0.2)
+        await ups.text("grow")
         assert await told.next() == "up"
         assert len(await ups.list_tools("up")) == before + 1
 
@@ -173,27 +162,13 @@ async def test_what_is_logged_during_a_call_is_told_to_its_caller_alone() -> Non
     assert everyone == []
 
 
-async def test_child_killed_during_calls_fails_them_at_once_and_comes_back() -> None:
-    async with upstreams(stdio("up"), pace=replace(QUICK, patience=5.0)) as ups:
-        first = await pid_of(ups)
-        calls = [asyncio.create_task(ups.call("up", "slow", {})) for _ in range(5)]
-        await pid_of(ups)
-        os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(10):
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert [(e.code, e.sent) for e in outcomes if isinstance(e, UpstreamFailed)] == [
-            ("upstream_unreachable", True)
-        ] * 5
-        assert await pid_of(ups) != first
-
-
 async def test_child_that_dies_is_noticed_although_its_own_child_holds_the_pipe() -> None:
     async with upstreams(stdio("up"), pace=replace(QUICK, patience=5.0)) as ups:
-        stray = int(text_of(await ups.call("up", "spawn", {})))
+        stray = int(await ups.text("spawn"))
         async with asyncio.timeout(10):
             with raises(UpstreamFailed, code="upstream_unreachable"):
                 await ups.call("up", "die", {})
-        assert await pid_of(ups)
+        assert await ups.pid()
         assert not running(stray)
 
 
@@ -223,11 +198,10 @@ async def test_crash_looping_child_is_backed_off_and_reaped(tmp_path: Path) -> N
 @pytest.mark.parametrize("flags", [(), ("--stubborn",)])
 async def test_closing_leaves_no_process_behind(flags: tuple[str, ...]) -> None:
     async with upstreams(stdio("up", *flags)) as ups:
-        child = await pid_of(ups)
-        grandchild = int(text_of(await ups.call("up", "spawn", {})))
-        assert running(child) and running(grandchild)
-    assert not running(child)
-    assert not running(grandchild)
+        pids = [await ups.pid(who) for who in (None, "ann")]
+        pids.append(int(await ups.text("spawn")))
+        assert all(map(running, pids))
+    assert not any(map(running, pids))
 
 
 @pytest.mark.parametrize(
@@ -241,20 +215,14 @@ async def test_closing_leaves_no_process_behind(flags: tuple[str, ...]) -> None:
 async def test_child_that_does_not_come_up_says_why(change: dict[str, Any], why: str) -> None:
     settings = replace(stdio("up"), **change)
     async with upstreams(settings) as ups:
-        with pytest.raises(UpstreamFailed) as caught:
+        with raises(UpstreamFailed, code="upstream_unreachable", message=f"up {why}", sent=False):
             await ups.list_tools("up")
-        error = caught.value
-        assert (error.code, error.message, error.sent) == (
-            "upstream_unreachable",
-            f"up {why}",
-            False,
-        )
 
 
 async def test_child_that_says_nothing_delays_nobody_and_leaves_at_once() -> None:
     silent = replace(stdio("silent"), args=("-c", "import sys; sys.stdin.read()"))
     async with upstreams(silent, stdio("up")) as ups:
-        assert await pid_of(ups)
+        assert await ups.pid()
         with raises(UpstreamFailed, code="upstream_timeout", sent=False):
             await ups.call("silent", "echo", {}, deadline=0.1)
 
@@ -262,11 +230,10 @@ async def test_child_that_says_nothing_delays_nobody_and_leaves_at_once() -> Non
 def test_child_killed_during_a_call_is_noticed_and_everything_ends_on_uvloop_too() -> None:
     async def scenario() -> tuple[int, ...]:
         async with upstreams(stdio("up"), stdio("other")) as ups:
-            child = int(text_of(await ups.call("up", "pid", {})))
-            other = int(text_of(await ups.call("other", "pid", {})))
-            stray = int(text_of(await ups.call("up", "spawn", {})))
+            child, other = await ups.pid(), int(await ups.text("pid", "other"))
+            stray = int(await ups.text("spawn"))
             call = asyncio.create_task(ups.call("up", "slow", {}))
-            assert text_of(await ups.call("up", "echo", {"text": "after it"})) == "after it"
+            assert await ups.text("echo", text="after it") == "after it"
             os.kill(child, signal.SIGKILL)
             with raises(UpstreamFailed, code="upstream_unreachable", sent=True):
                 await call

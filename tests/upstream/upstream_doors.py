@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
 
 from gateway.outbound.client import Egress
 from gateway.upstream.link import Pace
@@ -17,6 +21,28 @@ from gateway.upstream.session import Upstream
 
 STDIO_PEER = str(Path(__file__).parents[1] / "stdio_peer.py")
 QUICK = Pace(first_rest=0.05, longest_rest=0.2, held=0.5, patience=0.5, poll=30.0, spacing=0.05)
+
+
+OPTIONS = {"hooks", "principal", "deadline"}
+both_eras = pytest.mark.parametrize("era", ["modern", "handshake"])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def modern(message: dict[str, Any], **results: Any) -> Response:
+    """A server that knows discover, an empty tools/list, and what the test adds."""
+    known = {
+        "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}},
+        "tools/list": {"tools": []},
+        **results,
+    }
+    head = {"jsonrpc": "2.0", "id": message.get("id")}
+    if message["method"] not in known:
+        return JSONResponse({**head, "error": {"code": -32601, "message": "?"}}, 404)
+    return JSONResponse({**head, "result": known[message["method"]]})
 
 
 def http(name: str, url: str, **changes: Any) -> Upstream:
@@ -46,6 +72,15 @@ class CalledUpstreams(Upstreams):
         return await self.request(
             name, "tools/call", params, principal=principal, deadline=deadline, hooks=hooks
         )
+
+    async def text(self, tool: str, name: str = "up", **more: Any) -> str:
+        """The text that a tool answers with; what is no option of a call is an argument."""
+        options = {key: more.pop(key) for key in OPTIONS & more.keys()}
+        return text_of(await self.call(name, tool, more, **options))
+
+    async def pid(self, principal: str | None = None) -> int:
+        """The process that a stdio server of tests is for a principal."""
+        return int(await self.text("pid", principal=principal))
 
     async def __aenter__(self) -> CalledUpstreams:
         return self
