@@ -123,7 +123,8 @@ async def test_call_over_its_deadline_and_one_given_up_are_cancelled_upstream(er
         with raises(UpstreamFailed, code="upstream_timeout", sent=True):
             await ups.call("up", "slow", {}, deadline=0.3)
         await peer.cancelled.wait()
-        peer.entered.clear(), peer.cancelled.clear()
+        peer.entered.clear()
+        peer.cancelled.clear()
         call = asyncio.create_task(ups.call("up", "slow", {}))
         await peer.entered.wait()
         call.cancel()
