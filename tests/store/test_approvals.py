@@ -22,13 +22,12 @@ from gateway.store.approvals import (
 )
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
-from gateway.store.ledger import Begun, begin, get_execution
+from gateway.store.ledger import Begun, Execution, begin, get_execution
 from gateway.store.tables import Approval, StandingGrant
 from tests.store.rows import approval, execution, grant
 
 WAITING = execution(status="pending_confirmation")
 APPROVED = approval(status="approved", decided_by="eve", decided_at=1010.0, expires_at=1300.0)
-CALL = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "args_digest": "d1"}
 GRANT = grant(expires_at=5000.0)
 ASKED = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "client": "tests"}
 
@@ -42,51 +41,65 @@ async def approve(
 
 
 async def deny(db: Database) -> Approval | None:
-    return await decide_approval(db, "a1", "denied", by="bob", now=1011.0, usable_until=1300.0)
+    return await decide_approval(
+        db, "a1", "denied", by="bob", now=1011.0, usable_until=1300.0, grant=GRANT
+    )
 
 
-async def test_asking_makes_approval_and_execution_together(db: Database) -> None:
+@pytest.fixture
+async def asked(db: Database) -> Database:
+    """A store in which a call waits for its approval."""
     await create_approval(db, approval(), WAITING)
-
-    assert await list_open(db, 1001.0) == [approval()]
-    assert await list_open(db, 1120.0) == []
-    assert await get_execution(db, "e1") == WAITING
+    return db
 
 
-async def test_approved_call_is_begun_once(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
+@pytest.fixture
+async def approved(asked: Database) -> Database:
+    """A store in which a call is approved."""
+    await approve(asked)
+    return asked
 
-    assert await approve(db) == APPROVED
-    assert await use_approval(db, APPROVED, execution(), 1020.0) == Begun("new")
-    assert await get_execution(db, "e1") == execution()
-    assert await get_approval(db, "a1") == replace(APPROVED, status="used")
+
+@pytest.fixture
+async def granted(asked: Database) -> Database:
+    """A store in which a call is approved, and those after it."""
+    await approve(asked, grant=GRANT)
+    return asked
+
+
+async def test_asking_makes_approval_and_execution_together(asked: Database) -> None:
+    assert await list_open(asked, 1001.0) == [approval()]
+    assert await list_open(asked, 1120.0) == []
+    assert await get_execution(asked, "e1") == WAITING
+
+
+async def test_approved_call_is_begun_once(approved: Database) -> None:
+    assert await get_approval(approved, "a1") == APPROVED
+    assert await use_approval(approved, APPROVED, execution(), 1020.0) == Begun("new")
+    assert await get_execution(approved, "e1") == execution()
+    assert await get_approval(approved, "a1") == replace(APPROVED, status="used")
     with pytest.raises(Refused):
-        await use_approval(db, APPROVED, execution(id="e2"), 1020.0)
-    assert await get_execution(db, "e2") is None
+        await use_approval(approved, APPROVED, execution(id="e2"), 1020.0)
+    assert await get_execution(approved, "e2") is None
 
 
-async def test_denied_call_ends_its_execution(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-
-    denied = await deny(db)
+async def test_denied_call_ends_its_execution_and_grants_nothing(asked: Database) -> None:
+    denied = await deny(asked)
 
     assert denied == approval(status="denied", decided_by="bob", decided_at=1011.0)
-    assert await get_execution(db, "e1") == structs.replace(
-        WAITING, status="denied", error_code="approval_denied", finished_at=1011.0
-    )
+    assert await get_execution(asked, "e1") == ended("denied", "approval_denied", 1011.0)
+    assert await list_grants(asked, 2000.0) == []
     with pytest.raises(Refused):
-        await use_approval(db, approval(), execution(id="e2"), 1020.0)
+        await use_approval(asked, approval(), execution(id="e2"), 1020.0)
 
 
-async def test_first_decision_stays(db: Database, other_db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-
+async def test_first_decision_stays(asked: Database, other_db: Database) -> None:
     outcomes = await asyncio.gather(
-        *(decide(s) for s in (db, other_db) for decide in (approve, deny))
+        *(decide(s) for s in (asked, other_db) for decide in (approve, deny))
     )
 
     winners = [outcome for outcome in outcomes if outcome is not None]
-    assert [await get_approval(db, "a1")] == winners
+    assert [await get_approval(asked, "a1")] == winners
 
 
 async def test_late_decision_is_none(db: Database) -> None:
@@ -96,107 +109,88 @@ async def test_late_decision_is_none(db: Database) -> None:
     assert await approve(db, "no such") is None
 
 
-async def test_of_fifty_uses_in_two_processes_one_wins(db: Database, other_db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db)
-
+async def test_of_fifty_uses_in_two_processes_one_wins(
+    approved: Database, other_db: Database
+) -> None:
     uses = [
-        use_approval((db, other_db)[n % 2], APPROVED, execution(id=f"x{n}"), 1020.0)
+        use_approval((approved, other_db)[n % 2], APPROVED, execution(id=f"x{n}"), 1020.0)
         for n in range(50)
     ]
     outcomes = await asyncio.gather(*uses, return_exceptions=True)
 
     winners = [n for n, outcome in enumerate(outcomes) if outcome == Begun("new")]
-    begun = [n for n in range(50) if await get_execution(db, f"x{n}")]
+    begun = [n for n in range(50) if await get_execution(approved, f"x{n}")]
     assert begun == winners and len(winners) == 1
     assert sum(isinstance(outcome, Refused) for outcome in outcomes) == 49
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "now"),
     [
-        {"principal": "bob"},
-        {"tool": "demo_delete_book"},
-        {"fingerprint": "f2"},
-        {"args_digest": "d2"},
-        {"id": "a2"},
+        ({"principal": "bob"}, 1020.0),
+        ({"tool": "demo_delete_book"}, 1020.0),
+        ({"fingerprint": "f2"}, 1020.0),
+        ({"args_digest": "d2"}, 1020.0),
+        ({"id": "a2"}, 1020.0),
+        ({}, 1300.0),
     ],
+    ids=str,
 )
-async def test_approval_is_bound_to_its_call(db: Database, other: dict[str, str]) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db)
-
+async def test_approval_is_bound_to_its_call_and_time(
+    approved: Database, other: dict[str, str], now: float
+) -> None:
     with pytest.raises(Refused):
-        await use_approval(db, approval(**other), execution(), 1020.0)
-    assert await get_execution(db, "e1") == WAITING
-    assert await get_approval(db, "a1") == APPROVED
+        await use_approval(approved, approval(**other), execution(), now)
+    assert await get_execution(approved, "e1") == WAITING
+    assert await get_approval(approved, "a1") == APPROVED
 
 
-async def test_approval_cannot_be_used_too_late(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db)
-
-    with pytest.raises(Refused):
-        await use_approval(db, APPROVED, execution(), 1300.0)
-
-
-async def test_replayed_call_does_not_use_the_approval_up(db: Database) -> None:
+async def test_replayed_call_does_not_use_the_approval_up(approved: Database) -> None:
     first = execution(id="e0", idempotency_token="t1")
-    await begin(db, first)
-    await create_approval(db, approval(), WAITING)
-    await approve(db)
+    await begin(approved, first)
 
-    begun = await use_approval(db, APPROVED, execution(idempotency_token="t1"), 1020.0)
+    begun = await use_approval(approved, APPROVED, execution(idempotency_token="t1"), 1020.0)
 
     assert begun == Begun("running", first)
-    assert await get_approval(db, "a1") == APPROVED
+    assert await get_approval(approved, "a1") == APPROVED
 
 
-async def test_refused_use_leaves_the_token_free(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
+async def test_refused_use_leaves_the_token_free(asked: Database) -> None:
     with pytest.raises(Refused):
-        await use_approval(db, approval(), execution(idempotency_token="t1"), 1020.0)
+        await use_approval(asked, approval(), execution(idempotency_token="t1"), 1020.0)
 
-    assert await begin(db, execution(id="e2", idempotency_token="t1")) == Begun("new")
+    assert await begin(asked, execution(id="e2", idempotency_token="t1")) == Begun("new")
 
 
-async def test_undecided_and_unused_approvals_expire_with_their_executions(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await create_approval(
-        db, approval(id="a2", execution_id="e2"), execution(id="e2", status="pending_confirmation")
-    )
-    await approve(db)
+async def test_undecided_and_unused_approvals_expire_with_their_executions(
+    approved: Database,
+) -> None:
+    other = execution(id="e2", status="pending_confirmation")
+    await create_approval(approved, approval(id="a2", execution_id="e2"), other)
 
-    expired = await expire_approvals(db, 1120.0)
-    late = await expire_approvals(db, 1300.0)
+    expired = await expire_approvals(approved, 1120.0)
+    late = await expire_approvals(approved, 1300.0)
 
     assert [each.id for each in expired] == ["a2"]
     assert late == [replace(APPROVED, status="expired")]
-    assert await get_execution(db, "e1") == structs.replace(
-        WAITING, status="expired", error_code="approval_expired", finished_at=1300.0
-    )
+    assert await get_execution(approved, "e1") == ended("expired", "approval_expired", 1300.0)
 
 
-async def test_voided_approval_cannot_be_used(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db)
+async def test_voided_approval_cannot_be_used(approved: Database) -> None:
+    assert await void_approval(approved, "a9", 1012.0) == []
+    assert await void_approval(approved, "a1", 1012.0) == [replace(APPROVED, status="void")]
 
-    assert await void_approval(db, "a9", 1012.0) == []
-    assert await void_approval(db, "a1", 1012.0) == [replace(APPROVED, status="void")]
-
-    ended = structs.replace(
-        WAITING, status="denied", error_code="approval_expired", finished_at=1012.0
-    )
     for used_for in (execution(), execution(id="e2")):
         with pytest.raises(Refused):
-            await use_approval(db, APPROVED, used_for, 1020.0)
-    assert await get_execution(db, "e1") == ended
+            await use_approval(approved, APPROVED, used_for, 1020.0)
+    assert await get_execution(approved, "e1") == ended("denied", "approval_expired", 1012.0)
 
 
-async def test_always_allow_holds_for_principal_tool_and_session(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db, grant=GRANT)
+def ended(status: str, code: str, at: float) -> Execution:
+    return structs.replace(WAITING, status=status, error_code=code, finished_at=at)
 
+
+async def test_always_allow_holds_for_principal_tool_and_session(granted: Database) -> None:
     rows: list[tuple[dict[str, str], float]] = [
         ({}, 4999.0),
         ({}, 5000.0),
@@ -208,50 +202,34 @@ async def test_always_allow_holds_for_principal_tool_and_session(db: Database) -
         ({"client": "other"}, 2000.0),  # what a session's client calls itself does not matter
     ]
     asked = {**ASKED, "session": "s1"}
-    found = [await find_grant(db, **{**asked, **other}, now=now) for other, now in rows]
+    found = [await find_grant(granted, **{**asked, **other}, now=now) for other, now in rows]
 
     assert [each == GRANT for each in found] == [True, *[False] * 6, True]
 
 
-async def test_without_sessions_always_allow_holds_for_one_client(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
+async def test_without_sessions_always_allow_holds_for_one_client(asked: Database) -> None:
     given = replace(GRANT, session="")
-    await approve(db, grant=given)
+    await approve(asked, grant=given)
 
     found = [
-        await find_grant(db, **{**ASKED, **other}, now=2000.0)
+        await find_grant(asked, **{**ASKED, **other}, now=2000.0)
         for other in ({"session": ""}, {"session": "", "client": "x"}, {"session": "s1"})
     ]
     assert found == [given, None, None]
 
 
 async def test_a_standing_grant_is_listed_until_it_is_revoked_or_over(
-    db: Database, other_db: Database
+    granted: Database, other_db: Database
 ) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db, grant=GRANT)
-
     assert await list_grants(other_db, 4999.0) == [GRANT]
-    assert await list_grants(db, 5000.0) == []
-    assert await get_grant(db, "g1") == GRANT
-    assert (await revoke_grant(db, "g1"), await revoke_grant(db, "g1")) == (True, False)
+    assert await list_grants(granted, 5000.0) == []
+    assert await get_grant(granted, "g1") == GRANT
+    assert (await revoke_grant(granted, "g1"), await revoke_grant(granted, "g1")) == (True, False)
     assert await find_grant(other_db, **ASKED, session="s1", now=2000.0) is None
     assert await list_grants(other_db, 2000.0) == []
 
 
-async def test_a_session_takes_its_grants_along_when_it_ends(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await approve(db, grant=GRANT)
+async def test_a_session_takes_its_grants_along_when_it_ends(granted: Database) -> None:
+    await end_session(granted, "s1", 9000.0)
 
-    await end_session(db, "s1", 9000.0)
-
-    assert await list_grants(db, 2000.0) == []
-
-
-async def test_denial_grants_nothing(db: Database) -> None:
-    await create_approval(db, approval(), WAITING)
-    await decide_approval(
-        db, "a1", "denied", by="eve", now=1010.0, usable_until=1300.0, grant=GRANT
-    )
-
-    assert await list_grants(db, 2000.0) == []
+    assert await list_grants(granted, 2000.0) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -77,14 +77,35 @@ async def tell(db: Database, kind: str, payload: str) -> None:
     await db.write(lambda tx: signal(tx, kind, payload))
 
 
-async def test_change_in_one_process_is_heard_in_all(db: Database, other_db: Database) -> None:
+async def make_a_choice(db: Database) -> Heard:
+    return REVISION, str(await choose_access(db, "ann", "demo", "read-only"))
+
+
+async def decide(db: Database) -> Heard:
+    await create_approval(db, approval(), execution(status="pending_confirmation"))
+    await decide_approval(db, "a1", "approved", by="eve", now=1001.0, usable_until=1300.0)
+    return "confirmation", "a1"
+
+
+async def end(db: Database) -> Heard:
+    await end_session(db, "s1", 10.0)
+    return "session_ended", "s1"
+
+
+async def answer_at_length(db: Database) -> Heard:
+    await tell(db, "answered", "ä" * 1_000_000)
+    return "answered", "ä" * 1_000_000
+
+
+@pytest.mark.parametrize("act", [make_a_choice, decide, end, answer_at_length])
+async def test_what_happens_in_one_process_is_heard_in_all(
+    db: Database, other_db: Database, act: Callable[[Database], Awaitable[Heard]]
+) -> None:
     async with listening(db) as here, listening(other_db) as there:
         assert [here.get_nowait(), there.get_nowait()] == [(REVISION, "0")] * 2
-
-        revision = await choose_access(db, "ann", "demo", "read-only")
-
-        await next_heard(here, (REVISION, str(revision)))
-        await next_heard(there, (REVISION, str(revision)))
+        wanted = await act(db)
+        await next_heard(here, wanted)
+        await next_heard(there, wanted)
 
 
 async def test_commits_of_any_process_wake_the_reader_of_signals_and_nothing_else_does(
@@ -110,68 +131,24 @@ async def test_listener_begins_with_the_revision_as_it_is(db: Database) -> None:
         assert heard.get_nowait() == (REVISION, "1")
 
 
-async def test_signals_arrive_in_order(db: Database, other_db: Database) -> None:
+async def test_signals_arrive_in_order_and_neither_earlier_ones_nor_those_of_failed_units(
+    db: Database, other_db: Database
+) -> None:
+    def fail(tx: Connection) -> None:
+        signal(tx, "cancel", "failed")
+        raise ValueError("after all")
+
+    await tell(db, "cancel", "before")
     async with listening(other_db) as heard:
-        heard.get_nowait()
+        assert heard.get_nowait() == (REVISION, "0")
+        with pytest.raises(ValueError, match="after all"):
+            await db.write(fail)
         for n in range(20):
             await tell(db, "cancel", f"session {n}")
-
         async with asyncio.timeout(15):
             signals = [await heard.get() for _ in range(20)]
 
     assert signals == [("cancel", f"session {n}") for n in range(20)]
-
-
-async def test_signals_from_before_are_not_heard(db: Database) -> None:
-    await tell(db, "cancel", "before")
-
-    async with listening(db) as heard:
-        await tell(db, "cancel", "after")
-        assert heard.get_nowait() == (REVISION, "0")
-        async with asyncio.timeout(15):
-            assert await heard.get() == ("cancel", "after")
-
-
-async def test_decision_made_elsewhere_is_heard(db: Database, other_db: Database) -> None:
-    await create_approval(db, approval(), execution(status="pending_confirmation"))
-
-    async with listening(db) as heard:
-        await decide_approval(other_db, "a1", "approved", by="eve", now=1001.0, usable_until=1300.0)
-        await next_heard(heard, ("confirmation", "a1"))
-
-
-async def test_session_ended_elsewhere_is_heard(db: Database, other_db: Database) -> None:
-    async with listening(db) as heard:
-        await end_session(other_db, "s1", 10.0)
-        await next_heard(heard, ("session_ended", "s1"))
-
-
-async def test_failed_unit_tells_nobody(db: Database) -> None:
-    async with listening(db) as heard:
-
-        def fail(tx: Connection) -> None:
-            signal(tx, "cancel", "x")
-            raise ValueError("after all")
-
-        with pytest.raises(ValueError, match="after all"):
-            await db.write(fail)
-        await tell(db, "cancel", "y")
-
-        assert heard.get_nowait() == (REVISION, "0")
-        async with asyncio.timeout(15):
-            assert await heard.get() == ("cancel", "y")
-
-
-async def test_signals_of_any_size_are_heard_in_all_processes(
-    db: Database, other_db: Database
-) -> None:
-    told = ["ä" * size for size in (1, 8_000, 1_000_000)]
-    async with listening(db) as here, listening(other_db) as there:
-        for payload in told:
-            await tell(db, "answered", payload)
-        for payload in told:
-            await next_heard(here, ("answered", payload))
-            await next_heard(there, ("answered", payload))
 
 
 async def test_mistake_of_a_listener_does_not_deafen_the_process(db: Database) -> None:
@@ -297,19 +274,17 @@ async def test_the_window_slides(db: Database, times: list[float], expected: str
     assert " ".join("yes" if wait == 0 else "no" for wait in taken) == expected
 
 
-async def test_what_is_told_to_wait_may_go_on_after_that_wait(db: Database) -> None:
-    now = 1007.0
-    for _ in range(4):
-        await take_of_window(db, "k", requests=4, seconds=10, now=now)
-    wait = await take_of_window(db, "k", requests=4, seconds=10, now=now)
+async def test_several_are_taken_at_once_or_not_at_all_and_after_the_wait_that_was_told(
+    db: Database,
+) -> None:
+    async def take(now: float, amount: int) -> float:
+        return await take_of_window(db, "k", requests=10, seconds=10, now=now, amount=amount)
+
+    assert await take(1000.0, 8) == 0
+    wait = await take(1001.0, 3)
     assert wait > 0
-    assert await take_of_window(db, "k", requests=4, seconds=10, now=now + wait + 0.01) == 0.0
-
-
-async def test_several_are_taken_at_once_or_not_at_all(db: Database) -> None:
-    assert await take_of_window(db, "k", requests=10, seconds=10, now=1000.0, amount=8) == 0
-    assert await take_of_window(db, "k", requests=10, seconds=10, now=1001.0, amount=3) > 0
-    assert await take_of_window(db, "k", requests=10, seconds=10, now=1001.0, amount=2) == 0
+    assert await take(1001.0, 2) == 0
+    assert await take(1001.0 + wait + 0.01, 1) == 0
 
 
 async def test_a_session_that_ends_twice_has_ended(db: Database) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections import Counter
 
-import pytest
 from sqlalchemy import select, text
 
 from gateway.store import tables
@@ -47,11 +45,3 @@ async def test_killed_process_loses_nothing_acknowledged_and_leaves_nothing_half
     store_url: str,
 ) -> None:
     await check(store_url, await killed_after(store_url, "start", 100))
-
-
-@pytest.mark.slow
-async def test_a_hundred_kills_lose_nothing(store_url: str) -> None:
-    acknowledged: set[str] = set()
-    for start in range(50):
-        acknowledged |= await killed_after(store_url, str(start), random.randrange(1, 400))
-        await check(store_url, acknowledged)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -27,9 +28,10 @@ def fact_names(tx: Connection) -> list[str]:
     return list(tx.execute(select(FACTS.c.name).order_by(FACTS.c.name)).scalars())
 
 
-async def hold_writer(db: Database, gate: threading.Event) -> asyncio.Task[int]:
-    """A unit that keeps the writer busy until the gate opens."""
-    started = asyncio.Event()
+@pytest.fixture
+async def held(tmp_path: Path) -> AsyncIterator[tuple[Database, threading.Event]]:
+    """A store whose writer is busy with one unit until the gate opens."""
+    gate, started = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def unit(tx: Connection) -> int:
@@ -37,10 +39,16 @@ async def hold_writer(db: Database, gate: threading.Event) -> asyncio.Task[int]:
         assert gate.wait(5)
         return add_fact(tx, "held")
 
-    task = asyncio.create_task(db.write(unit))
-    async with asyncio.timeout(15):
-        await started.wait()
-    return task
+    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
+        task = asyncio.create_task(db.write(unit))
+        async with asyncio.timeout(15):
+            await started.wait()
+        yield db, gate
+        gate.set()
+        await task
+
+
+Held = tuple[Database, threading.Event]
 
 
 async def test_write_gives_back_what_its_unit_returned(db: Database) -> None:
@@ -57,19 +65,15 @@ async def test_update_says_how_many_rows_it_changed(db: Database) -> None:
     assert changed == [1, 0]
 
 
-async def test_waiting_units_share_one_commit(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
-        gate = threading.Event()
-        held = await hold_writer(db, gate)
-        rest = [
-            asyncio.create_task(db.write(partial(add_fact, name=f"{n:03}"))) for n in range(100)
-        ]
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.gather(held, *rest)
+async def test_waiting_units_share_one_commit(held: Held) -> None:
+    db, gate = held
+    rest = [asyncio.create_task(db.write(partial(add_fact, name=f"{n:03}"))) for n in range(100)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*rest)
 
-        assert db.commits == 2
-        assert len(await db.read(fact_names)) == 101
+    assert db.commits == 2
+    assert len(await db.read(fact_names)) == 101
 
 
 async def test_failing_unit_fails_only_itself(db: Database) -> None:
@@ -88,57 +92,40 @@ async def test_failing_unit_fails_only_itself(db: Database) -> None:
 
     kinds = [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes]
     assert kinds == [1, Fixable, Broken, Broken, 1]
+    with pytest.raises(Fixable, match="no"):  # by itself too
+        await db.write(refused)
     assert await db.read(fact_names) == ["a", "b"]
 
 
-async def test_failing_unit_on_its_own_leaves_nothing_behind(db: Database) -> None:
-    def refused(tx: Connection) -> None:
-        add_fact(tx, "half")
-        raise Fixable("precondition", "no")
+async def test_full_queue_answers_busy_at_once(held: Held) -> None:
+    db, gate = held
+    waiting = [asyncio.create_task(db.write(lambda tx: None)) for _ in range(STORE_QUEUE)]
+    await asyncio.sleep(0)
 
-    with pytest.raises(Fixable, match="no"):
-        await db.write(refused)
-
-    assert await db.read(fact_names) == []
-
-
-async def test_full_queue_answers_busy_at_once(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
-        gate = threading.Event()
-        held = await hold_writer(db, gate)
-        waiting = [asyncio.create_task(db.write(lambda tx: None)) for _ in range(STORE_QUEUE)]
-        await asyncio.sleep(0)
-
-        with raises(Overloaded, code="busy"):
-            await db.write(lambda tx: None)
-
-        gate.set()
-        await asyncio.gather(held, *waiting)
-
-
-async def test_unit_whose_caller_gave_up_does_not_happen(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
-        gate = threading.Event()
-        held = await hold_writer(db, gate)
-        given_up = asyncio.create_task(db.write(lambda tx: add_fact(tx, "late")))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        gate.set()
-        await held
+    with raises(Overloaded, code="busy"):
         await db.write(lambda tx: None)
 
-        assert await db.read(fact_names) == ["held"]
+    gate.set()
+    await asyncio.gather(*waiting)
 
 
-async def test_reads_go_on_while_a_write_holds_the_file(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
-        gate = threading.Event()
-        held = await hold_writer(db, gate)
+async def test_unit_whose_caller_gave_up_does_not_happen(held: Held) -> None:
+    db, gate = held
+    given_up = asyncio.create_task(db.write(lambda tx: add_fact(tx, "late")))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    gate.set()
+    await db.write(lambda tx: None)
 
-        assert await db.read(fact_names) == []
+    assert await db.read(fact_names) == ["held"]
 
-        gate.set()
-        await held
+
+async def test_reads_go_on_while_a_write_holds_the_file_and_cannot_write(held: Held) -> None:
+    db, gate = held
+    assert await db.read(fact_names) == []
+    gate.set()
+    with pytest.raises(Broken):
+        await db.read(lambda tx: add_fact(tx, "a"))
 
 
 async def test_rows_written_soon_arrive_by_themselves(db: Database) -> None:
@@ -184,12 +171,6 @@ async def test_closed_store_takes_no_more(store_url: str) -> None:
     with raises(Broken, code="store_unavailable"):
         await db.write(lambda tx: None)
     assert not db.write_soon(partial(add_fact, name="a"))
-
-
-async def test_reads_cannot_write(tmp_path: Path) -> None:
-    async with Database(f"sqlite:///{tmp_path}/gateway.db") as db:
-        with pytest.raises(Broken):
-            await db.read(lambda tx: add_fact(tx, "a"))
 
 
 async def test_cancelled_reads_leave_the_store_usable(db: Database) -> None:

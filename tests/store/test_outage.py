@@ -7,23 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import text
 
 from gateway.errors import Broken
-from gateway.store import tables
 from gateway.store.database import Database
 from gateway.store.engines import FAILURES, Postgres, Sqlite
 from tests.databases import PostgresServer, eventually
-
-FACTS = tables.facts
-
-
-def add_fact(tx: Connection, name: str) -> None:
-    tx.execute(insert(FACTS), {"name": name, "value": b""})
-
-
-def fact_names(tx: Connection) -> list[str]:
-    return list(tx.execute(select(FACTS.c.name).order_by(FACTS.c.name)).scalars())
+from tests.raising import raises
+from tests.store.test_database import add_fact, fact_names
 
 
 async def add(db: Database, name: str) -> None:
@@ -46,9 +37,8 @@ async def test_idle_gateway_does_not_notice_a_restart_of_postgres(
     await asyncio.to_thread(own_postgres.stop)
     await asyncio.to_thread(own_postgres.start)
 
-    assert (
-        await asyncio.gather(*(postgres_db.read(fact_names) for _ in range(4))) == [["before"]] * 4
-    )
+    reads = [await postgres_db.read(fact_names) for _ in range(4)]
+    assert reads == [["before"]] * 4
     await add(postgres_db, "after")
 
 
@@ -57,15 +47,13 @@ async def test_gateway_says_so_while_postgres_is_down_and_recovers(
 ) -> None:
     await asyncio.to_thread(own_postgres.stop)
     try:
-        with pytest.raises(Broken) as read:
-            await postgres_db.read(fact_names)
-        with pytest.raises(Broken) as write:
-            await add(postgres_db, "lost")
+        for attempt in (postgres_db.read(fact_names), add(postgres_db, "lost")):
+            with raises(Broken, code="store_unavailable"):
+                await attempt
         assert postgres_db.write_soon(lambda tx: add_fact(tx, "soon"))
     finally:
         await asyncio.to_thread(own_postgres.start)
 
-    assert (read.value.code, write.value.code) == ("store_unavailable", "store_unavailable")
     await add(postgres_db, "after")
     await eventually(lambda: postgres_db.read(fact_names), ["after", "soon"])
     assert postgres_db.dropped == 0
