@@ -22,8 +22,8 @@ from gateway.store.approvals import (
 )
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
-from gateway.store.ledger import Begun, Execution, begin, get_execution
-from gateway.store.tables import Approval, StandingGrant
+from gateway.store.ledger import Begun, begin, get_execution
+from gateway.store.tables import Approval, Execution, StandingGrant
 from tests.store.rows import approval, execution, grant
 
 WAITING = execution(status="pending_confirmation")
