@@ -12,6 +12,8 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.raw_server import accepting, pump
+
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -25,13 +27,8 @@ class RoundRobin:
         self._turn = itertools.count()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            back, forth = await self._next()
-            await asyncio.gather(_copy(reader, forth), _copy(back, writer))
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
+        back, forth = await self._next()
+        await asyncio.gather(pump(reader, forth), pump(back, writer))
 
     async def _next(self) -> Ends:
         for _ in self.ports:
@@ -43,32 +40,10 @@ class RoundRobin:
         raise ConnectionRefusedError
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
-
-
 @asynccontextmanager
 async def round_robin() -> AsyncIterator[RoundRobin]:
     """A balancer that listens; its replicas are told to it once they are there."""
     balancer = RoundRobin()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(balancer(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    balancer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with accepting(balancer) as port:
+        balancer.url = f"http://127.0.0.1:{port}"
         yield balancer
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

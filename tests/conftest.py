@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ async def gateway_on(config: Path, text: str = OPEN) -> AsyncIterator[Running]:
                 await task
 
 
-GatewayMaker = Callable[..., Any]
+GatewayMaker = Callable[..., Awaitable[Running]]
 
 
 @pytest.fixture
@@ -101,8 +101,7 @@ async def make_gateway(tmp_path: Path) -> AsyncIterator[GatewayMaker]:
 @pytest.fixture
 async def gateway(make_gateway: GatewayMaker) -> Running:
     """A gateway without tokens and confirmations, that may call servers on this machine."""
-    made: Running = await make_gateway()
-    return made
+    return await make_gateway()
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,10 @@ import asyncio
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+
+from tests.raw_server import accepting, pump
 
 
 @dataclass
@@ -22,16 +24,8 @@ class ForwardProxy:
     login: str = ""  # user:password
     port: int = 0
     heads: list[bytes] = field(default_factory=list)
-    tunnels: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.tunnels.add(writer)
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._request(reader, writer)
-        writer.close()
-        self.tunnels.discard(writer)
-
-    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         self.heads.append(head)
         method, target, _ = head.decode().split(" ", 2)
@@ -41,37 +35,24 @@ class ForwardProxy:
             writer.write(_answer("407 Proxy Authentication Required"))
         elif name not in self.hosts:
             writer.write(_answer("502 Bad Gateway"))
-        else:
-            await self._joined(reader, writer, head, self.hosts[name], tunnel=method == "CONNECT")
-
-    async def _joined(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        head: bytes,
-        port: int,
-        *,
-        tunnel: bool,
-    ) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        if tunnel:
+        elif method == "CONNECT":
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await _joined(reader, writer, self.hosts[name])
         else:
             lines = head.split(b"\r\n")
             kept = [line for line in lines if not line.lower().startswith(b"proxy-")]
-            far_writer.write(b"\r\n".join(kept))
-        try:
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
-        finally:
-            far_writer.close()
+            await _joined(reader, writer, self.hosts[name], b"\r\n".join(kept))
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+async def _joined(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, first: bytes = b""
+) -> None:
+    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+    far_writer.write(first)
+    try:
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+    finally:
+        far_writer.close()
 
 
 def _answer(status: str) -> bytes:
@@ -82,30 +63,16 @@ def _answer(status: str) -> bytes:
 async def forward_proxy(hosts: Mapping[str, int], login: str = "") -> AsyncIterator[ForwardProxy]:
     """A proxy that listens on this machine for as long as the block lasts."""
     proxy = ForwardProxy(hosts, login)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
-    try:
+    async with accepting(proxy.serve) as proxy.port:
         yield proxy
-    finally:
-        server.close()
-        for writer in list(proxy.tunnels):
-            writer.close()
 
 
 @asynccontextmanager
 async def tls_front(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
     """The port at which a plain server on this machine speaks TLS."""
-    open_ones: set[asyncio.StreamWriter] = set()
 
     async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        open_ones.update((writer, far_writer))
-        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        await _joined(reader, writer, port)
 
-    server = await asyncio.start_server(joined, "127.0.0.1", 0, ssl=context)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for writer in open_ones:
-            writer.close()
+    async with accepting(joined, context) as front:
+        yield front

@@ -12,6 +12,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from tests.configs import table
+from tests.definitions import openapi, operation
+
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Guard = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
@@ -38,6 +41,14 @@ class Provider:
     @property
     def spec(self) -> str:
         return f"{self.url}/openapi.json"
+
+    def table(self, name: str = "shop", **more: Any) -> str:
+        """The connection that leads here."""
+        return table(f"connections.{name}", kind="openapi", spec=self.spec, **more)
+
+    def sent(self, method: str = "POST") -> int:
+        """How many requests of this kind it was sent."""
+        return sum(1 for found, _, _ in self.requests if found == method)
 
     async def definition(self, request: web.Request) -> web.StreamResponse:
         self.fetches.append((request.raw_path, dict(request.headers)))
@@ -68,40 +79,33 @@ async def provider(document: Any = None) -> AsyncIterator[Provider]:
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_get("/openapi.json", peer.definition)
     app.router.add_route("*", "/{rest:.*}", peer.any)
+    async with listening(app) as peer.port:
+        peer.document = document if document is not None else items_api(peer.url)
+        yield peer
+
+
+@asynccontextmanager
+async def listening(app: web.Application) -> AsyncIterator[int]:
+    """The port of this machine at which the application is served."""
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    peer.port = runner.addresses[0][1]
-    peer.document = document if document is not None else items_api(peer.url)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield peer
+        yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
 
 
 def items_api(url: str, *names: str, **extra: Any) -> dict[str, Any]:
     """An OpenAPI definition with one GET operation for each name (default: items)."""
-    paths: dict[str, Any] = {
-        f"/{name}/{{id}}": {
-            "get": {
-                "operationId": f"get_{name}",
-                "summary": f"Get {name}",
-                "parameters": [
-                    {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
-                    {"name": "q", "in": "query", "schema": {"type": "string"}},
-                ],
-                "responses": {"200": {"description": "ok"}},
-            }
-        }
-        for name in names or ("items",)
-    }
-    return {
-        "openapi": "3.0.3",
-        "info": {"title": "Items", "version": "1"},
-        "servers": [{"url": url}],
-        "paths": {**paths, **extra},
-    }
+    text = {"schema": {"type": "string"}}
+    paths = {}
+    for name in names or ("items",):
+        id_, q = {"name": "id", "in": "path", "required": True}, {"name": "q", "in": "query"}
+        get = operation(operationId=f"get_{name}", parameters=[id_ | text, q | text])
+        paths[f"/{name}/{{id}}"] = {"get": get | {"summary": f"Get {name}"}}
+    info = {"title": "Items", "version": "1"}
+    return openapi({**paths, **extra}, servers=[{"url": url}], info=info)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:

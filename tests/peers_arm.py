@@ -11,6 +11,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from tests.configs import table
+from tests.peers import listening
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "openapi"
 GROUP = "/subscriptions/sub/resourceGroups/group/providers/Microsoft.Web"
 MANAGED = "/subscriptions/sub/providers/Microsoft.Web/locations/westeurope/managedApis"
@@ -51,14 +54,10 @@ class Azure:
     @property
     def table(self) -> str:
         """The [azure] table that leads here."""
-        return f"""
-[azure]
-endpoint = "{self.url}"
-subscription_id = "sub"
-resource_group = "group"
-location = "westeurope"
-auth = {{ type = "oauth2", token_url = "{self.url}/token", client_id = "me", client_secret = "secret-of-azure" }}
-"""  # noqa: E501 - an inline table has one line
+        auth = {"type": "oauth2", "token_url": f"{self.url}/token", "client_id": "me"}
+        auth["client_secret"] = "secret-of-azure"
+        place = {"endpoint": self.url, "location": "westeurope", "resource_group": "group"}
+        return table("azure", **place, subscription_id="sub", auth=auth)
 
     def add(self, name: str, api: str = "office365", **properties: Any) -> dict[str, Any]:
         """A connection to an API, signed in unless it is said otherwise."""
@@ -203,14 +202,8 @@ async def azure(*names: str) -> AsyncIterator[Azure]:
     app.router.add_post("/token", peer.give_token)
     app.router.add_route("*", "/runtime/{rest:.*}", peer.run)
     app.router.add_route("*", "/{rest:.*}", peer.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    peer.port = runner.addresses[0][1]
-    try:
+    async with listening(app) as peer.port:
         yield peer
-    finally:
-        await runner.cleanup()
 
 
 def _failure(

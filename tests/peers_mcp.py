@@ -31,6 +31,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.configs import table
+
 Era = Literal["handshake", "modern", "both"]
 Context = ServerRequestContext[dict[str, Any], Any]
 PIXEL = "iVBORw0KGgo="
@@ -71,6 +73,10 @@ class McpPeer:
     bus: InMemorySubscriptionBus = field(default_factory=InMemorySubscriptionBus)
     sessions: dict[int, ServerSession] = field(default_factory=dict)
     frozen: bool = False  # it takes requests and answers none
+
+    def table(self, name: str = "up", **more: Any) -> str:
+        """The connection that leads here."""
+        return table(f"connections.{name}", kind="mcp", url=self.url, **more)
 
     def more(self) -> dict[str, Any]:
         """What its server has beside tools."""

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 Conversation = Callable[["Connection"], Awaitable[None]]
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -58,30 +59,50 @@ async def raw_server(
 ) -> AsyncIterator[RawServer]:
     """A server that has this conversation with every client."""
     raw = RawServer()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raw.connections += 1
+        await conversation(Connection(reader, writer, raw))
+
+    async with accepting(talk, tls) as raw.port:
+        yield raw
+
+
+@asynccontextmanager
+async def accepting(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port at which every client is talked to so; who still talks at the end is cut off."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        raw.connections += 1
         task = asyncio.current_task()
         assert task
         tasks.add(task)
         try:
-            await conversation(Connection(reader, writer, raw))
-        except (ConnectionError, asyncio.CancelledError):
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             tasks.discard(task)
             writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
-    raw.port = server.sockets[0].getsockname()[1]
     try:
-        yield raw
+        yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes on what comes until no more does."""
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
 
 
 def answer(

@@ -8,8 +8,8 @@ import pytest
 from mcp.client.client import Client
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.callers import own_call
 from tests.conftest import OPEN, gateway_on
-from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider
 
 

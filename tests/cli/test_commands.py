@@ -15,8 +15,8 @@ from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
 from gateway.config.settings import Permissions
+from tests.callers import own_call
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
 from tests.processes import COMMAND, gateway_command
@@ -26,8 +26,7 @@ DEMO = OPEN + "\n[demo]\nenabled = true\n"
 
 @pytest.fixture
 async def demo(make_gateway: GatewayMaker) -> Running:
-    made: Running = await make_gateway(DEMO)
-    return made
+    return await make_gateway(DEMO)
 
 
 async def test_call_prints_the_answer_and_json_the_whole_result(demo: Running) -> None:
@@ -161,7 +160,7 @@ operations = {{ a = {{ access = "dangerous" }} }}
 async def test_check_warns_of_permissions_that_were_put_over_stricter_ones(
     make_gateway: GatewayMaker, tmp_path: Path
 ) -> None:
-    gateway: Running = await make_gateway(DEMO)
+    gateway = await make_gateway(DEMO)
     await gateway.app.gateway.catalog.put_permissions(Permissions(level="full_access"), by="x")
     stricter = DEMO.replace('level = "full_access"', 'level = "read_only"')
     (tmp_path / "config.toml").write_text(stricter, encoding="utf-8")
@@ -173,7 +172,7 @@ async def test_check_warns_of_permissions_that_were_put_over_stricter_ones(
 async def test_what_is_always_allowed_is_listed_and_revoked(
     make_gateway: GatewayMaker,
 ) -> None:
-    asking: Running = await make_gateway(DEMO.replace("full_access", "execute_with_confirm"))
+    asking = await make_gateway(DEMO.replace("full_access", "execute_with_confirm"))
     async with aiohttp.ClientSession() as http:
         call = f"{asking.url}/api/v1/tools/demo_update_book/call"
         async with http.post(call, json={"arguments": {"id": 4, "stock": 1}}) as answer:

@@ -7,8 +7,8 @@ from mcp.client.client import Client
 
 from gateway.config.connection import secrets_of
 from gateway.config.reading import parse_connection
+from tests.callers import own_call
 from tests.conftest import Running
-from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider
 
 TOKEN = "s3cr3t-t0k3n-0123456789"

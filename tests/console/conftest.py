@@ -90,15 +90,13 @@ async def visitor(gateway: Running) -> AsyncIterator[Visitor]:
 @pytest.fixture
 async def shop(make_gateway: GatewayMaker) -> Running:
     """A gateway with the demo, without tokens, that asks before writes."""
-    made: Running = await make_gateway(DEMO)
-    return made
+    return await make_gateway(DEMO)
 
 
 @pytest.fixture
 async def guarded(make_gateway: GatewayMaker) -> Running:
     """The same with tokens: two admins, root and eve, and ann."""
-    made: Running = await make_gateway(WITH_TOKENS)
-    return made
+    return await make_gateway(WITH_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from playwright.async_api import Browser, expect
 
 from gateway.model import Principal
 from gateway.store.approvals import list_open
+from tests.callers import client as client_of
 from tests.conftest import Running
 from tests.console.conftest import (
     PATIENCE_MS,
@@ -26,7 +27,6 @@ from tests.console.conftest import (
     window_of,
 )
 from tests.console.hostile import ALL, hostile_api
-from tests.journeys.confirming import client as client_of
 from tests.peers import items_api, provider
 
 pytestmark = needs_browser

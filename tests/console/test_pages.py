@@ -10,9 +10,9 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
 from gateway.console.connections import suggest_name
+from tests.callers import client
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
-from tests.journeys.confirming import client
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
 

@@ -119,7 +119,7 @@ async def test_a_link_is_no_cookie_and_a_cookie_no_link(module_guarded: Running)
 
 
 async def test_without_an_admin_no_link_is_made(make_gateway: GatewayMaker) -> None:
-    gateway: Running = await make_gateway(WITH_TOKENS.replace("admin = true", "admin = false"))
+    gateway = await make_gateway(WITH_TOKENS.replace("admin = true", "admin = false"))
     assert gateway.app.console.link(gateway.url) == f"{gateway.url}/console/sign-in"
 
 
@@ -237,7 +237,7 @@ async def test_a_jwt_opens_a_session_no_longer_than_itself(
     keys.write_text(json.dumps({"keys": [jwk(RSA_KEY)]}), encoding="utf-8")
     claims = 'role_claim = "role"\nadmin_claim = "boss"'
     auth = f'issuer = "{ISSUER}"\naudience = "{AUDIENCE}"\njwks_file = "{keys}"\n{claims}\n'
-    gateway: Running = await make_gateway(DEMO.replace('mode = "none"', f'mode = "jwt"\n{auth}'))
+    gateway = await make_gateway(DEMO.replace('mode = "none"', f'mode = "jwt"\n{auth}'))
     assert gateway.app.console.link(gateway.url) == f"{gateway.url}/console/sign-in"
     expires = time.time() + 300
     async with visitor(gateway) as someone:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 
-from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
-from tests.journeys.test_azure import own_call
+from tests.callers import api
+from tests.configs import principal
+from tests.conftest import OPEN, GatewayMaker, gateway_on
+from tests.journeys.azure_office import Office, OfficeMaker, make_office
+from tests.journeys.confirming import LOCAL
+from tests.mcp.speakers import Speaker
 from tests.peers import provider
 from tests.peers_arm import Azure, azure, fixture
+
+__all__ = ["make_office"]
 
 CALENDARS = [{"id": "c1", "name": "Mine"}, {"id": "c2", "name": "Team's"}]
 BASE = "https://logic-apis-westeurope.azure-apim.net/apim/office365/abc123"
@@ -32,9 +35,9 @@ def invoked(request: dict[str, Any]) -> dict[str, Any]:
         case "/datasets/calendars/c1/names":
             body = {"value": [{"id": "e1", "subject": queries.get("$select", "?")}]}
         case "/filepicker/open":
-            body = {"value": [folder("1", "Inbox"), leaf("2", "note.txt")]}
+            body = {"value": [entry("1", "Inbox"), entry("2", "note.txt")]}
         case "/filepicker/browse":
-            body = {"value": [folder("3", f"below {queries['id']}")]}
+            body = {"value": [entry("3", f"below {queries['id']}")]}
         case "/$metadata.json/datasets/contacts/tables/t1":
             name = {"type": "string", "x-ms-summary": "Given name", "x-ms-visibility": "important"}
             body = {"schema": {"type": "object", "properties": {"givenName": name}}}
@@ -51,12 +54,8 @@ def invoked(request: dict[str, Any]) -> dict[str, Any]:
     return {"statusCode": "OK", "body": body, "headers": {"Content-Type": "application/json"}}
 
 
-def folder(id_: str, name: str) -> dict[str, Any]:
-    return {"Id": id_, "DisplayName": name, "Path": f"/{name}", "IsFolder": True}
-
-
-def leaf(id_: str, name: str) -> dict[str, Any]:
-    return {"Id": id_, "DisplayName": name, "Path": f"/{name}", "IsFolder": False}
+def entry(id_: str, name: str) -> dict[str, Any]:
+    return {"Id": id_, "DisplayName": name, "Path": f"/{name}", "IsFolder": "." not in name}
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +67,11 @@ async def peer() -> AsyncIterator[Azure]:
 
 
 @pytest.fixture(scope="module")
-async def mcp(peer: Azure, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def office(peer: Azure, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Office]:
+    """One gateway for all tests of this module."""
     file = tmp_path_factory.mktemp("azure") / "config.toml"
-    async with gateway_on(file, OPEN + peer.table) as gateway:
-        yield gateway.mcp
+    async with gateway_on(file, OPEN + peer.table) as gateway, api(gateway.url) as rest:
+        yield Office(peer, gateway, rest)
 
 
 VALUES: list[tuple[str, str, dict[str, Any], list[tuple[str, str]]]] = [
@@ -88,32 +88,28 @@ VALUES: list[tuple[str, str, dict[str, Any], list[tuple[str, str]]]] = [
 ]
 
 
-async def test_values_are_looked_up_old_form_and_new(mcp: str) -> None:
-    async with Client(mcp) as client:
-        for tool, parameter, known, values in VALUES:
-            asked = {"tool": tool, "parameter": parameter, "known": known}
-            found = await own_call(client, "lookup_values", **asked)
-            assert found == {
-                "values": [{"value": value, "title": title} for value, title in values],
-                # A next link to another host is not followed, and said to be left.
-                "more": parameter == "table",
-            }
-
-
-async def test_a_tree_is_opened_folder_by_folder(mcp: str) -> None:
-    async with Client(mcp) as client:
-        where = {"tool": "office365_get_emails_v3", "parameter": "folderPath"}
-        top = await own_call(client, "lookup_values", **where)
-        node = {"Id": "1"}
-        assert top == {
-            "values": [
-                {"value": "/Inbox", "title": "Inbox", "folder": True, "node": node},
-                {"value": "/note.txt", "title": "note.txt", "selectable": False},
-            ],
-            "more": False,
+async def test_values_are_looked_up_old_form_and_new(office: Office) -> None:
+    for tool, parameter, known, values in VALUES:
+        asked = {"tool": tool, "parameter": parameter, "known": known}
+        assert await office.own("lookup_values", **asked) == {
+            "values": [{"value": value, "title": title} for value, title in values],
+            # A next link to another host is not followed, and said to be left.
+            "more": parameter == "table",
         }
-        below = await own_call(client, "lookup_values", **where, known={"folderPath": node})
-        assert [entry["title"] for entry in below["values"]] == ["below 1"]
+
+
+async def test_a_tree_is_opened_folder_by_folder(office: Office) -> None:
+    where = {"tool": "office365_get_emails_v3", "parameter": "folderPath"}
+    node = {"Id": "1"}
+    assert await office.own("lookup_values", **where) == {
+        "values": [
+            {"value": "/Inbox", "title": "Inbox", "folder": True, "node": node},
+            {"value": "/note.txt", "title": "note.txt", "selectable": False},
+        ],
+        "more": False,
+    }
+    below = await office.own("lookup_values", **where, known={"folderPath": node})
+    assert [entry["title"] for entry in below["values"]] == ["below 1"]
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
@@ -127,78 +123,45 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-async def test_a_look_up_that_cannot_be_made_says_why(mcp: str) -> None:
-    async with Client(mcp) as client:
-        for tool, parameter, known, words in REFUSED:
-            asked = {"tool": tool, "parameter": parameter, "known": known}
-            found = await own_call(client, "lookup_values", **asked)
-            assert words in found["error"]["message"]
+async def test_a_look_up_that_cannot_be_made_says_why(office: Office) -> None:
+    for tool, parameter, known, words in REFUSED:
+        asked = {"tool": tool, "parameter": parameter, "known": known}
+        assert words in (await office.own("lookup_values", **asked))["error"]["message"]
 
 
-async def test_a_schema_is_filled_in_for_the_known_inputs(mcp: str) -> None:
-    async with Client(mcp) as client:
-        contact = await own_call(
-            client, "lookup_schema", tool="office365_contact_post_item_v3", known={"table": "t1"}
-        )
-        assert contact["input_schema"]["properties"]["body"]["properties"] == {
-            "givenName": {"type": "string", "title": "Given name"}
-        }
-        message = await own_call(
-            client,
-            "lookup_schema",
-            tool="teams_post_message_to_conversation",
-            known={"poster": "User", "location": "x"},
-        )
-        body = message["input_schema"]["properties"]["body"]
-        assert body["properties"] == {"messageBody": {"type": "string"}}
-        unknown = await own_call(client, "lookup_schema", tool="teams_post_message_to_conversation")
-        assert "poster, location" in unknown["error"]["message"]
+async def test_a_schema_is_filled_in_for_the_known_inputs(office: Office) -> None:
+    async def body(tool: str, **known: str) -> Any:
+        found = await office.own("lookup_schema", tool=tool, known=known)
+        return found["input_schema"]["properties"]["body"]["properties"]
 
-
-READER = """
-[auth]
-mode = "tokens"
-[principals.reader]
-token = "reader-token-1234567890"
-access = "read-only"
-[network]
-allow = ["127.0.0.1/32"]
-"""
+    assert await body("office365_contact_post_item_v3", table="t1") == {
+        "givenName": {"type": "string", "title": "Given name"}
+    }
+    post = "teams_post_message_to_conversation"
+    assert await body(post, poster="User", location="x") == {"messageBody": {"type": "string"}}
+    unknown = await office.own("lookup_schema", tool=post)
+    assert "poster, location" in unknown["error"]["message"]
 
 
 async def test_reading_is_enough_for_what_reads_and_for_nothing_else(
-    make_gateway: GatewayMaker, peer: Azure
+    make_office: OfficeMaker, peer: Azure
 ) -> None:
-    gateway: Running = await make_gateway(READER + peer.table)
-    asked, before = gateway.app.gateway, len(peer.invoked)
-    headers = {"Authorization": "Bearer reader-token-1234567890"}
-    async with (
-        httpx2.AsyncClient(headers=headers) as http,
-        Client(streamable_http_client(gateway.mcp, http_client=http)) as client,
-    ):
-        label = {"tool": "office365_labelled", "parameter": "label"}
-        stamp = {"tool": "office365_labelled", "parameter": "stamp"}
-        assert (await own_call(client, "lookup_values", **label))["values"]
-        refused = await own_call(client, "lookup_values", **stamp)
-        assert refused["error"]["code"] == "read_only"
+    settings = principal("reader", access="read-only") + LOCAL
+    reader, before = await make_office(settings=settings, name="reader"), len(peer.invoked)
+    label = {"tool": "office365_labelled", "parameter": "label"}
+    assert (await reader.own("lookup_values", **label))["values"]
+    refused = await reader.own("lookup_values", **label | {"parameter": "stamp"})
+    assert refused["error"]["code"] == "read_only"
     assert [request["path"] for _, request in peer.invoked[before:]] == ["/Labels/$search"]
-    assert asked.snapshot.connections["office365"].status == "connected"
+    assert reader.gateway.app.gateway.snapshot.connections["office365"].status == "connected"
 
 
 async def test_connections_that_are_not_azures_look_up_too(make_gateway: GatewayMaker) -> None:
-    gateway: Running = await make_gateway()
-    async with provider(fixture("office365")) as peer, Client(gateway.mcp) as client:
-        await own_call(
-            client,
-            "put_connection",
-            name="mail",
-            kind="openapi",
-            spec=peer.spec,
-            base_url=f"{peer.url}/api",
-        )
-        await own_call(
-            client, "lookup_values", tool="mail_v4_calendar_get_items", parameter="table"
-        )
-        assert [request[:2] for request in peer.requests] == [
-            ("GET", "/api/datasets/calendars/v2/tables")
-        ]
+    async with provider(fixture("office365")) as peer:
+        gateway = await make_gateway(OPEN + peer.table("mail", base_url=f"{peer.url}/api"))
+        async with api(gateway.url) as rest:
+            asked = {"tool": "mail_v4_calendar_get_items", "parameter": "table"}
+            await Speaker(rest.http, gateway.mcp, "2026").own("lookup_values", **asked)
+    assert [request[:2] for request in peer.requests] == [
+        ("GET", "/api/datasets/calendars/v2/tables")
+    ]

@@ -4,137 +4,112 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
 
 import httpx2
 import pytest
-from mcp.client.client import Client
 
-from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.test_azure import names, own_call
+from tests.callers import api
+from tests.configs import principal
+from tests.conftest import OPEN
+from tests.journeys.azure_office import OfficeMaker, make_office, peer
+from tests.journeys.confirming import LOCAL
 from tests.peers import until
-from tests.peers_arm import GROUP, MANAGED, Azure, azure, fixture
+from tests.peers_arm import GROUP, MANAGED, Azure, fixture
 
+__all__ = ["make_office", "peer"]
 
-def fail_listings(peer: Azure) -> None:
-    peer.failing = {"/connections": 503}
-
-
-def refuse_the_secret(peer: Azure) -> None:
-    peer.secret = "another-secret"
-
-
-def mend(peer: Azure) -> None:
-    peer.failing, peer.secret = {}, "secret-of-azure"
-
-
-async def shown(gateway: Running, path: str) -> Any:
-    async with httpx2.AsyncClient() as http:
-        answer = await http.get(f"{gateway.url}{path}")
-        assert answer.status_code == 200
-        return answer.json() if "json" in answer.headers["content-type"] else answer.text
+FAILING = {"/connections": 503}
 
 
 @pytest.mark.parametrize(
-    ("break_it", "words"),
-    [(fail_listings, "Azure answered 503"), (refuse_the_secret, "refused to give a token (401)")],
+    ("failing", "secret", "words"),
+    [
+        (FAILING, "secret-of-azure", "Azure answered 503"),
+        ({}, "another-secret", "refused to give a token (401)"),
+    ],
 )
 async def test_a_first_listing_that_fails_is_shown_and_tried_again_until_azure_is_back(
-    make_gateway: GatewayMaker, break_it: Callable[[Azure], None], words: str
+    peer: Azure, make_office: OfficeMaker, failing: dict[str, int], secret: str, words: str
 ) -> None:
-    async with azure("office365") as peer:
-        break_it(peer)
-        gateway: Running = await make_gateway(OPEN + peer.table)
-        catalog = gateway.app.gateway.catalog
-        await until(lambda: catalog.group_problem is not None)
-        health = await shown(gateway, "/health")
-        assert health["status"] == "degraded"
-        [problem] = health["problems"]
-        assert (problem["severity"], problem["where"]) == ("error", "azure")
-        assert words in problem["message"]
-        assert (await shown(gateway, "/api/v1/connections"))["problems"] == [problem]
-        async with Client(gateway.mcp) as client:
-            assert (await own_call(client, "list_connections"))["problems"] == [problem]
-            await catalog.refresh_group(by="ann")
-            assert catalog.group_problem is not None  # it was asked again, and still fails
-            mend(peer)
-            await until(lambda: "office365_send_email_v2" in catalog.current.tools, seconds=20)
-            assert "office365_send_email_v2" in await names(client)
-        health = await shown(gateway, "/health")
-        assert (health["status"], health["problems"]) == ("ok", [])
-
-
-async def test_a_listing_that_fails_is_to_do_in_the_console(make_gateway: GatewayMaker) -> None:
-    async with azure() as peer, httpx2.AsyncClient(follow_redirects=True) as browser:
-        fail_listings(peer)
-        gateway: Running = await make_gateway(OPEN + peer.table)
-        await until(lambda: bool(gateway.app.gateway.snapshot.problems))
-        await browser.post(f"{gateway.url}/console/sign-in", data={"token": ""})
-        page = (await browser.get(f"{gateway.url}/console")).text
-        assert "Azure answered 503" in page
+    peer.add("office365")
+    peer.failing, peer.secret = failing, secret
+    office = await make_office()
+    catalog = office.gateway.app.gateway.catalog
+    await until(lambda: catalog.group_problem is not None)
+    _, health = await office.rest("GET", "//health")
+    assert health["status"] == "degraded"
+    [problem] = health["problems"]
+    assert (problem["severity"], problem["where"]) == ("error", "azure")
+    assert words in problem["message"]
+    assert (await office.rest("GET", "/connections"))[1]["problems"] == [problem]
+    assert (await office.own("list_connections"))["problems"] == [problem]
+    async with httpx2.AsyncClient(follow_redirects=True, base_url=office.rest.base) as browser:
+        await browser.post("/console/sign-in", data={"token": ""})
+        assert words in (await browser.get("/console")).text
+    await catalog.refresh_group(by="ann")
+    assert catalog.group_problem is not None  # it was asked again, and still fails
+    peer.failing, peer.secret = {}, "secret-of-azure"
+    await office.has("office365_send_email_v2")
+    assert "office365_send_email_v2" in await office.tools()
+    _, health = await office.rest("GET", "//health")
+    assert (health["status"], health["problems"]) == ("ok", [])
 
 
 async def test_strangers_learn_that_something_is_wrong_and_not_what(
-    make_gateway: GatewayMaker,
+    peer: Azure, make_office: OfficeMaker
 ) -> None:
-    tokens = OPEN.replace('"none"', '"tokens"') + '[principals.ann]\ntoken = "ann-token-01234567"\n'
-    async with azure() as peer:
-        fail_listings(peer)
-        gateway: Running = await make_gateway(tokens + peer.table)
-        await until(lambda: bool(gateway.app.gateway.snapshot.problems))
-        health = await shown(gateway, "/health")
-        assert (health["status"], health["problems"]) == ("degraded", [])
-        async with httpx2.AsyncClient() as http:
-            headers = {"Authorization": "Bearer ann-token-01234567"}
-            answer = await http.get(f"{gateway.url}/api/v1/connections", headers=headers)
-        assert answer.json()["problems"] == []
+    peer.failing = FAILING
+    office = await make_office(settings=principal("ann") + LOCAL)
+    await until(lambda: bool(office.gateway.app.gateway.snapshot.problems))
+    _, health = await office.rest("GET", "//health")
+    assert (health["status"], health["problems"]) == ("degraded", [])
+    async with api(office.rest.base, "ann") as ann:
+        assert (await ann("GET", "/connections"))[1]["problems"] == []
 
 
-async def test_a_problem_of_azure_goes_with_its_table(make_gateway: GatewayMaker) -> None:
-    async with azure() as peer:
-        fail_listings(peer)
-        gateway: Running = await make_gateway(OPEN + peer.table)
-        await until(lambda: bool(gateway.app.gateway.snapshot.problems))
-        gateway.config.write_text(OPEN, encoding="utf-8")
-        await until(lambda: not gateway.app.gateway.snapshot.problems)
+async def test_a_problem_of_azure_goes_with_its_table(
+    peer: Azure, make_office: OfficeMaker
+) -> None:
+    peer.failing = FAILING
+    gateway = (await make_office()).gateway
+    await until(lambda: bool(gateway.app.gateway.snapshot.problems))
+    gateway.config.write_text(OPEN, encoding="utf-8")
+    await until(lambda: not gateway.app.gateway.snapshot.problems)
 
 
 async def test_an_explicit_refresh_asks_azure_however_lately_it_was_asked(
-    make_gateway: GatewayMaker,
+    peer: Azure, make_office: OfficeMaker
 ) -> None:
-    async with azure("office365") as peer:
-        own = f'[connections.mail]\nkind = "arm"\nresource_id = "{GROUP}/connections/post"\n'
-        peer.add("post")
-        gateway: Running = await make_gateway(OPEN + own + peer.table)
-        await until(lambda: "mail_send_email_v2" in gateway.app.gateway.snapshot.tools)
-        exported = fixture("office365")
-        del exported["paths"]["/{connectionId}/v2/Mail"]
-        peer.apis[f"{MANAGED}/office365"] = ("plain", exported)
-        peer.connections["post"]["properties"]["overallStatus"] = "Unauthenticated"
-        async with Client(gateway.mcp) as client:
-            for name, status in (("office365", "connected"), ("mail", "unauthenticated")):
-                answer = await own_call(client, "refresh_tools", connection=name)
-                report = answer["connections"][0]
-                assert f"{name}_send_email_v2" in report["removed"], report
-                assert report["status"] == status
+    peer.add("office365")
+    peer.add("post")
+    own = f'[connections.mail]\nkind = "arm"\nresource_id = "{GROUP}/connections/post"\n'
+    office = await make_office(own)
+    await office.has("mail_send_email_v2")
+    exported = fixture("office365")
+    del exported["paths"]["/{connectionId}/v2/Mail"]
+    peer.apis[f"{MANAGED}/office365"] = ("plain", exported)
+    peer.connections["post"]["properties"]["overallStatus"] = "Unauthenticated"
+    for name, status in (("office365", "connected"), ("mail", "unauthenticated")):
+        [report] = (await office.own("refresh_tools", connection=name))["connections"]
+        assert f"{name}_send_email_v2" in report["removed"], report
+        assert report["status"] == status
 
 
 async def test_many_who_refresh_everything_at_once_cost_one_listing_and_one_export(
-    make_gateway: GatewayMaker,
+    peer: Azure, make_office: OfficeMaker
 ) -> None:
-    async with azure("office365", "mail") as peer:
-        gateway: Running = await make_gateway(OPEN + peer.table)
-        await until(lambda: "mail_send_email_v2" in gateway.app.gateway.snapshot.tools)
-        peer.requests.clear()
-        catalog = gateway.app.gateway.catalog
+    peer.add("office365")
+    peer.add("mail")
+    office = await make_office()
+    await office.has("mail_send_email_v2")
+    peer.requests.clear()
+    catalog = office.gateway.app.gateway.catalog
 
-        async def refresh_all() -> None:
-            since = time.monotonic()
-            await catalog.list_group(asked=True)
-            await catalog.refresh(catalog.group(), by="ann", asked=True, since=since)
+    async def refresh_all() -> None:
+        since = time.monotonic()
+        await catalog.list_group(asked=True)
+        await catalog.refresh(catalog.group(), by="ann", asked=True, since=since)
 
-        await asyncio.gather(*(refresh_all() for _ in range(8)))
-        assert peer.counted("/connections") == 1
-        assert peer.counted("/managedApis/office365") == 1
-        assert peer.counted("/connections/mail") == 0
+    await asyncio.gather(*(refresh_all() for _ in range(8)))
+    paths = ("/connections", "/managedApis/office365", "/connections/mail")
+    assert [peer.counted(path) for path in paths] == [1, 1, 0]

@@ -13,9 +13,9 @@ import pytest
 from mcp.client.client import Client
 from structlog.testing import capture_logs
 
+from tests.callers import names, own_call
 from tests.conftest import OPEN, GatewayMaker, Running, two_gateways
 from tests.connectors.manifests import LIBRARY
-from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import items_api, until
 
 SHOP = f'{OPEN}[connections.shop]\nkind = "openapi"\nspec = "apis/shop.json"\n'
@@ -63,7 +63,7 @@ async def file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def shop(make_gateway: GatewayMaker, file: Path) -> Running:
     """A gateway with one connection, whose definition is this file."""
-    made: Running = await make_gateway(SHOP)
+    made = await make_gateway(SHOP)
     assert tools(made) == {"shop_get_items"}
     return made
 
@@ -123,7 +123,7 @@ async def test_a_manifest_of_ones_own_is_watched_too(
     file.write_bytes(LIBRARY)
     auth = 'auth = { type = "bearer", token = "t" }\non_behalf_of = "reader-7"\n'
     table = f'[connections.city]\nkind = "manifest"\nmanifest = "library.toml"\n{auth}'
-    gateway: Running = await make_gateway(OPEN + table)
+    gateway = await make_gateway(OPEN + table)
     assert "city_search_books" in tools(gateway)
     by_rename(file, LIBRARY.replace(b'"searchBooks"', b'"findBooks"'))
     await until(lambda: "city_find_books" in tools(gateway), SOON)

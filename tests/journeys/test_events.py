@@ -11,8 +11,10 @@ from typing import Any
 import orjson
 from aiohttp import ClientTimeout
 
-from tests.conftest import GatewayMaker, Running, gateway_on
-from tests.journeys.confirming import CALL, FREELY, ORDER, Api, api, config, orders_api
+from tests.callers import Api, api
+from tests.conftest import gateway_on
+from tests.journeys.confirming import ORDER, Shop, config
+from tests.journeys.conftest import ShopMaker
 from tests.peers import Provider
 
 
@@ -20,7 +22,8 @@ from tests.peers import Provider
 async def events(rest: Api, last: str | None = None) -> AsyncIterator[AsyncIterator[Any]]:
     """The feed as it comes: (id, kind, data)."""
     headers = {} if last is None else {"Last-Event-ID": last}
-    stream = rest.http.get(f"{rest.url}/events", headers=headers, timeout=ClientTimeout(10))
+    url, timeout = f"{rest.base}/api/v1/events", ClientTimeout(15)
+    stream = rest.http.get(url, headers=headers, timeout=timeout)
     async with stream as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
 
@@ -49,34 +52,34 @@ async def next_of(feed: AsyncIterator[Any], kind: str) -> tuple[str | None, dict
 
 
 async def test_feed_tells_of_confirmations_and_results_and_goes_on_where_it_was_cut(
-    make_gateway: GatewayMaker, peer: Provider
+    make_shop: ShopMaker,
 ) -> None:
-    shop: Running = await make_gateway(config(peer))
-    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
-        async with events(root) as feed:
-            _, waiting = await ann("POST", CALL, {"arguments": ORDER})
-            id, asked = await next_of(feed, "confirmation")
-            assert (asked["status"], asked["execution_id"]) == ("pending", waiting["execution_id"])
-        await root.decide("approve")
-        await ann.execution(waiting["execution_id"], "completed")
-        async with events(root, id) as feed:
-            _, decided = await next_of(feed, "confirmation")
-            assert (decided["status"], decided["decided_by"]) == ("approved", "root")
-            _, result = await next_of(feed, "result")
-            assert (result["id"], result["status"]) == (waiting["execution_id"], "completed")
-            _, read = await ann("POST", "/tools/shop_get_order/call", {"arguments": {"id": "1"}})
-            assert (await next_of(feed, "result"))[1]["id"] == read["execution_id"]
+    shop = await make_shop()
+    async with events(shop.root) as feed:
+        _, waiting = await shop.ann.call("shop_place_order", **ORDER)
+        id, asked = await next_of(feed, "confirmation")
+        assert (asked["status"], asked["execution_id"]) == ("pending", waiting["execution_id"])
+    await shop.root.decide("approve")
+    await shop.ann.execution(waiting["execution_id"], "completed")
+    async with events(shop.root, id) as feed:
+        _, decided = await next_of(feed, "confirmation")
+        assert (decided["status"], decided["decided_by"]) == ("approved", "root")
+        _, result = await next_of(feed, "result")
+        assert (result["id"], result["status"]) == (waiting["execution_id"], "completed")
+        _, read = await shop.ann.call("shop_get_order", id="1")
+        assert (await next_of(feed, "result"))[1]["id"] == read["execution_id"]
 
 
 async def test_feed_gives_others_only_their_own_and_tells_of_tools_and_connections(
-    shop: Running, peer: Provider, ann: Api
+    own_shop: Shop,
 ) -> None:
-    async with api(shop.url, "bob") as bob, api(shop.url, "root") as root, events(bob) as feed:
-        await ann("POST", CALL, {"arguments": ORDER})
-        _, his = await bob("POST", CALL, {"arguments": ORDER})
+    shop = own_shop
+    async with events(shop.bob) as feed:
+        await shop.ann.call("shop_place_order", **ORDER)
+        _, his = await shop.bob.call("shop_place_order", **ORDER)
         assert (await next_of(feed, "result"))[1]["id"] == his["execution_id"]
-        peer.document = {**orders_api(peer.url), "paths": {"/x": {"get": {"responses": {}}}}}
-        await root("POST", "/connections/shop/refresh")
+        shop.peer.document["paths"] = {"/x": {"get": {"responses": {}}}}
+        await shop.refresh()
         await next_of(feed, "tools_changed")
         assert (await next_of(feed, "connection"))[1] == {
             "name": "shop",
@@ -88,8 +91,8 @@ async def test_feed_gives_others_only_their_own_and_tells_of_tools_and_connectio
 
 async def test_feed_ends_when_the_gateway_does(peer: Provider, tmp_path: Path) -> None:
     async with AsyncExitStack() as ends_last, AsyncExitStack() as ends_first:
-        text = config(peer, FREELY)
-        shop = await ends_first.enter_async_context(gateway_on(tmp_path / "config.toml", text))
+        running = gateway_on(tmp_path / "config.toml", config(peer))
+        shop = await ends_first.enter_async_context(running)
         root = await ends_last.enter_async_context(api(shop.url, "root"))
         feed = await ends_last.enter_async_context(events(root))
         async with asyncio.timeout(15):

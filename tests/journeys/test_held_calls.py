@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from mcp_types import ElicitResult
 
 from tests.asking_peer import PAGE, AskingPeer
+from tests.callers import Api, api, client
+from tests.configs import table
 from tests.conftest import Running, gateway_on, two_gateways
-from tests.journeys.confirming import TOKENS, Api, client
+from tests.journeys.confirming import FREELY, LOCAL, principals
 from tests.mcp.speakers import Speaker
 from tests.peers import until
 from tests.peers_mcp import Era, mcp_peer
@@ -45,34 +46,21 @@ async def peer(
         yield found
 
 
-def config(peer: AskingPeer, more: str = "", seconds: float = 30) -> str:
-    principals = "".join(
-        f'[principals.{name}]\ntoken = "{token}"\nadmin = {str(name == "root").lower()}\n'
-        for name, token in TOKENS.items()
-    )
-    return f"""
-{principals}
-[network]
-allow = ["127.0.0.1/32"]
-[demo]
-enabled = false
-[permissions]
-level = "full_access"
-timeout_seconds = {seconds}
-[connections.shop]
-kind = "mcp"
-url = "{peer.url}"
-operations = {{ look = {{ access = "read" }} }}
-{more}
-"""
+def config(peer: AskingPeer, more: str = "", seconds: float = 30, **roles: str) -> str:
+    rules = f"[permissions]\n{FREELY}\ntimeout_seconds = {seconds}\n"
+    shop = peer.table("shop", operations={"look": {"access": "read"}})
+    return principals(**roles) + LOCAL + table("demo", enabled=False) + rules + shop + more
 
 
 class Ann:
     """One who is asked, and what she does about it."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
-        self.speaker = Speaker(http, f"{url}/mcp", "2026", capabilities={"elicitation": {}})
-        self.rest = Api(url, http)
+    def __init__(self, rest: Api) -> None:
+        self.rest = rest
+        self.speaker = self.speaking("2026", {"elicitation": {}})
+
+    def speaking(self, *how: Any) -> Speaker:
+        return Speaker(self.rest.http, f"{self.rest.base}/mcp", *how)
 
     async def call(self, tool: str, title: str = "Emma", **more: Any) -> dict[str, Any]:
         arguments = {"title": title, **more}
@@ -95,9 +83,16 @@ class Ann:
 
 @asynccontextmanager
 async def ann_at(url: str, name: str = "ann") -> AsyncIterator[Ann]:
-    headers = {"Authorization": f"Bearer {TOKENS[name]}"}
-    async with aiohttp.ClientSession(headers=headers) as http:
-        yield Ann(url, http)
+    async with api(url, name) as rest:
+        yield Ann(rest)
+
+
+@asynccontextmanager
+async def asked_at(folder: Path, text: str) -> AsyncIterator[tuple[Running, Ann]]:
+    """A gateway that has listed its tools, and ann at it."""
+    async with gateway_on(folder / "config.toml", text) as gateway, ann_at(gateway.url) as ann:
+        await listed(gateway)
+        yield gateway, ann
 
 
 async def listed(*gateways: Running) -> None:
@@ -121,53 +116,47 @@ def id_of(result: dict[str, Any]) -> str:
 
 @every_server
 async def test_what_is_answered_twice_happens_once(peer: AskingPeer, tmp_path: Path) -> None:
-    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            asked = await ann.call("shop_book")
-            assert asked["resultType"] == "input_required"
-            assert await ann.rows() == [(id_of(asked), "executing")]
-            again = await ann.answer(asked, "shop_book", answer=None)
-            assert again["inputRequests"] == asked["inputRequests"]
-            answers = [ann.answer(asked, "shop_book") for _ in range(3)]
-            results = [*await asyncio.gather(*answers), await ann.answer(asked, "shop_book")]
-            assert {(outcome(each), id_of(each)) for each in results} == {
-                ("accept Ann", id_of(asked))
-            }
-            assert await ann.rows() == [(id_of(asked), "completed")]
-        assert peer.happened() == ["Emma Ann False"]
+    async with asked_at(tmp_path, config(peer)) as (_, ann):
+        asked = await ann.call("shop_book")
+        assert asked["resultType"] == "input_required"
+        assert await ann.rows() == [(id_of(asked), "executing")]
+        again = await ann.answer(asked, "shop_book", answer=None)
+        assert again["inputRequests"] == asked["inputRequests"]
+        answers = [ann.answer(asked, "shop_book") for _ in range(3)]
+        results = [*await asyncio.gather(*answers), await ann.answer(asked, "shop_book")]
+        ends = {(outcome(each), id_of(each)) for each in results}
+        assert ends == {("accept Ann", id_of(asked))}
+        assert await ann.rows() == [(id_of(asked), "completed")]
+    assert peer.happened() == ["Emma Ann False"]
 
 
 @every_server
 async def test_an_answer_is_only_good_for_the_call_that_asked(
     peer: AskingPeer, tmp_path: Path
 ) -> None:
-    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann, ann_at(gateway.url, "bob") as bob:
+    async with asked_at(tmp_path, config(peer)) as (gateway, ann):
+        async with ann_at(gateway.url, "bob") as bob:
             asked = await ann.call("shop_book")
             wrong = [
                 await bob.answer(asked, "shop_book"),
                 await ann.answer(asked, "shop_book", "Persuasion"),
                 await ann.answer(asked, "shop_buy"),
             ]
-            assert [outcome(each) for each in wrong] == ["invalid_arguments"] * 3
-            assert peer.happened() == []
-            assert outcome(await ann.answer(asked, "shop_book")) == "accept Ann"
-        assert peer.happened() == ["Emma Ann False"]
+        assert [outcome(each) for each in wrong] == ["invalid_arguments"] * 3
+        assert peer.happened() == []
+        assert outcome(await ann.answer(asked, "shop_book")) == "accept Ann"
+    assert peer.happened() == ["Emma Ann False"]
 
 
 @each_tool
 async def test_who_never_answers_has_cancelled(peer: AskingPeer, tmp_path: Path, tool: str) -> None:
-    async with gateway_on(tmp_path / "config.toml", config(peer, seconds=1)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            asked = await ann.call(tool)
-            ended = await ann.rest.execution(id_of(asked), "completed")
-            assert ended["result"]["output"] == "cancel None"
-            assert outcome(await ann.answer(asked, tool)) == "cancel None"
-            assert await ann.rows() == [(id_of(asked), "completed")]
-        assert peer.happened() == []
+    async with asked_at(tmp_path, config(peer, seconds=1)) as (_, ann):
+        asked = await ann.call(tool)
+        ended = await ann.rest.execution(id_of(asked), "completed")
+        assert ended["result"]["output"] == "cancel None"
+        assert outcome(await ann.answer(asked, tool)) == "cancel None"
+        assert await ann.rows() == [(id_of(asked), "completed")]
+    assert peer.happened() == []
 
 
 @every_server
@@ -178,11 +167,12 @@ async def test_who_never_answers_on_their_stream_has_cancelled(
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
-    async with gateway_on(tmp_path / "config.toml", config(peer, seconds=1)) as gateway:
-        await listed(gateway)
-        async with client(gateway.url, "ann", answer=never) as made:
-            result = await made.call_tool("shop_book", {"title": "Emma"})
-        assert getattr(result.content[0], "text", None) == "cancel None"
+    async with (
+        asked_at(tmp_path, config(peer, seconds=1)) as (gateway, _),
+        client(gateway.url, "ann", answer=never) as made,
+    ):
+        result = await made.call_tool("shop_book", {"title": "Emma"})
+    assert getattr(result.content[0], "text", None) == "cancel None"
     assert peer.happened() == []
 
 
@@ -190,52 +180,34 @@ async def test_who_never_answers_on_their_stream_has_cancelled(
 async def test_a_client_hears_that_its_user_is_done_with_a_page(
     peer: AskingPeer, tmp_path: Path
 ) -> None:
-    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            asked: list[dict[str, Any]] = []
-            able = {"elicitation": {"url": dict[str, Any]()}}
-            url, opening = f"{gateway.url}/mcp", _opening(asked)
-            speaker = Speaker(ann.speaker.http, url, "2025", able, opening)
-            arguments = {"title": "Emma", "page": True}
-            call = {"name": "shop_book", "arguments": arguments}
-            result = await (await speaker.meet()).request("tools/call", call)
-            page = {"mode": "url", "message": "Pay", "url": PAGE, "elicitationId": "pay-1"}
-            assert (outcome(result), asked) == ("accept None", [page])
-            assert [said["params"] for said in speaker.heard] == [{"elicitationId": "pay-1"}]
+    asked: list[dict[str, Any]] = []
 
-
-def _opening(asked: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def answer(question: dict[str, Any]) -> dict[str, Any]:
+    def open_page(question: dict[str, Any]) -> dict[str, Any]:
         asked.append(question)
         return {"action": "accept"}
 
-    return answer
+    async with asked_at(tmp_path, config(peer)) as (_, ann):
+        speaker = await ann.speaking("2025", {"elicitation": {"url": {}}}, open_page).meet()
+        call = {"name": "shop_book", "arguments": {"title": "Emma", "page": True}}
+        result = await speaker.request("tools/call", call)
+        page = {"mode": "url", "message": "Pay", "url": PAGE, "elicitationId": "pay-1"}
+        assert (outcome(result), asked) == ("accept None", [page])
+        assert [said["params"] for said in speaker.heard] == [{"elicitationId": "pay-1"}]
 
 
 @every_server
 async def test_a_question_comes_through_a_meta_tool(peer: AskingPeer, tmp_path: Path) -> None:
-    meta = """
-[bundles.all]
-mode = "meta"
-connections = ["shop"]
-allow = ["book"]
-[roles.buyer]
-bundles = ["all"]
-"""
-    role = '[principals.ann]\nrole = "buyer"'
-    text = config(peer, meta).replace("[principals.ann]", role)
+    bundle = table("bundles.all", mode="meta", connections=["shop"], allow=["book"])
+    text = config(peer, bundle + table("roles.buyer", bundles=["all"]), ann="buyer")
     asking = {"server_id": "shop", "tool_name": "book", "args": {"title": "Emma"}}
-    async with gateway_on(tmp_path / "config.toml", text) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            call = {"name": "mcp_call_tool", "arguments": asking}
-            asked = await ann.speaker.request("tools/call", call)
-            answers = dict.fromkeys(asked["inputRequests"], ANN)
-            again = {"requestState": asked["requestState"], "inputResponses": answers}
-            result = await ann.speaker.request("tools/call", {**call, **again})
-            assert (outcome(result), id_of(result)) == ("accept Ann", id_of(asked))
-            assert await ann.rows() == [(id_of(asked), "completed")]
+    async with asked_at(tmp_path, text) as (_, ann):
+        call = {"name": "mcp_call_tool", "arguments": asking}
+        asked = await ann.speaker.request("tools/call", call)
+        answers = dict.fromkeys(asked["inputRequests"], ANN)
+        again = {"requestState": asked["requestState"], "inputResponses": answers}
+        result = await ann.speaker.request("tools/call", {**call, **again})
+        assert (outcome(result), id_of(result)) == ("accept Ann", id_of(asked))
+        assert await ann.rows() == [(id_of(asked), "completed")]
     assert peer.happened() == ["Emma Ann False"]
 
 
@@ -247,22 +219,20 @@ bundles = ["all"]
 async def test_who_has_hung_up_is_not_asked(
     peer: AskingPeer, tmp_path: Path, tool: str, status: str
 ) -> None:
-    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            call = asyncio.create_task(ann.call(tool, wait=True))
-            async with asyncio.timeout(15):
-                await peer.entered.wait()
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-            await until(lambda: gateway.app.mcp.figures()["calls_in_flight"] == 0)
-            peer.release.set()
-            assert await until_ended(ann) == [status]
-        assert peer.happened() == []
+    async with asked_at(tmp_path, config(peer)) as (gateway, ann):
+        call = asyncio.create_task(ann.call(tool, wait=True))
+        async with asyncio.timeout(15):
+            await peer.entered.wait()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: gateway.app.mcp.figures()["calls_in_flight"] == 0)
+        peer.release.set()
+        assert await until_ended(ann) == [status]
+    assert peer.happened() == []
 
 
 async def until_ended(ann: Ann) -> list[str]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(15):
         while True:
             statuses = [status for _, status in await ann.rows()]
             if statuses and "executing" not in statuses:
@@ -274,16 +244,12 @@ async def until_ended(ann: Ann) -> list[str]:
 async def test_a_gateway_that_stops_cancels_what_it_asked(
     peer: AskingPeer, tmp_path: Path, tool: str
 ) -> None:
-    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            asked = await ann.call(tool)
-    async with gateway_on(tmp_path / "config.toml", config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            late = await ann.answer(asked, tool)
-            assert (outcome(late), id_of(late)) == ("invalid_arguments", id_of(asked))
-            assert await ann.rows() == [(id_of(asked), "completed")]
+    async with asked_at(tmp_path, config(peer)) as (_, ann):
+        asked = await ann.call(tool)
+    async with asked_at(tmp_path, config(peer)) as (_, ann):
+        late = await ann.answer(asked, tool)
+        assert (outcome(late), id_of(late)) == ("invalid_arguments", id_of(asked))
+        assert await ann.rows() == [(id_of(asked), "completed")]
     assert peer.happened() == []
 
 
@@ -301,16 +267,14 @@ async def test_what_a_killed_gateway_asked_is_not_done_and_not_forgotten(
     file = tmp_path / "config.toml"
     file.write_text(config(peer), encoding="utf-8")
     async with gateway_process(file) as (process, url):
-        async with ann_at(url.removesuffix("/mcp")) as ann:
+        async with ann_at(url) as ann:
             asked = await first_asked(ann, tool)
         process.send_signal(signal.SIGKILL)
         await process.wait()
-    async with gateway_on(file, config(peer)) as gateway:
-        await listed(gateway)
-        async with ann_at(gateway.url) as ann:
-            late = await ann.answer(asked, tool)
-            assert (outcome(late), id_of(late)) == (code, id_of(asked))
-            assert [status for _, status in await ann.rows()] == statuses
+    async with asked_at(tmp_path, config(peer)) as (_, ann):
+        late = await ann.answer(asked, tool)
+        assert (outcome(late), id_of(late)) == (code, id_of(asked))
+        assert [status for _, status in await ann.rows()] == statuses
     assert peer.happened() == []
 
 
@@ -353,9 +317,7 @@ async def test_any_replica_takes_the_answer_however_long(
         assert peer.happened() == [f"{title} Ann False"]
         words = "Emma " * 20_000  # of a client of 2025, which answers on a request of its own
         said = {"role": "assistant", "content": {"type": "text", "text": words}, "model": "m"}
-        offered = {"sampling": dict[str, Any]()}
-        speaker = Speaker(here.speaker.http, f"{one.url}/mcp", "2025", offered, lambda _: said)
-        await speaker.meet()
+        speaker = await here.speaking("2025", {"sampling": {}}, lambda _: said).meet()
         speaker.answers_to = f"{two.url}/mcp"
         call = {"name": "shop_look", "arguments": {"title": "Emma", "want": "sampling"}}
         result = await speaker.request("tools/call", call)
@@ -371,7 +333,7 @@ async def test_any_replica_takes_the_answer_however_long(
 async def test_a_replica_that_ended_is_not_waited_for(
     tmp_path: Path, store_url: str, peer: AskingPeer
 ) -> None:
-    store = f'[store]\nurl = "{store_url}"\nsecret_key_file = "{tmp_path}/secret.key"\n'
+    store = table("store", url=store_url, secret_key_file=f"{tmp_path}/secret.key")
     (tmp_path / "one").mkdir()
     async with gateway_on(tmp_path / "config.toml", config(peer) + store) as two:
         async with gateway_on(tmp_path / "one" / "config.toml", config(peer) + store) as one:

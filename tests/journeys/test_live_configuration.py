@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from structlog.testing import capture_logs
 
+from tests.callers import own_call
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.test_hot_reload import own_call
 from tests.peers import provider, until
 from tests.peers_mcp import scripted_peer
 
@@ -166,7 +166,7 @@ operations = {{ deleteAll = {{ access = "dangerous" }} }}
 
 async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> None:
     principal = '[principals.{0}]\ntoken = "{0}-token-0123456789"\n'
-    gateway: Running = await make_gateway(principal.format("ann") + principal.format("bob"))
+    gateway = await make_gateway(principal.format("ann") + principal.format("bob"))
     headers = {"Authorization": "Bearer ann-token-0123456789"}
     async with aiohttp.ClientSession(headers=headers) as http:
         async with http.get(f"{gateway.url}/api/v1/capabilities") as answer:

@@ -78,7 +78,7 @@ async def served(gateway: Running, tool: str) -> None:
 async def test_what_one_principal_has_open_no_other_one_reads(
     make_gateway: GatewayMaker, era: Era
 ) -> None:
-    gateway: Running = await make_gateway(CONFIG + child())
+    gateway = await make_gateway(CONFIG + child())
     await served(gateway, "pages_keep")
     async with speaker(gateway, "ann", era) as ann, speaker(gateway, "bob", era) as bob:
         await said(ann, "pages_keep", text="a page of ann")
@@ -94,7 +94,7 @@ async def test_more_principals_than_sessions_are_told_to_try_again_and_an_edit_m
     make_gateway: GatewayMaker,
 ) -> None:
     text = CONFIG + child() + "[limits]\nupstream_sessions = 1\n"
-    gateway: Running = await make_gateway(text)
+    gateway = await make_gateway(text)
     await served(gateway, "pages_slow")
     async with speaker(gateway, "ann", "2025") as ann, speaker(gateway, "bob") as bob:
         await said(ann, "pages_pid")
@@ -141,7 +141,7 @@ async def test_updates_of_a_resource_reach_its_principal_and_no_other(
 ) -> None:
     uri = "fiction://news"
     async with library_peer("2025") as peer:
-        gateway: Running = await make_gateway(CONFIG + server(peer.url, 'prefix = ""'))
+        gateway = await make_gateway(CONFIG + server(peer.url, 'prefix = ""'))
         await served(gateway, "ask")
         async with speaker(gateway, "ann", "2025") as ann, speaker(gateway, "bob", "2025") as bob:
             for client in (ann, bob):
@@ -190,7 +190,7 @@ async def test_a_server_whose_questions_need_the_older_era_is_spoken_to_in_it(
 
     async with serving(asking.streamable_http_app()) as base, aiohttp.ClientSession() as http:
         table = server(f"{base}/mcp", f'protocol = "{protocol}"')
-        gateway: Running = await make_gateway(OPEN + table)
+        gateway = await make_gateway(OPEN + table)
         await served(gateway, "up_ask")
         answer = {"action": "accept", "content": {"name": "Ann"}}
         client = Speaker(http, gateway.mcp, "2025", {"elicitation": {}}, lambda question: answer)
@@ -216,7 +216,7 @@ async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
     port = free_port()
     async with AsyncExitStack() as first:
         peer = await first.enter_async_context(mcp_peer(era, port=port))
-        gateway: Running = await make_gateway(OPEN + server(peer.url, lazy))
+        gateway = await make_gateway(OPEN + server(peer.url, lazy))
         async with aiohttp.ClientSession() as http:
             client = await Speaker(http, gateway.mcp, "2026").meet()
             await client.request("tools/list")

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from mcp.client.client import Client
 
+from tests.callers import names, own_call
 from tests.conftest import OPEN, Running, gateway_on
 from tests.conftest import shared_gateway as gateway
-from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import Provider, items_api, provider, until
 from tests.processes import gateway_command
 

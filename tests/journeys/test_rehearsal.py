@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 from mcp.client.client import Client
 
-from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.test_hot_reload import own_call
+from tests.callers import own_call
+from tests.conftest import OPEN, GatewayMaker
 from tests.processes import gateway_command
 
 DEMO = OPEN + "\n[demo]\nenabled = true\n"
@@ -17,7 +17,7 @@ DEMO = OPEN + "\n[demo]\nenabled = true\n"
 async def test_a_stricter_level_names_the_calls_it_would_have_refused(
     make_gateway: GatewayMaker, tmp_path: Path
 ) -> None:
-    gateway: Running = await make_gateway(DEMO)
+    gateway = await make_gateway(DEMO)
     async with Client(gateway.mcp) as client:
         await own_call(client, "demo_get_book", id=1)
         await own_call(client, "demo_add_book", title="Emma", author="Jane Austen")

@@ -12,8 +12,8 @@ import pytest
 from mcp.client.client import Client
 
 from gateway.model import Principal, Scope
+from tests.callers import names, own_call
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
-from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import items_api, provider, until
 
 PAGES_OF_FOUR = "\n[limits]\npage_tools = 4\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 import mcp_types as types
 from mcp.client.client import Client
 
+from tests.callers import names, own_call
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.test_hot_reload import names, own_call
 from tests.peers import provider, until
 from tests.peers_mcp import PLAIN_SCHEMA, Context, McpPeer, mcp_peer
 
@@ -40,7 +40,7 @@ command = {sys.executable!r}
 args = [{str(STDIO_PEER)!r}]
 lazy = true
 """
-    gateway: Running = await make_gateway(OPEN + table)
+    gateway = await make_gateway(OPEN + table)
 
     def status() -> str:
         return gateway.app.gateway.snapshot.connections["peer"].status
@@ -75,7 +75,7 @@ async def test_a_server_that_is_slow_to_list_holds_up_no_change_of_another(
     async with mcp_peer() as quick, mcp_peer(peer=slow):
         peers = {"quick": quick, "slow": slow}
         tables = (f'[connections.{n}]\nkind = "mcp"\nurl = "{p.url}"\n' for n, p in peers.items())
-        gateway: Running = await make_gateway(OPEN + "".join(tables))
+        gateway = await make_gateway(OPEN + "".join(tables))
 
         def offered(name: str) -> bool:
             return name in gateway.app.gateway.snapshot.tools

@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import pytest
+from mcp.client.client import Client
 from mcp_types import RequestParamsMeta
 
 from gateway.limits import CALLS_PER_PRINCIPAL
-from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.confirming import CALL, ORDER, Api, Gate, api, client, config, sent
-from tests.peers import Provider, until
-from tests.peers_mcp import mcp_peer
+from tests.callers import api, client, own_call
+from tests.conftest import OPEN, GatewayMaker
+from tests.journeys.confirming import CALL, ORDER, Gate, Shop
+from tests.journeys.conftest import ShopMaker
+from tests.peers import until
+from tests.peers_mcp import Era, mcp_peer
 
 
-async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved(
-    make_gateway: GatewayMaker, peer: Provider
+async def test_rest_call_that_needs_a_decision_runs_by_itself_once_approved_or_is_withdrawn(
+    make_shop: ShopMaker,
 ) -> None:
-    shop: Running = await make_gateway(config(peer))
-    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
-        status, waiting = await ann("POST", CALL, {"arguments": ORDER})
-        assert (status, waiting["status"]) == (202, "pending_confirmation")
-        await root.decide("approve")
-        record = await ann.execution(waiting["execution_id"], "completed")
-        assert record["result"]["output"] == {"path": "/orders", "method": "POST"}
-        _, denied = await ann("POST", CALL, {"arguments": ORDER})
-        await root.decide("deny")
-        ended = await ann.execution(denied["execution_id"], "denied")
-        assert ended["error_code"] == "approval_denied"
-    assert sent(peer) == 1
+    shop = await make_shop()
+    status, waiting = await shop.ann.call("shop_place_order", **ORDER)
+    assert (status, waiting["status"]) == (202, "pending_confirmation")
+    await shop.root.decide("approve")
+    record = await shop.ann.execution(waiting["execution_id"], "completed")
+    assert record["result"]["output"] == {"path": "/orders", "method": "POST"}
+    _, denied = await shop.ann.call("shop_place_order", **ORDER)
+    await shop.root.decide("deny")
+    ended = await shop.ann.execution(denied["execution_id"], "denied")
+    assert ended["error_code"] == "approval_denied"
+    _, waiting = await shop.ann.call("shop_place_order", **ORDER)
+    _, withdrawn = await shop.ann("DELETE", f"/executions/{waiting['execution_id']}")
+    assert (withdrawn["status"], await shop.root.pending(0)) == ("denied", [])
+    assert shop.peer.sent() == 1
 
 
-async def test_background_call_is_answered_at_once_and_read_later(
-    shop: Running, peer: Provider, ann: Api
-) -> None:
-    gate = Gate(peer)
+async def test_background_call_is_answered_at_once_and_read_later(shop: Shop) -> None:
+    gate = Gate(shop.peer)
     meta = cast(RequestParamsMeta, {"gateway/background": True})
-    async with client(shop.url, "ann") as agent:
+    async with shop.agent() as agent:
         started = await agent.call_tool("shop_get_order", {"id": "7"}, meta=meta)
         id = (started.structured_content or {})["execution_id"]
-        running = await agent.call_tool("get_execution", {"id": id})
-        assert (running.structured_content or {})["status"] == "executing"
+        assert (await own_call(agent, "get_execution", id=id))["status"] == "executing"
         gate.release.set()
-        record = await ann.execution(id, "completed")
+        record = await shop.ann.execution(id, "completed")
     assert record["result"]["output"] == {"placed": True}
-    status, second = await ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
+    status, second = await shop.ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
     assert (status, second["status"]) == (202, "executing")
-    assert (await ann.execution(second["execution_id"], "completed"))["access"] == "write"
+    assert (await shop.ann.execution(second["execution_id"], "completed"))["access"] == "write"
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -59,8 +62,7 @@ async def test_a_call_that_tells_of_its_progress_outlives_its_timeout(
         heard.append(progress)
 
     async with mcp_peer("both") as up:
-        table = f'[connections.up]\nkind = "mcp"\nurl = "{up.url}"\ntimeout_seconds = 3\n'
-        gateway: Running = await make_gateway(OPEN + table)
+        gateway = await make_gateway(OPEN + up.table(timeout_seconds=3))
         async with api(gateway.url, "ann") as ann, client(gateway.url, "ann", mode) as agent:
             path = "/tools/up_steps/call?background=true"
             _, started = await ann("POST", path, {"arguments": long})
@@ -69,32 +71,37 @@ async def test_a_call_that_tells_of_its_progress_outlives_its_timeout(
     assert (result.is_error, heard[-1:]) == (False, [16])
 
 
-async def test_background_calls_are_bounded_and_can_be_cancelled(
-    shop: Running, peer: Provider, ann: Api
-) -> None:
-    Gate(peer)
+async def test_background_calls_are_bounded_and_can_be_cancelled(own_shop: Shop) -> None:
+    shop = own_shop
+    Gate(shop.peer)
     path = "/tools/shop_get_order/call?background=true"
-    started = [
-        await ann("POST", path, {"arguments": {"id": str(n)}})
-        for n in range(CALLS_PER_PRINCIPAL + 1)
-    ]
+    reads = ({"arguments": {"id": str(n)}} for n in range(CALLS_PER_PRINCIPAL + 1))
+    started = [await shop.ann("POST", path, body) for body in reads]
     assert [status for status, _ in started] == [202] * CALLS_PER_PRINCIPAL + [503]
     read = started[0][1]["execution_id"]
-    assert (await ann("DELETE", f"/executions/{read}"))[1]["status"] == "failed"
-    status, write = await ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
+    assert (await shop.ann("DELETE", f"/executions/{read}"))[1]["status"] == "failed"
+    status, write = await shop.ann("POST", f"{CALL}?background=true", {"arguments": ORDER})
     assert status == 202
-    await until(lambda: sent(peer) == 1)
-    async with api(shop.url, "bob") as bob:
-        assert (await bob("DELETE", f"/executions/{write['execution_id']}"))[0] == 404
-    _, cancelled = await ann("DELETE", f"/executions/{write['execution_id']}")
+    await until(lambda: shop.peer.sent() == 1)
+    assert (await shop.bob("DELETE", f"/executions/{write['execution_id']}"))[0] == 404
+    _, cancelled = await shop.ann("DELETE", f"/executions/{write['execution_id']}")
     assert (cancelled["status"], cancelled["error_code"]) == ("unknown", "outcome_unknown")
 
 
-async def test_waiting_call_can_be_withdrawn(make_gateway: GatewayMaker, peer: Provider) -> None:
-    shop: Running = await make_gateway(config(peer))
-    async with api(shop.url, "ann") as ann, api(shop.url, "root") as root:
-        _, waiting = await ann("POST", CALL, {"arguments": ORDER})
-        _, ended = await ann("DELETE", f"/executions/{waiting['execution_id']}")
-        assert ended["status"] == "denied"
-        assert await root.pending(0) == []
-    assert sent(peer) == 0
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_a_write_that_its_caller_cancels_is_cancelled_at_the_server(
+    make_gateway: GatewayMaker, era: Era
+) -> None:
+    async with mcp_peer(era) as peer:
+        gateway = await make_gateway(OPEN + peer.table())
+        await until(lambda: "up_slow" in gateway.app.gateway.snapshot.tools)
+        async with Client(gateway.mcp, mode="legacy") as client, asyncio.timeout(15):
+            call = asyncio.create_task(client.call_tool("up_slow", {}))
+            await peer.entered.wait()
+            call.cancel()
+            await peer.cancelled.wait()
+            ended: list[tuple[str, str]] = []
+            while not ended:  # the store tells nobody
+                found = await own_call(client, "list_executions", status="unknown")
+                ended = [(each["tool"], each["error_code"]) for each in found["executions"]]
+    assert ended == [("up_slow", "outcome_unknown")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from mcp.client.client import Client
 
 from tests.certificates import authority
-from tests.conftest import OPEN, GatewayMaker, Running
+from tests.conftest import OPEN, GatewayMaker
 from tests.forward_proxy import forward_proxy, tls_front
 from tests.journeys.test_live_configuration import edit
 from tests.peers import items_api, provider, until
@@ -32,7 +32,7 @@ kind = "openapi"
 spec = "https://shop.test/openapi.json"
 tls = { cert_file = "gateway.pem" }
 """
-    gateway: Running = await make_gateway(CLOSED + table)
+    gateway = await make_gateway(CLOSED + table)
     async with (
         provider(items_api("https://shop.test")) as peer,
         tls_front(peer.port, ca.server("shop.test", asks_for_client=True)) as port,
@@ -60,7 +60,7 @@ kind = "mcp"
 url = "https://127.0.0.1:{port}/mcp"
 tls = {{ ca_file = "ca.pem", cert_file = "gateway.pem", server_name = "books.test" }}
 """
-        gateway: Running = await make_gateway(OPEN + table)
+        gateway = await make_gateway(OPEN + table)
         catalog = gateway.app.gateway
         await until(lambda: "books_echo" in catalog.snapshot.tools)
         async with Client(gateway.mcp) as client:

@@ -55,6 +55,18 @@ class Speaker:
         self.hello = await self.request("initialize", params)
         return self
 
+    async def call(self, tool: str, /, **arguments: Any) -> Any:
+        """The result of a call."""
+        return await self.request("tools/call", {"name": tool, "arguments": arguments})
+
+    async def own(self, tool: str, /, **arguments: Any) -> Any:
+        """The structured answer of a call."""
+        return (await self.call(tool, **arguments))["structuredContent"]
+
+    async def tools(self) -> dict[str, dict[str, Any]]:
+        """What is listed, by name."""
+        return {each["name"]: each for each in (await self.request("tools/list"))["tools"]}
+
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """The result. Raises Refusal."""
         message, headers = self._message(method, dict(params or {}))

@@ -8,14 +8,14 @@ from mcp.client.client import Client
 from structlog.testing import capture_logs
 
 from gateway.telemetry import with_request
-from tests.conftest import OPEN, GatewayMaker, Running
-from tests.journeys.test_hot_reload import own_call
+from tests.callers import own_call
+from tests.conftest import OPEN, GatewayMaker
 
 
 async def test_a_failed_call_is_one_event_with_its_ids_and_nothing_it_was_sent(
     make_gateway: GatewayMaker,
 ) -> None:
-    gateway: Running = await make_gateway(OPEN + "\n[demo]\nenabled = true\n")
+    gateway = await make_gateway(OPEN + "\n[demo]\nenabled = true\n")
     async with Client(gateway.mcp) as client:
         with capture_logs([with_request]) as logged:
             await own_call(client, "demo_search_books", q="szymborska")

@@ -28,7 +28,7 @@ organization = "acme"
 async def test_connections_are_named_only_to_those_who_may_know_them(
     make_gateway: GatewayMaker,
 ) -> None:
-    gateway: Running = await make_gateway(CONFIG)
+    gateway = await make_gateway(CONFIG)
     seen: dict[str, set[str]] = {}
     async with aiohttp.ClientSession() as http:
         for who in ("ann", "bob", "nobody"):
@@ -45,7 +45,7 @@ async def test_connections_are_named_only_to_those_who_may_know_them(
 async def test_metrics_have_sums_for_strangers_and_names_for_admins(
     make_gateway: GatewayMaker,
 ) -> None:
-    gateway: Running = await make_gateway(CONFIG)
+    gateway = await make_gateway(CONFIG)
     ann = {"Authorization": "Bearer ann-token-0123456789"}
     call = f"{gateway.url}/api/v1/tools/demo_get_book/call"
     async with aiohttp.ClientSession() as http:
@@ -65,7 +65,7 @@ async def test_metrics_have_sums_for_strangers_and_names_for_admins(
 
 async def test_metrics_forget_connections_that_are_no_more(make_gateway: GatewayMaker) -> None:
     here = '[network]\nallow = ["127.0.0.1/32"]\n'
-    gateway: Running = await make_gateway(CONFIG + here)
+    gateway = await make_gateway(CONFIG + here)
     api, headers = f"{gateway.url}/api/v1", {"Authorization": "Bearer ann-token-0123456789"}
     async with provider() as peer, aiohttp.ClientSession(headers=headers) as http:
 

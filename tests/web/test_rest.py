@@ -20,7 +20,7 @@ ONE_A_MINUTE = "rate_limit = { requests = 1, window_seconds = 60 }"
 async def shop(make_gateway: GatewayMaker, more: str = "") -> AsyncIterator[Running]:
     """A gateway with one connection, `shop`."""
     async with provider() as peer:
-        gateway: Running = await make_gateway(OPEN + connection(peer, more))
+        gateway = await make_gateway(OPEN + connection(peer, more))
         yield gateway
 
 
@@ -76,7 +76,7 @@ async def test_metadata_leads_to_the_issuer(make_gateway: GatewayMaker, tmp_path
     (tmp_path / "keys.json").write_text('{"keys": []}', encoding="utf-8")
     auth = {"issuer": "https://issuer.example", "audience": "gateway", "jwks_file": "keys.json"}
     said = "".join(f'{name} = "{value}"\n' for name, value in auth.items())
-    gateway: Running = await make_gateway(f'[auth]\nmode = "jwt"\n{said}')
+    gateway = await make_gateway(f'[auth]\nmode = "jwt"\n{said}')
     where = "/.well-known/oauth-protected-resource"
     for path in (where, f"{where}/mcp"):
         status, document, _ = await ask(gateway, "GET", path)
