@@ -20,11 +20,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import structlog
+from msgspec import Struct
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -48,8 +49,7 @@ Row = Mapping[str, Any]
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """A unit, the answer that its caller waits for, and the shared row that it will lock.
 
     Where nobody waits, the memory that the unit takes meanwhile.
@@ -320,7 +320,7 @@ def insert_rows(
         start += size
         marks = _marks(is_postgres(tx), len(rows[0]), size)
         insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
-        given = tuple(tables.storable(value) for row in part for value in row.values())
+        given = tuple([tables.storable(value) for row in part for value in row.values()])
         count += tx.exec_driver_sql(insert, given).rowcount
     return count
 

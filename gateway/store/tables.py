@@ -49,7 +49,7 @@ def storable(value: Any) -> Any:
             return value
         readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         return readable.replace("\0", "\ufffd")
-    return value if value is None or isinstance(value, bytes | int | float) else json_bytes(value)
+    return value if value is None or isinstance(value, (bytes, int, float)) else json_bytes(value)
 
 
 class Plain(TypeDecorator[str]):
