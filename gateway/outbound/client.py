@@ -14,8 +14,7 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO
@@ -73,17 +72,33 @@ class Answer(Struct, frozen=True):
         return next((value for key, value in self.headers if key == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """An answer whose body is still on its way, unpacked. Header names are in lower case."""
-
-    status: int
-    headers: Pairs
-    chunks: AsyncIterator[bytes]
-
-
 class NoAnswer(UpstreamFailed):
     """The exchange failed. `sent` is False only if the other side can't have seen the request."""
+
+
+class Stream:
+    """An answer whose body is still on its way, while the block lasts. Header names are in lower
+    case; aiohttp unpacks a body step by step: a bomb is cut."""
+
+    __slots__ = ("_response", "headers", "status")
+
+    def __init__(self, response: ClientResponse) -> None:
+        self.status, self.headers = response.status, _received(response)
+        self._response = response
+
+    async def read(self) -> bytes:
+        """What has come of the body; nothing at its end."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._response.content.at_eof():  # else its connection is in use again
+            self._response.close()
 
 
 class Egress:
@@ -164,37 +179,26 @@ class Egress:
         except TimeoutError as error:
             raise _too_late(deadline) from error
 
-    @asynccontextmanager
     async def open(
         self, request: Request, *, deadline: float, tls: TlsFiles = NO_TLS_FILES
-    ) -> AsyncIterator[Stream]:
+    ) -> Stream:
         """An answer to be read as it comes: `deadline` is for its head, its body has none."""
         progress.set(Progress())
         try:
             async with asyncio.timeout(deadline):
-                response = await self._ask(request, tls)
+                return await self._ask(request, tls)
         except TimeoutError as error:
             raise _too_late(deadline) from error
-        try:
-            yield Stream(response.status, _received(response), _chunks(response))
-        finally:
-            response.close()
 
     async def _answer(
         self, request: Request, tls: TlsFiles, max_bytes: int, room: Room | None, until: float
     ) -> Answer:
-        """One answer, whole or up to a bound. aiohttp unpacks step by step: a bomb is cut."""
-        response = await self._ask(request, tls)
-        try:
-            body, truncated = await collect(response.content.readany, max_bytes, room, until)
-        except (aiohttp.ClientError, OSError) as error:
-            raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
-        finally:
-            if not response.content.at_eof():
-                response.close()
-        return Answer(response.status, _received(response), body, truncated, request.url)
+        """One answer, whole or up to a bound."""
+        with await self._ask(request, tls) as stream:
+            body, truncated = await collect(stream.read, max_bytes, room, until)
+        return Answer(stream.status, stream.headers, body, truncated, request.url)
 
-    async def _ask(self, request: Request, tls: TlsFiles) -> ClientResponse:
+    async def _ask(self, request: Request, tls: TlsFiles) -> Stream:
         """The answer's head; asked for again where an idle connection had just been closed."""
         if self._session is None:
             raise Broken("internal", "The gateway is not open for calls.", "Try again in a moment.")
@@ -223,7 +227,7 @@ class Egress:
             switched = response.status < 200  # to another protocol than was asked for
             words, hint = (_NOT_HTTP, _HINT) if switched else (_PROXY_WANTS_LOGIN, _PROXY_HINT)
             raise NoAnswer("upstream_unreachable", words, hint, sent=switched)
-        return response
+        return Stream(response)
 
     def _locate(self, url: str) -> URL:
         located = locate(url)
@@ -374,15 +378,6 @@ def _received(response: ClientResponse) -> Pairs:
         (name.decode("latin-1").lower(), value.strip(b" \t").decode("utf-8", "replace"))
         for name, value in response.raw_headers
     )
-
-
-async def _chunks(response: ClientResponse) -> AsyncIterator[bytes]:
-    """A body as it comes, unpacked step by step."""
-    try:
-        async for chunk in response.content.iter_any():
-            yield chunk
-    except (aiohttp.ClientError, OSError) as error:
-        raise NoAnswer("upstream_unreachable", _BROKEN_OFF, _HINT, sent=True) from error
 
 
 def _redirected(request: Request, answer: Answer) -> Request | None:

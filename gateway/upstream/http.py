@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ class HttpSession(Session):
         if self._session_id and not over:
             with suppress(GatewayError):
                 head = await self._headers(self.peer)
-                async with self._open("DELETE", head, None, MOMENT_SECONDS):
+                with await self._open("DELETE", head, None, MOMENT_SECONDS):
                     pass
 
     def _keeps_state(self) -> bool:
@@ -93,18 +93,18 @@ class HttpSession(Session):
 
     async def _send(self, message: Message) -> None:
         head = await self._headers(self.peer)
-        async with self._open("POST", head, protocol.encoded(message), HELD_SECONDS) as stream:
+        with await self._open("POST", head, protocol.encoded(message), HELD_SECONDS) as stream:
             await _read_to_end(stream)
 
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
+        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
-        body, ends, refused = protocol.encoded(message), limit.when() or 0, False
+        body, refused = protocol.encoded(message), False
         while True:
             head = [*await self._headers(peer, refused), *self._routing(message, peer)]
             left = ends - asyncio.get_running_loop().time()
             limit.reschedule(None)  # up to the head the way out keeps the time, and what was sent
-            async with self._open("POST", head, body, left) as stream:
+            with await self._open("POST", head, body, left) as stream:
                 limit.reschedule(ends)
                 if stream.status != 401 or refused:
                     return await self._result(stream, message["method"], peer, hooks)
@@ -129,7 +129,7 @@ class HttpSession(Session):
         self, stream: Stream, peer: Peer, holds: Holds | None, last: Event, resumed: int
     ) -> AsyncGenerator[Message, None]:
         """The messages of a stream; one that ends early is taken up again where it can be."""
-        async for event in read_events(stream.chunks, self.name, holds, last):
+        async for event in read_events(stream.read, self.name, holds, last):
             last = event
             if event.data:
                 yield read_message(event.data, self.name)
@@ -138,7 +138,7 @@ class HttpSession(Session):
         pause = REST_SECONDS if last.retry_ms is None else last.retry_ms / 1000
         await asyncio.sleep(min(pause, HELD_SECONDS))
         head = [*await self._headers(peer), ("Last-Event-ID", last.id)]
-        async with self._open("GET", head, None, HELD_SECONDS) as again:
+        with await self._open("GET", head, None, HELD_SECONDS) as again:
             if again.status == 200:
                 async for message in self._messages(again, peer, holds, last, resumed + 1):
                     yield message
@@ -164,22 +164,23 @@ class HttpSession(Session):
     async def _listen_unasked(self, opened: Callable[[], None]) -> None:
         head = await self._headers(self.peer, accept=EVENTS)
         with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(LISTEN_SECONDS),
-                self._open("GET", head, None, LISTEN_SECONDS) as stream,
-            ):
-                status = stream.status
-                if self._session_id and status == 404:
-                    raise protocol.SessionGone
-                if status in NO_STREAM and not (status == 200 and _is_events(stream)):
-                    raise protocol.NotOffered
-                if status != 200:
-                    raise broken(self.name, f"answered with HTTP status {status}", status=status)
-                opened()
-                async for event in read_events(stream.chunks, self.name):
-                    message = read_message(event.data, self.name) if event.data else {}
-                    if isinstance(message.get("method"), str):
-                        self._take_aside(message)
+            async with asyncio.timeout(LISTEN_SECONDS):
+                with await self._open("GET", head, None, LISTEN_SECONDS) as stream:
+                    await self._hear(stream, opened)
+
+    async def _hear(self, stream: Stream, opened: Callable[[], None]) -> None:
+        status = stream.status
+        if self._session_id and status == 404:
+            raise protocol.SessionGone
+        if status in NO_STREAM and not (status == 200 and _is_events(stream)):
+            raise protocol.NotOffered
+        if status != 200:
+            raise broken(self.name, f"answered with HTTP status {status}", status=status)
+        opened()
+        async for event in read_events(stream.read, self.name):
+            message = read_message(event.data, self.name) if event.data else {}
+            if isinstance(message.get("method"), str):
+                self._take_aside(message)
 
     def _give_up(self, message: Message, peer: Peer) -> None:
         if peer.era == "handshake":  # in the modern era closing the request was the signal
@@ -187,7 +188,7 @@ class HttpSession(Session):
 
     def _open(
         self, method: str, headers: Headers, body: bytes | None, deadline: float
-    ) -> AbstractAsyncContextManager[Stream]:
+    ) -> Awaitable[Stream]:
         request = Request(method, self._upstream.url or "", tuple(headers), body)
         return self._egress.open(request, deadline=deadline, tls=self._upstream.tls)
 
@@ -213,8 +214,8 @@ class HttpSession(Session):
         named = params.get(NAME_BEARING_METHODS.get(method, ""))
         if isinstance(named, str):
             head[MCP_NAME_HEADER] = encode_header_value(named)
-        if method == "tools/call":
-            head |= mcp_param_headers(self._marks.get(named, {}), mapping(params.get("arguments")))
+        if method == "tools/call" and (marks := self._marks.get(named)):
+            head |= mcp_param_headers(marks, mapping(params.get("arguments")))
         return tuple(head.items())
 
 
@@ -228,7 +229,7 @@ class Event:
 
 
 async def read_events(
-    chunks: AsyncIterator[bytes],
+    read: Callable[[], Awaitable[bytes]],
     upstream: str,
     holds: Holds | None = None,
     last: Event | None = None,
@@ -236,7 +237,7 @@ async def read_events(
     """The events of a stream as they come; one that outgrows its bound is an error."""
     id, retry_ms = (last.id, last.retry_ms) if last else ("", None)
     rest, data, size, fresh = bytearray(), list[bytes](), 0, False
-    async for chunk in chunks:
+    while chunk := await read():
         rest += chunk
         *lines, left = rest.split(b"\n") if b"\n" in chunk else (rest,)
         rest = bytearray(left) if lines else rest
@@ -262,7 +263,7 @@ async def read_events(
 
 async def _read_body(stream: Stream, most: int, upstream: str, holds: Holds | None = None) -> bytes:
     parts, size = [], 0
-    async for chunk in stream.chunks:
+    while chunk := await stream.read():
         size += len(chunk)
         if size > most or (holds is not None and not await holds(size)):
             raise protocol.too_large(upstream, most)
@@ -274,7 +275,7 @@ async def _read_to_end(stream: Stream) -> None:
     """A connection can only be used again once its answer was read to the end."""
     with suppress(GatewayError, TimeoutError):
         async with asyncio.timeout(LAST_BYTES_SECONDS):
-            async for _ in stream.chunks:
+            while await stream.read():
                 pass
 
 

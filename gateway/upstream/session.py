@@ -139,9 +139,9 @@ class Session(ABC):
 
     @abstractmethod
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
+        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
-        """Sends a request and reads its answer."""
+        """Sends a request and reads its answer; sets the limit to when that ends."""
 
     async def _exchange(
         self,
@@ -154,11 +154,12 @@ class Session(ABC):
         message = protocol.request_message(next(self._ids), method, params, peer, hooks)
         began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(seconds) as limit:
-                hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
+            async with asyncio.timeout(None) as limit:
+                if hooks.progress is not None or hooks.ask is not None:
+                    hooks = within(hooks, limit, seconds, self._upstream.max_call_seconds)
                 if method in protocol.INTERACTIVE:
                     self._asking[message["id"]] = hooks
-                return await self._answer(message, peer, hooks, limit)
+                return await self._answer(message, peer, hooks, limit, began + seconds)
         except TimeoutError:
             self._give_up(message, peer)
             taken = asyncio.get_running_loop().time() - began

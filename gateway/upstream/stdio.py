@@ -66,8 +66,9 @@ class StdioSession(Session):
         return True
 
     async def _answer(
-        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout
+        self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
+        limit.reschedule(ends)
         inbox = self._inboxes[message["id"]] = asyncio.Queue()
         try:
             await self._send(message)

@@ -161,12 +161,12 @@ def test_what_is_not_read_is_not_fetched_without_end(loop: Loop) -> None:
         async with (
             raw_server(conversation) as server,
             Egress(LOOPBACK) as egress,
-            egress.open(Request("GET", server.url), deadline=5) as stream,
         ):
-            async for chunk in stream.chunks:
-                sizes.append(len(chunk))
-                for _ in range(10):  # let as much come as may
-                    await asyncio.sleep(0)
+            with await egress.open(Request("GET", server.url), deadline=5) as stream:
+                while chunk := await stream.read():
+                    sizes.append(len(chunk))
+                    for _ in range(10):  # let as much come as may
+                        await asyncio.sleep(0)
         return sum(sizes), max(sizes)
 
     total, most = run(loop, read())

@@ -344,12 +344,12 @@ async def test_stream_is_read_as_it_comes(egress: Egress) -> None:
     async with (
         raw_server(conversation) as server,
         asyncio.timeout(15),
-        egress.open(Request("GET", server.url), deadline=5) as stream,
     ):
-        assert (stream.status, stream.headers[0]) == (200, ("x-a", "b"))
-        first = await anext(stream.chunks)
-        go.set()
-        assert (first, [chunk async for chunk in stream.chunks]) == (b"one", [b"two"])
+        with await egress.open(Request("GET", server.url), deadline=5) as stream:
+            assert (stream.status, stream.headers[0]) == (200, ("x-a", "b"))
+            assert await stream.read() == b"one"
+            go.set()
+            assert [await stream.read(), await stream.read()] == [b"two", b""]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
@@ -416,8 +416,7 @@ async def test_deadline_in_the_midst_of_a_handshake_is_known_to_have_sent_nothin
 async def test_deadline_of_a_stream_is_for_its_head(egress: Egress) -> None:
     async with raw_server(silent) as server:
         with raises(NoAnswer, code="upstream_timeout", sent=True):
-            async with egress.open(Request("GET", server.url), deadline=0.5):
-                pass
+            await egress.open(Request("GET", server.url), deadline=0.5)
 
 
 @pytest.mark.parametrize(
@@ -426,12 +425,13 @@ async def test_deadline_of_a_stream_is_for_its_head(egress: Egress) -> None:
 async def test_stream_that_can_not_be_unpacked_or_breaks_off_is_an_error(
     egress: Egress, reply: bytes
 ) -> None:
-    async with (
-        raw_server(once(reply)) as server,
-        egress.open(Request("GET", server.url), deadline=5) as stream,
-    ):
-        with raises(NoAnswer, sent=True):
-            [chunk async for chunk in stream.chunks]
+    async with raw_server(once(reply)) as server:
+        with (
+            await egress.open(Request("GET", server.url), deadline=5) as stream,
+            raises(NoAnswer, sent=True),
+        ):
+            while await stream.read():
+                pass
 
 
 async def test_plain_server_behind_https_is_named(egress: Egress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -329,11 +329,12 @@ EVENTS = [
 
 
 async def read(chunks: Iterable[bytes]) -> list[Event]:
-    async def stream() -> AsyncIterator[bytes]:
-        for chunk in chunks:
-            yield chunk
+    left = iter(chunks)
 
-    return [event async for event in read_events(stream(), "up")]
+    async def stream() -> bytes:
+        return next((chunk for chunk in left if chunk), b"")
+
+    return [event async for event in read_events(stream, "up")]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=30))
