@@ -13,7 +13,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -57,8 +56,7 @@ Door = Mapping[str, Any]  # how a call came in, as data: by this any process fin
 FindTool = Callable[[Door, Snapshot, Principal], tuple[Tool, Tool]]
 
 
-@dataclass(slots=True)
-class Caller:
+class Caller(Struct):
     """Who makes a call, and how they can be reached while it runs; each door fills in its own."""
 
     principal: Principal
@@ -66,8 +64,8 @@ class Caller:
     era: Era = "rest"
     session: str | None = None  # stable id of the session, where the era has them
     client: str = ""  # name/version as the client says, bounded
-    capabilities: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    capabilities: Mapping[str, Any] = {}
+    meta: Mapping[str, Any] = {}
     progress: Progress | None = None  # None: the caller did not ask for it
     ask: AskClient | None = None  # None: this client can't be asked on this request
     input_responses: Mapping[str, Any] | None = None  # 2026: answers to an InputRequiredResult
@@ -75,7 +73,7 @@ class Caller:
     gone: Callable[[], bool] = lambda: False  # whether the client has hung up
     notice: Notice | None = None  # takes log messages of this call; None: the client reads none
     log_level: str | None = None  # from which level on
-    askable: Mapping[str, Any] = field(default_factory=dict)  # what an upstream may ask of it
+    askable: Mapping[str, Any] = {}  # what an upstream may ask of it
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 from mcp_types import (
@@ -85,8 +85,7 @@ class NotOffered(Exception):
     """The upstream has no stream of notices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(NamedTuple):
     """Where what an upstream says before its answer goes."""
 
     progress: Progress | None = None

@@ -249,7 +249,7 @@ def within(hooks: Hooks, limit: asyncio.Timeout, seconds: float, longest: float)
             limit.reschedule(None if until is None else until + loop.time() - began)
 
     progress, ask = hooks.progress and prolong, hooks.ask and pause
-    return replace(hooks, progress=progress, ask=ask)
+    return hooks._replace(progress=progress, ask=ask)
 
 
 async def _pass_progress(params: Mapping[str, Any], progress: protocol.Progress | None) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from msgspec import Struct
 
 from gateway.azure.directory import AzureDirectory
 from gateway.calls.admission import CANCEL, Throttle
@@ -57,8 +58,7 @@ log = structlog.get_logger("gateway.edge")
 WATCHED = "watched"  # the signal: someone reads the feed
 
 
-@dataclass(frozen=True, slots=True)
-class Inquiry:
+class Inquiry(Struct, frozen=True):
     """One request: who asks, the snapshot it began on, and the view the caller has there."""
 
     gateway: Gateway

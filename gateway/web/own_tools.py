@@ -11,12 +11,12 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import orjson
+from msgspec.structs import replace
 
 from gateway.azure.directory import LISTING
 from gateway.calls.answer import read_part

@@ -28,7 +28,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from gateway.calls.record import Caller
 from gateway.errors import GatewayError
 from gateway.mcp.messages import RpcError
-from gateway.model import Principal, Scope
+from gateway.model import Principal
 from tests.conformance.surface import PIXEL, TOOLS, Result, Surface, text, tool
 from tests.peers_mcp import TellingServer
 
@@ -75,7 +75,7 @@ class Everything:
     ) -> types.CallToolResult | types.InputRequiredResult:
         if params.name not in TOOLS:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
-        asked = Told(ctx, params)
+        asked = told(ctx, params)
         try:
             result = await TOOLS[params.name][1](self.surface, params.arguments or {}, asked)
         except NeedsInput as question:
@@ -197,26 +197,13 @@ class Everything:
         return types.EmptyResult()
 
 
-class Told(Caller):
+class Told(Caller, kw_only=True):
     """A call of the SDK's server as the tools of `surface` know calls."""
 
     ctx: Context
 
-    def __init__(self, ctx: Context, params: types.CallToolRequestParams) -> None:
-        said = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        capabilities = ctx.session.client_capabilities
-        known = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else {}
-        super().__init__(
-            principal=NOBODY,
-            scope=Scope(),
-            era="2025" if ctx.protocol_version < "2026" else "2026",
-            capabilities=known,
-            progress=ctx.session.report_progress,
-            ask=self._asked,
-            input_responses=said.get("inputResponses"),
-            request_state=said.get("requestState"),
-        )
-        self.ctx = ctx
+    def __post_init__(self) -> None:
+        self.ask = self._asked
 
     async def _asked(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if self.era == "2025":
@@ -232,6 +219,21 @@ class Told(Caller):
         if answer is None:
             raise NeedsInput(method, params)
         return dict(answer)
+
+
+def told(ctx: Context, params: types.CallToolRequestParams) -> Told:
+    said = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+    capabilities = ctx.session.client_capabilities
+    known = capabilities.model_dump(by_alias=True, exclude_none=True) if capabilities else {}
+    return Told(
+        NOBODY,
+        ctx=ctx,
+        era="2025" if ctx.protocol_version < "2026" else "2026",
+        capabilities=known,
+        progress=ctx.session.report_progress,
+        input_responses=said.get("inputResponses"),
+        request_state=said.get("requestState"),
+    )
 
 
 def _said(words: str, *more: Any) -> types.GetPromptResult:
