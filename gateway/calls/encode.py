@@ -150,11 +150,9 @@ def encode_body(body: Body, arguments: Mapping[str, Any]) -> tuple[str, bytes] |
     if value is _ABSENT:
         return None
     media_type = body.media_type.partition(";")[0].strip().lower()
-    is_form = media_type == "application/x-www-form-urlencoded"
-    written = is_form and isinstance(value, str)  # by the caller
-    _check_names(body, _form_names(value) if written else value)
-    if is_form:
-        return body.media_type, value.encode() if written else _form(body, value)
+    _check_names(body, value)
+    if media_type == "application/x-www-form-urlencoded":
+        return body.media_type, _form(body, value)
     if media_type.startswith("multipart/"):
         return _multipart(body, value, arguments)
     if body.wrap:
@@ -192,11 +190,6 @@ def _check_names(body: Body, value: Any) -> None:
         if may_reroute(str(name), "body") and all(name != field.name for field in body.fields):
             words = f"can't hold the key {name!r}: it could mean another method"
             raise problem(body.whole or "body", words)
-
-
-def _form_names(text: str) -> dict[str, None]:
-    """The names in a form that the caller wrote out; some servers part fields at `;` as well."""
-    return dict.fromkeys(pair.partition("=")[0] for pair in re.split("[&;]", text))
 
 
 def _merged(value: Any, constants: Mapping[str, Any]) -> dict[str, Any]:

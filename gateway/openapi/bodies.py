@@ -31,7 +31,7 @@ from gateway.openapi.document import (
     text_of,
 )
 from gateway.openapi.inputs import Content, Slot, Surroundings
-from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of, types_of
+from gateway.openapi.keywords import DYNAMIC_SCHEMAS, Shape, is_object, shape_of
 from gateway.openapi.schema import Schema, default_of
 
 _FORM_STYLES = ("form", "spaceDelimited", "pipeDelimited", "tabDelimited", "deepObject")
@@ -54,7 +54,7 @@ def taken_body(around: Surroundings, body: Content, beside: Sequence[Slot]) -> T
     hidden = default_of(around.document, body.schema) if is_internal(body.raw) else None
     if isinstance(hidden, dict):
         media_type = sendable(body.media_type)
-        return Taken(Body(media_type, required=bool(hidden), constants=inputs.constant(hidden)))
+        return Taken(Body(media_type, required=bool(hidden), constants=hidden))
     if kind in ("text", "octets"):
         return _opaque(around, body)
     if kind == "multipart" and _is_file(around.document, body.schema):
@@ -135,7 +135,7 @@ def _taken_apart(
         sendable(body.media_type),
         tuple(fields),
         required=_is_required(body) or bool(constants),
-        constants=inputs.constant(constants),
+        constants=constants,
         all_but=None if shape.more is None else _arguments(around, fields, beside),
     )
     keywords = {**keywords, "additionalProperties": _others(around, shape)}
@@ -304,7 +304,7 @@ def _whole(around: Surroundings, body: Content) -> Taken:
     argument = around.names.take("body", "body")
     schema = around.schemas.translate(body.schema)
     if media_kind(body.media_type) != "json":
-        schema = _as_form(around.document, body, schema)
+        schema = {**mapping(schema), "type": "object"}  # a form's fields are its properties
     schema = inputs.described(schema, body.raw, argument)
     injected = inputs.injected_as(around.source, "body", "body", argument)
     taken = Body(media_type, whole=injected or argument, required=required)
@@ -312,17 +312,6 @@ def _whole(around: Surroundings, body: Content) -> Taken:
         return Taken(taken)
     rank = inputs.rank_of(body.raw)
     return Taken(taken, [Slot(argument, schema, required, rank, body.schema)])
-
-
-def _as_form(document: Document, content: Content, schema: Schema) -> Schema:
-    """A form's fields are an object's properties; a text is one that the caller has written."""
-    with suppress(Unusable):
-        types = types_of(document.resolve(content.schema))
-        if not types or "object" in types:
-            return {**mapping(schema), "type": "object"}
-        if types == ["string"] and media_kind(content.media_type) == "form":
-            return schema
-    return {"type": "object"}
 
 
 def _is_empty(around: Surroundings, body: Content) -> bool:

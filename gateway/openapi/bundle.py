@@ -95,12 +95,9 @@ def output_schema(text: bytes, schemas: Schemas) -> bytes | None:
 
 def _all_below(text: bytes, schemas: Schemas, room: int) -> dict[str, bytes] | None:
     """All definitions that a schema needs, those that they need included; None if too much."""
-    refs = schemas.refs_in(text)
     room -= len(text)
-    if any(_reach(name, schemas) > room for name in refs):
-        return None
     found: dict[str, bytes] = {}
-    waiting = deque(refs)
+    waiting = deque(schemas.refs_in(text))
     while waiting and room >= 0:
         name = waiting.popleft()
         if name not in found:
@@ -109,21 +106,6 @@ def _all_below(text: bytes, schemas: Schemas, room: int) -> dict[str, bytes] | N
             room -= len(definition.text)
             waiting.extend(definition.refs)
     return found if room >= 0 else None
-
-
-def _reach(name: str, schemas: Schemas) -> float:
-    """How many bytes a definition takes with all that it needs; what is too much for any is inf."""
-    if name not in schemas.reach:
-        size, seen, waiting = 0.0, set[str](), deque([name])
-        while waiting and size <= MAX_TOOL_BYTES:
-            if (below := waiting.popleft()) not in seen:
-                seen.add(below)
-                definition = schemas.definition(below)
-                endless = schemas.reach.get(below) == math.inf
-                size += math.inf if endless else len(definition.text)
-                waiting.extend(definition.refs)
-        schemas.reach[name] = size if size <= MAX_TOOL_BYTES else math.inf
-    return schemas.reach[name]
 
 
 def _fitting(refs: Collection[str], schemas: Schemas, room: int) -> tuple[dict[str, bytes], bool]:

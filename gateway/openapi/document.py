@@ -42,7 +42,6 @@ class Document:
     format: str
     swagger: bool
     _found: dict[str, Any] = field(default_factory=dict)  # references resolved so far
-    _anchors: dict[str, Any] = field(default_factory=dict)  # filled when one is first asked for
 
     def resolve(self, value: Any) -> Mapping[str, Any]:
         """The object that a value is or, through references, stands for."""
@@ -67,26 +66,11 @@ class Document:
         if reference not in self._found:
             if not reference.startswith("#"):
                 raise Unusable(f"reference to another document is not followed: {reference[:200]}")
-            find = self._pointed if reference.startswith("#/") else self._anchored
-            self._found[reference] = find(reference)
+            value: Any = self.root
+            for segment in reference.removeprefix("#/").split("/"):
+                value = _step(value, segment, reference)
+            self._found[reference] = value
         return self._found[reference]
-
-    def _pointed(self, reference: str) -> Any:
-        value: Any = self.root
-        for segment in reference[2:].split("/"):
-            value = _step(value, segment, reference)
-        return value
-
-    def _anchored(self, reference: str) -> Any:
-        """The schema that an `$anchor` of 3.1 names; `#` alone is the document."""
-        if not self._anchors:
-            for part in objects_in(self.root):
-                if isinstance(name := part.get("$anchor"), str):
-                    self._anchors[f"#{name}"] = part
-            self._anchors["#"] = self.root
-        if reference not in self._anchors:
-            raise Unusable(f"reference leads nowhere: {reference[:200]}")
-        return self._anchors[reference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +286,6 @@ def _read_json(text: bytes | str) -> Any:
 def _decoded(raw: bytes) -> str:
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return raw.decode("utf-16", "replace")
-    if b"\0" in raw[:2]:
-        return raw.decode("utf-16-be" if raw[:1] == b"\0" else "utf-16-le", "replace")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:

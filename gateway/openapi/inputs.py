@@ -21,7 +21,6 @@ import orjson
 
 from gateway.blocklist import may_reroute
 from gateway.limits import (
-    INPUT_BYTES,
     MAX_PROBLEMS,
     MAX_SCHEMA_BYTES,
     MAX_TOOL_NAME,
@@ -257,7 +256,7 @@ def parameter_slots(
         if injected is None and leaves_out(around, name, place):
             continue
         if hidden:
-            sent.append(_parameter(raw, media_type, None, constant(default)))
+            sent.append(_parameter(raw, media_type, None, default))
             continue
         sent.append(_parameter(raw, media_type, injected or argument))
         if injected is None:
@@ -316,13 +315,6 @@ def injected_as(source: Source, place: str, wire_name: str, argument: str) -> st
         return None
     names = {folded(place, name) for name in (wire_name, argument)}
     return next((name for name in source.inject if folded(place, name) in names), None)
-
-
-def constant(value: Any) -> Any:
-    """A value that is sent without being asked for; one that is too large to keep is refused."""
-    if len(orjson.dumps(value)) > INPUT_BYTES:
-        raise Unusable("it has a default that is too large to be filled in")
-    return value
 
 
 def rank_of(raw: Any) -> int:

@@ -143,20 +143,6 @@ def _is_small(value: Any) -> bool:
     return len(value) <= INPUT_BYTES and len(orjson.dumps(value)) <= INPUT_BYTES
 
 
-def _names_by_name(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return None
-    return {key: names for key, names in value.items() if _is_names(names)} or None
-
-
-def _is_names(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(isinstance(name, str) for name in value)
-        and len(set(value)) == len(value)
-    )
-
-
 _COUNTS = (
     "maxLength minLength maxItems minItems maxContains minContains maxProperties minProperties"
 )
@@ -169,7 +155,6 @@ PLAIN: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _number),
     **dict.fromkeys(_COUNTS.split(), _count),
     **dict.fromkeys(("uniqueItems", "deprecated"), _true),
-    "dependentRequired": _names_by_name,
     **dict.fromkeys(("format", "contentEncoding", "contentMediaType"), _text),
 }
 ONE_SCHEMA = frozenset(
@@ -185,7 +170,6 @@ NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"
 
 PATTERN_OPTIONS = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES)
 _LITERAL = re.compile(r"/(\^.+\$)/([a-z]*)")  # as JavaScript writes it, perhaps with flags
-_TOKENS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|\{\d+,\d\d+\}|.", re.DOTALL)
 
 
 def compiles(text: bytes) -> bool:
@@ -194,26 +178,10 @@ def compiles(text: bytes) -> bool:
 
 
 def usable_pattern(pattern: str) -> str | None:
-    """The pattern as an engine that never goes back can check it, or one that accepts more.
-
-    What is left out of such a one are looks ahead or behind, and the highest of high numbers.
-    """
+    """The pattern, if an engine that never goes back can check it."""
     if literal := _LITERAL.fullmatch(pattern):
         pattern = literal[1] if not literal[2] else ".*"
-    return next((each for each in (pattern, _looser(pattern)) if _is_linear(each)), None)
-
-
-def _looser(pattern: str) -> str:
-    kept: list[str] = []
-    groups = [False]  # whether each that is open is left out
-    for token in _TOKENS.findall(pattern):
-        if token[0] == "(":
-            groups.append(groups[-1] or len(token) > 1)
-        gone = groups.pop() if token == ")" and len(groups) > 1 else groups[-1]
-        if not gone:
-            high = len(token) > 1 and token[0] == "{"
-            kept.append(f"{token.partition(',')[0]},}}" if high else token)
-    return "".join(kept)
+    return pattern if _is_linear(pattern) else None
 
 
 @lru_cache(maxsize=8192)

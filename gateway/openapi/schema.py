@@ -68,10 +68,8 @@ class Schemas:
         self._turns: dict[str, int] = {}  # by name, how many wanted it
         self._definitions: dict[str, Definition] = {}
         self._weights: dict[str, int] = {}
-        # For whoever puts them together: by name and levels, what is left where room is short; and
-        # by name, how many bytes it takes with all that it needs.
+        # For whoever puts them together: by name and levels, what is left where room is short.
         self.thinner: dict[tuple[str, float], tuple[bytes, tuple[str, ...]]] = {}
-        self.reach: dict[str, float] = {}
 
     def definition(self, name: str) -> Definition:
         """The definition that `#/$defs/NAME` stands for, safe to validate with."""

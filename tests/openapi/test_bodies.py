@@ -307,14 +307,6 @@ def test_what_a_form_requires_is_listed_as_not_empty(
     assert {key: found["a"][key] for key in found["a"].keys() - found["b"].keys()} == listed
 
 
-def test_a_form_that_is_a_text_is_sent_as_it_is_written() -> None:
-    tool = _form(FORM, STRING)
-
-    assert schema_of(tool)["properties"] == {"body": STRING}
-    given, _ = fitting_arguments(tool, {"body": "a=1&b=2"})
-    assert build_request(http_of(tool), given).body == b"a=1&b=2"
-
-
 def test_a_multipart_body_that_is_bytes_is_a_file() -> None:
     tool = _form(MULTIPART, BINARY)
 

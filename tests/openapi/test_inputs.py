@@ -280,7 +280,7 @@ DEEP: Json = {"style": "deepObject", "explode": True}
         ("text/plain", {"schema": {**STRING, "maxLength": 3, "description": "Few."}}, {}, None),
         ("text/csv", {}, {}, {"body": STRING}),
         ("application/x-ndjson", {"schema": STRING}, {}, {"body": STRING}),
-        (FORM, {"schema": LIST}, {}, {"body": {"type": "object"}}),
+        (FORM, {"schema": LIST}, {}, {"body": {**LIST, "type": "object"}}),
         (FORM, {"schema": {"oneOf": EITHER}}, {}, {"body": {"type": "object", "anyOf": EITHER}}),
         ("application/octet-stream", {}, {"binary": True}, {"body": BASE64}),
         (FORM, {"schema": {"type": "object", "properties": {}}}, None, {}),

@@ -74,9 +74,7 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
         ({"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "pattern": "^[a-z]+$"}),
         ({"type": "string", "pattern": "(?=a)(b"}, STRING),
         ({"pattern": r"(?!b)[a-z]+(a)\1"}, {}),
-        ({"pattern": r"^(?!no).[{2,99}]\{1,50}$"}, {"pattern": r"^.[{2,99}]\{1,50}$"}),
-        ({"pattern": "^.{3,5000}$"}, {"pattern": "^.{3,}$"}),
-        ({"pattern": r"^(?!(no)+[)])(?<=x)((a|b)c)$"}, {"pattern": "^((a|b)c)$"}),
+        ({"pattern": r"^(?!no)[a-z]+$"}, {}),
         ({"pattern": "/^[a-z]+$/i"}, {"pattern": ".*"}),
         ({"pattern": "/^[a-z]+$/"}, {"pattern": "^[a-z]+$"}),
         ({"patternProperties": {"(a": STRING}}, {"patternProperties": {}}),
@@ -153,13 +151,6 @@ def test_recursion_and_sharing_are_bundled_once_and_only_where_needed() -> None:
     assert schema["$defs"]["My_Tree"]["properties"]["left"] == {"$ref": "#/$defs/My_Tree"}
 
 
-def test_references_by_anchor_are_followed() -> None:
-    tree = {"$anchor": "tree", "type": "object", "properties": {"left": {"$ref": "#tree"}}}
-    tool = only_tool(_definition(_ref("T"), {"T": tree}, "3.1.0"))
-
-    assert schema_of(tool)["$defs"] == {"T": an_object({"left": {"$ref": "#/$defs/T"}})}
-
-
 def test_parts_of_an_object_are_not_closed_to_each_other() -> None:
     closed = an_object({"a": STRING}, additionalProperties=False)
     inline = {"properties": {"b": STRING}, "required": ["b"], "additionalProperties": False}
@@ -185,6 +176,7 @@ def test_definitions_of_one_name_are_kept_apart() -> None:
     ("reference", "message"),
     [
         ("#/components/schemas/None", "reference leads nowhere: #/components/schemas/None"),
+        ("#tree", "reference leads nowhere: #tree"),
         ("http://127.0.0.1:1/x", "reference to another document is not followed: "),
         ("file:///etc/hostname", "reference to another document is not followed: "),
         ("#/info/title", "reference leads to something that is no schema: #/info/title"),
