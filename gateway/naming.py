@@ -114,6 +114,17 @@ def matching(name: str, patterns: Sequence[str]) -> str | None:
     return next((pattern for pattern in patterns if _means(pattern, name)), None)
 
 
+def ruled_out(name: str, rules: Any) -> str:
+    """Why settings, or the `Source` made of them, leave out what has this name; "": they don't."""
+    reasons = {
+        "excluded by `exclude`": matching(name, rules.exclude),
+        "not in `include`": not matching(name, rules.include),
+        "not in `tools`": not matching(name, getattr(rules, "tools", ("*",))),
+        "excluded by `exclude_tools`": matching(name, getattr(rules, "exclude_tools", ())),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
 def unmatched(
     source: Source,
     names: Collection[str],

@@ -240,7 +240,7 @@ def _sent_otherwise(old: Tool, new: Tool) -> Iterator[str]:
     for argument in sorted(before.keys() & after.keys()):
         if before[argument] != after[argument]:
             yield f"{argument} is now sent as {after[argument]}, not as {before[argument]}"
-    if _hidden(old.http) != _hidden(new.http) or _hidden_inside(old) != _hidden_inside(new):
+    if _hidden(old) != _hidden(new):
         yield "it sends other values that callers don't see"
 
 
@@ -254,30 +254,23 @@ def _places(operation: HttpOperation) -> dict[str, str]:
     return places | {each.argument: f"body {each.name}" for each in fields}
 
 
-def _hidden(operation: HttpOperation) -> tuple[Any, ...]:
-    constants = sorted(
-        (parameter.place, parameter.name, repr(parameter.constant))
-        for parameter in operation.parameters
-        if parameter.argument is None
-    )
-    return constants, dict(operation.body.constants) if operation.body else {}
+def _hidden(tool: Tool) -> tuple[Any, ...]:
+    """What is sent unasked, deep in a body too, and where."""
+    assert tool.http
+    unasked = {(p.place, p.name): p.constant for p in tool.http.parameters if p.argument is None}
+    body, schema = tool.http.body, whole_schema(tool)
+    inside = _constants(orjson.loads(schema)) if CONSTANTS.encode() in schema else {}
+    return unasked, dict(body.constants) if body else {}, inside
 
 
-def _hidden_inside(tool: Tool) -> list[tuple[str, Any]]:
-    """What is sent unasked deep in a body, and where."""
-    schema = whole_schema(tool)
-    found = list[tuple[str, Any]]()
-    waiting: list[tuple[str, Any]] = [
-        ("", orjson.loads(schema) if CONSTANTS.encode() in schema else 0)
-    ]
-    while waiting:
-        at, part = waiting.pop()
-        if isinstance(part, dict):
-            found += [(at, part[CONSTANTS])] if CONSTANTS in part else []
-            waiting += [(f"{at}/{key}", inner) for key, inner in part.items()]
-        elif isinstance(part, list):
-            waiting += [(f"{at}/{index}", inner) for index, inner in enumerate(part)]
-    return sorted(found, key=lambda each: each[0])
+def _constants(part: Any) -> Any:
+    """A schema with nothing left of it but its constants, where they stand."""
+    if isinstance(part, list):
+        part = dict(enumerate(part))
+    if not isinstance(part, dict):
+        return None
+    found = {key: value if key == CONSTANTS else _constants(value) for key, value in part.items()}
+    return {key: value for key, value in found.items() if value}
 
 
 def _harmless(old: Tool, new: Tool) -> str:
@@ -293,13 +286,7 @@ EXACT = (
     *("propertyNames", "patternProperties", "dependentRequired", "dependentSchemas"),
     *("not", "if", "then", "else", "unevaluatedProperties", "unevaluatedItems", "prefixItems"),
 )
-ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
-IMPLIED = {
-    "object": ("properties", "required", "additionalProperties"),
-    "array": ("items", "minItems", "maxItems"),
-    "string": ("minLength", "maxLength", "pattern"),
-    "number": ("minimum", "maximum", "multipleOf"),
-}
+ALL_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
 def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
@@ -440,11 +427,8 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types a schema accepts; where it does not say, those its other keywords speak of."""
-    kinds = schema.get("type")
-    if kinds is None:
-        implied = {kind for kind, keys in IMPLIED.items() if any(key in schema for key in keys)}
-        kinds = implied or ALL_TYPES
+    """The types a schema accepts."""
+    kinds = schema.get("type", ALL_TYPES)
     found = frozenset([kinds] if isinstance(kinds, str) else kinds)
     return found | {"integer"} if "number" in found else found
 

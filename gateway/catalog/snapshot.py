@@ -29,7 +29,7 @@ from gateway.model import (
     Status,
     Tool,
 )
-from gateway.naming import local_name, matching, override_for, renamed
+from gateway.naming import local_name, matching, override_for, renamed, ruled_out
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
 Origin = Literal["config", "stored", "demo", "azure"]
@@ -134,20 +134,11 @@ def _as_configured(settings: Connection, rules: Mapping[str, Override], tool: To
     name = tool.operation or local_name(Nameable(None, tool.method, tool.path))
     names = (name, tool.local_name) if tool.upstream else (name,)
     access = override_for(rules, *names).access
-    if access == "dangerous" or _is_left_out(settings, name):
+    wrapped = isinstance(settings, McpConnection) and name in {w.tool for w in settings.wrap}
+    is_out = matching(name, settings.exclude) if wrapped else ruled_out(name, settings)
+    if is_out or access == "dangerous":
         return None
     return tool if access in (None, tool.access) else replace(tool, access=access)
-
-
-def _is_left_out(settings: Connection, name: str) -> bool:
-    if matching(name, settings.exclude):
-        return True
-    if isinstance(settings, McpConnection):
-        if any(rule.tool == name for rule in settings.wrap):
-            return False
-        if matching(name, settings.exclude_tools) or not matching(name, settings.tools):
-            return True
-    return not matching(name, settings.include)
 
 
 def assemble(

@@ -41,6 +41,7 @@ from gateway.naming import (
     fingerprint,
     matching,
     override_for,
+    ruled_out,
     token_cost,
     unmatched,
     visible,
@@ -144,20 +145,10 @@ def _wanted(
     for name, raw in usable.items():
         if name in wrapped:
             reason = "" if name in wrapped[name] else f"wrapped as {', '.join(wrapped[name])}"
-        elif not (reason := _hidden(name, source)):
+        elif not (reason := ruled_out(name, source)):
             yield raw, Wrap(name)
         if reason:
             skipped.append(_skip(raw, reason))
-
-
-def _hidden(name: str, source: Source) -> str:
-    rules = {
-        "excluded by `exclude`": matching(name, source.exclude),
-        "not in `include`": not matching(name, source.include),
-        "not in `tools`": not matching(name, source.tools),
-        "excluded by `exclude_tools`": matching(name, source.exclude_tools),
-    }
-    return next((reason for reason, hides in rules.items() if hides), "")
 
 
 def _unusable(raw: Raw, known: Mapping[str, Raw]) -> str | None:

@@ -126,7 +126,6 @@ class _Work:
             problems=(
                 *naming.unmatched(self.source, set(map(operations.name_for_globs, found))),
                 *self.problems,
-                *inputs.dead_look_ups(tools, hidden),
                 *naming.collisions(self.source.prefix, [plan.operation for plan in plans]),
             ),
             hidden=hidden,

@@ -17,18 +17,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-import orjson
-
 from gateway.blocklist import may_reroute
 from gateway.limits import (
-    MAX_PROBLEMS,
     MAX_SCHEMA_BYTES,
     MAX_TOOL_NAME,
     MAX_WIDTH,
     MAX_WIRE_NAME,
     NAME_CHARS,
 )
-from gateway.model import OWN_HEADERS, Parameter, Place, Problem, Source, Style, Tool
+from gateway.model import OWN_HEADERS, Parameter, Place, Source, Style
 from gateway.naming import phrase, property_description
 from gateway.openapi.document import (
     FORM,
@@ -380,18 +377,6 @@ def with_hint(document: Document, slot: Slot) -> Slot:
     hint = f"({tool} knows more{', given ' + ', '.join(needed) if needed else ''}.)"
     words = f"{slot.schema.get('description', '')} {hint}".strip()
     return replace(slot, schema={**slot.schema, "description": words})
-
-
-def dead_look_ups(tools: Sequence[Tool], hidden: Sequence[Tool]) -> list[Problem]:
-    """A word on each look-up that names an operation nobody can call."""
-    callable_ids = {tool.operation for tool in (*tools, *hidden)}
-    return [
-        Problem("info", f"{tool.method} {tool.path}", f"{argument} can't be looked up: no {name}")
-        for tool in tools
-        if tool.lookups
-        for argument, rules in orjson.loads(tool.lookups).items()
-        for name in sorted(set(operation_ids(rules)) - callable_ids)
-    ][:MAX_PROBLEMS]
 
 
 def operation_ids(rules: Any) -> Iterator[str]:

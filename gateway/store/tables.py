@@ -63,7 +63,7 @@ class Plain(TypeDecorator[str]):
 
 
 class Json(TypeDecorator[Any]):
-    """A JSON object or list, None as NULL."""
+    """A JSON object, or a list, which comes back as a tuple; None as NULL."""
 
     impl = LargeBinary
     cache_ok = True
@@ -72,16 +72,8 @@ class Json(TypeDecorator[Any]):
         return storable(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        return None if value is None else json_value(value)
-
-
-class Names(Json):
-    """A few names, as a tuple."""
-
-    cache_ok = True
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        return None if value is None else tuple(json_value(value))
+        found = None if value is None else json_value(value)
+        return tuple(found) if isinstance(found, list) else found
 
 
 class EncodedTool(TypeDecorator[Tool]):
@@ -112,7 +104,7 @@ _COLUMN_TYPES: Mapping[Any, Any] = {
     float: Time,
     bytes: LargeBinary,
     Mapping: Json,
-    tuple: Names,
+    tuple: Json,
     Tool: EncodedTool,
 }
 
