@@ -128,7 +128,7 @@ class App:
         Callers who wait for a person are sent away, and nothing that was approved is begun.
         """
         running = self.gateway.invoker.running
-        self.gateway.approvals.drain()
+        self.gateway.approvals.draining = True
         self.gateway.invoker.held.drain()
         await running.drain(grace)  # uvicorn waits for those that a request waits for
         self.gateway.feed.close()

@@ -271,7 +271,7 @@ class Running:
 
     def cancel(self, id: str) -> list[asyncio.Task[Any]]:
         """Cancels a call; its task, if it runs here, which ends when the call is recorded."""
-        return [task for task, (of, _) in self._tasks.items() if of == id and task.cancel()]
+        return [task for task, (of, _) in self._tasks.items() if id and of == id and task.cancel()]
 
     async def drain(self, seconds: float) -> None:
         """Waits until nothing runs any more, at most so long."""

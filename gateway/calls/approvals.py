@@ -18,9 +18,10 @@ How the question reaches a person, and who goes on with the call, depends on the
     other MCP clients     not at all                      the process where the request waits
     REST, background      not at all                      any process, from the ticket in the row
 
-An admin may decide in all four cases. A caller that is cut off leaves its row behind; the same call
-made again takes the row over, decided or not, so that nobody is asked twice and nothing is done
-twice. Before a call is made it is judged once more, on what holds then.
+An admin may decide in all four cases. A caller that is cut off leaves its row behind. The same MCP
+call made again shares the open row, decided or not, so that nobody is asked twice; of several that
+share one, one uses it up, and nothing is done twice. Before a call is made it is judged once more,
+on what holds then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,11 +67,10 @@ from gateway.limits import (
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
-from gateway.store.cluster import Signals, heard_within, living
+from gateway.store.cluster import Signals, heard_within
 from gateway.store.database import Database
-from gateway.store.ledger import get_execution
 from gateway.store.secrets import Seal
-from gateway.store.tables import CONFIRMATION, Approval, Execution, StandingGrant
+from gateway.store.tables import CONFIRMATION, Approval, StandingGrant
 
 log = structlog.get_logger("gateway.approvals")
 
@@ -99,9 +99,7 @@ class Approvals:
     current: Callable[[], Snapshot]
     find_tool: FindTool
     replica: str
-    # By execution: the approval it waits for, and whether its caller has gone.
-    waiting: dict[str, tuple[str, Callable[[], bool]]] = field(default_factory=dict)
-    draining: bool = False
+    draining: bool = False  # who waits is sent away; the questions stay, for when they call again
 
     # --- for those who call -----------------------------------------------------------------------
 
@@ -113,7 +111,7 @@ class Approvals:
         if grant := await self._grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
             return None
-        approval = await self._answered(attempt) or await self._left_behind(attempt)
+        approval = await self._answered(attempt) or await self._asked_before(attempt)
         approval = approval or await self._ask(attempt, target)
         attempt.id, attempt.at = approval.execution_id, approval.created_at
         if approval.status == "pending":
@@ -135,21 +133,6 @@ class Approvals:
             raise too_late(approval)
         await self._judge_attempt(attempt, approval)
         return approval
-
-    async def has_waiter(self, execution: Execution) -> bool:
-        """Whether someone still waits for the decision on this call."""
-        if execution.era == UNATTENDED:
-            return True
-        if execution.replica == self.replica:
-            _, is_gone = self.waiting.get(execution.id, ("", lambda: True))
-            return not is_gone()
-        return execution.replica in await living(self.db)
-
-    def drain(self) -> None:
-        """Sends those who wait away; their questions stay, for when they call again."""
-        self.draining = True
-        for approval_id, _ in self.waiting.values():
-            self.signals.hear(CONFIRMATION, approval_id)
 
     async def _grant(self, attempt: Attempt) -> StandingGrant | None:
         """The "always allow" that holds for this call: of its session, else of its client."""
@@ -187,19 +170,11 @@ class Approvals:
         await self._take_answer(attempt, approval, answer)
         return await store.get_approval(self.db, approval.id)
 
-    async def _left_behind(self, attempt: Attempt) -> Approval | None:
-        """The approval that this very call left behind when it was cut off."""
+    async def _asked_before(self, attempt: Attempt) -> Approval | None:
+        """The open question about this very call, of a caller that was cut off or waits too."""
         if attempt.unattended:
             return None
-        for approval in await store.same_open(self.db, time.time(), **_call_of(attempt)):
-            execution = await get_execution(self.db, approval.execution_id)
-            if execution is None or await self.has_waiter(execution):
-                continue
-            if approval.status == "approved":
-                return approval  # of several who want to use it, one will
-            if await store.take_over(self.db, execution.id, execution.replica, self.replica):
-                return approval
-        return None
+        return await store.same_open(self.db, time.time(), UNATTENDED, **_call_of(attempt))
 
     async def _ask(self, attempt: Attempt, target: Target) -> Approval:
         """A new question about this call."""
@@ -234,7 +209,6 @@ class Approvals:
         return approval
 
     def _question_as_answer(self, attempt: Attempt, approval: Approval) -> Result:
-        store.let_go(self.db, attempt.id, self.replica)  # nobody waits: the client calls again
         params = {"mode": "form", **question_of(attempt, approval)}
         asked = {QUESTION: {"method": ELICIT, "params": params}}
         state = self.seal.seal_values(PURPOSE, approval.id)
@@ -242,7 +216,6 @@ class Approvals:
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval once it is no longer pending, or as it is when nobody waits any more."""
-        self.waiting[attempt.id] = (approval.id, attempt.caller.gone)
         asking = asyncio.create_task(self._elicit(attempt, approval), name=f"ask {approval.id}")
         try:
             with self.signals.awaiting(CONFIRMATION, approval.id) as heard:
@@ -259,10 +232,7 @@ class Approvals:
                         await self._judge_attempt(attempt, approval)
             return approval
         finally:
-            del self.waiting[attempt.id]
             asking.cancel()
-            if approval.status in ("pending", "approved"):
-                store.let_go(self.db, attempt.id, self.replica)
 
     def _waits_for_nobody(self, caller: Caller) -> bool:
         return self.draining or caller.gone()

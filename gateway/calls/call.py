@@ -222,8 +222,7 @@ class Invoker:
             same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
             if first is not None and (first.tool, first.args_digest) != same_call:
                 raise _conflict(attempt)
-            # One whose caller was cut off before a decision goes on in this attempt.
-            if first is not None and not await self._is_left_behind(first):
+            if first is not None and not _is_shared(first):
                 return await self._answer_again(attempt, first)
         return await self._approvals.obtain(attempt, self._target(attempt))
 
@@ -269,10 +268,6 @@ class Invoker:
         arguments = {**attempt.arguments, **prepared.inject}
         request = build_request(operation, arguments, prepared.blocklist)
         return request.method, attempt.redactor.text(request.url)[:PREVIEW_CHARS]
-
-    async def _is_left_behind(self, first: Execution) -> bool:
-        is_undecided = first.status == "pending_confirmation"
-        return is_undecided and not await self._approvals.has_waiter(first)
 
     async def _answer_again(self, attempt: Attempt, first: Execution) -> Result:
         """What the caller of the first call with this token got, or would have got."""
@@ -431,6 +426,11 @@ def _conflict(attempt: Attempt) -> Fixable:
         "Use a new token for a new call; find_execution shows the earlier one.",
         token=token,
     )
+
+
+def _is_shared(first: Execution) -> bool:
+    """Whether the same call made again goes on with the question that the first one asked."""
+    return first.status == "pending_confirmation" and first.era != UNATTENDED
 
 
 def _first_error(attempt: Attempt, first: Execution) -> GatewayError:

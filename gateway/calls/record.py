@@ -19,8 +19,8 @@ from typing import Any, Literal
 import msgspec
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gateway.calls.arguments import step_into
 from gateway.calls.redact import Redactor, redact_arguments
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import (
@@ -176,24 +176,11 @@ def refusal_of(
     arguments: Mapping[str, Any] | None = None,
 ) -> Execution:
     """The record of a call that found no tool: nothing in it tells a hidden one from none."""
-    now = time.time()
-    return Execution(
-        id=new_id(now),
-        tool=cut(tool, MAX_QUOTE_CHARS),
-        connection=connection,
-        principal=caller.principal.name,
-        status="denied",
-        arguments=arguments or {},
-        created_at=now,
-        revision=snapshot.revision,
-        result={"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0},
-        error_code=error.code,
-        finished_at=now,
-        reason="the caller has no such tool",
-        session=caller.session,
-        client=caller.client,
-        era=caller.era,
-    )
+    name = cut(tool, MAX_QUOTE_CHARS)
+    none = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
+    attempt = Attempt(snapshot, none, none, arguments or {}, caller, {}, Redactor(()), "")
+    attempt.reason = "the caller has no such tool"
+    return replace(execution_of(attempt, "denied", None, error), access="")
 
 
 def arguments_digest(arguments: Mapping[str, Any]) -> str:
@@ -274,11 +261,9 @@ def _bounded(value: Any, bound: int) -> Any:
 
 
 def recorded_values(names: Sequence[str], result: Result) -> dict[str, Any] | None:
-    """The values of an answer to be kept beside its token: JSON pointers, or names of fields."""
+    """The values of an answer to be kept beside its token, by the names of their fields."""
     body = _body(result) if names else None
-    found = {
-        name: _pointed(body, name) if name[:1] == "/" else _named(body, name) for name in names
-    }
+    found = {name: _named(body, name) for name in names}
     small = {n: v for n, v in found.items() if len(json_bytes(v)) <= MAX_RECORDED_BYTES}
     return {name: value for name, value in small.items() if value is not None} or None
 
@@ -293,15 +278,6 @@ def _body(result: Result) -> Any:
             except orjson.JSONDecodeError:
                 continue
     return None
-
-
-def _pointed(value: Any, pointer: str) -> Any:
-    try:
-        for step in pointer[1:].split("/"):
-            value = step_into(value, step)
-    except LookupError:
-        return None
-    return value
 
 
 def _named(value: Any, name: str) -> Any:

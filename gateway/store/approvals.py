@@ -8,9 +8,6 @@ number of processes, one wins. The decision and the row of the waiting execution
        ├────── denied
        ├────── expired   (approved ones expire too)
        └────── void      (the tool changed, rights were lost)
-
-The row of the waiting execution names the process that waits (`replica`); one that nobody waits for
-any more may be taken over by the same call made again.
 """
 
 from __future__ import annotations
@@ -122,10 +119,18 @@ async def list_open(db: Database, now: float) -> list[Approval]:
     return await _find(db, _still("pending", now))
 
 
-async def same_open(db: Database, now: float, **call: str) -> list[Approval]:
-    """Open approvals with these values, which name one call: approved ones first, then oldest."""
+async def same_open(db: Database, now: float, unattended: str, **call: str) -> Approval | None:
+    """The open approval with these values, which name one call: an approved one, or the oldest.
+
+    Not of a caller of the era that is named: its call runs by itself.
+    """
     same = and_(*(_approvals.c[name] == value for name, value in call.items()))
-    return await _find(db, same & _open & (_approvals.c.expires_at > now))
+    by_itself = select(_executions.c.id).where(
+        _executions.c.id == _approvals.c.execution_id, _executions.c.era == unattended
+    )
+    open_now = same & _open & (_approvals.c.expires_at > now) & ~by_itself.exists()
+    found = await _find(db, open_now, 1)
+    return found[0] if found else None
 
 
 async def approved_of_era(db: Database, era: str, now: float, limit: int) -> list[Approval]:
@@ -233,16 +238,6 @@ def _move(
     return moved
 
 
-async def take_over(db: Database, execution_id: str, old: str, new: str) -> bool:
-    """Makes another process the one that waits; False if someone else was faster."""
-    return await db.write(lambda tx: _hand_over(tx, execution_id, old, new))
-
-
-def let_go(db: Database, execution_id: str, replica: str) -> None:
-    """Says, soon, that nobody waits for this any more."""
-    db.write_soon(lambda tx: _hand_over(tx, execution_id, replica, ""))
-
-
 async def wrote_before(db: Database, principal: str, connection: str, session: str | None) -> bool:
     """Whether this principal, in this session where there is one, wrote to the connection."""
     mine = select(_executions.c.id).filter_by(principal=principal, connection=connection)
@@ -273,8 +268,3 @@ async def first_with_token(db: Database, principal: str, token: str) -> Executio
     mine = select(_executions).filter_by(principal=principal, idempotency_token=token)
     waiting = mine.where(_waits).order_by(_executions.c.created_at).limit(1)
     return await db.read(lambda tx: one(tx, claimed, Execution) or one(tx, waiting, Execution))
-
-
-def _hand_over(tx: Connection, execution_id: str, old: str, new: str) -> bool:
-    theirs = update(_executions).where(_waits).filter_by(id=execution_id, replica=old)
-    return tx.execute(theirs.values(replica=new)).rowcount == 1

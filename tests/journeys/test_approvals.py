@@ -320,7 +320,7 @@ async def test_who_waits_when_the_gateway_ends_is_sent_away_and_the_question_sta
     async with shop.agent() as ann:
         call = asyncio.create_task(ann.call_tool("shop_place_order", ORDER))
         [waiting] = await shop.root.pending()
-        shop.app.gateway.approvals.drain()
+        shop.app.gateway.approvals.draining = True
         assert error_code(await asyncio.wait_for(call, 15)) == "busy"
         assert [each["id"] for each in await shop.root.pending()] == [waiting["id"]]
     assert shop.peer.sent() == 0
