@@ -18,8 +18,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -67,17 +67,15 @@ class Admission:
         self._wait_seconds = wait_seconds
         self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
         self._large = asyncio.Semaphore(LARGE_ANSWERS)
-        self._connections: dict[str, _Health] = {}
+        self._connections: dict[str, ApiHealth] = {}
         self._windows = _Windows(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
         """Take over a new bound; calls under way are not touched."""
         self._overall = Slots(max_concurrent_calls, "The gateway", self._wait_seconds)
 
-    async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> None:
+    async def admit(self, connection: str, principal: str, limit: RateLimit) -> None:
         """Count one request against the rate limit, or refuse it."""
-        if limit is None:
-            return
         key, requests, seconds = f"{connection}\0{principal}", limit.requests, limit.window_seconds
         if self._shared is None:
             wait = self._windows.wait(key, requests, seconds)
@@ -90,9 +88,29 @@ class Admission:
         if self._shared is None:
             self._windows.count(key, seconds)
 
-    def call(self, connection: str) -> Passage:
-        """One call's place among the others."""
-        return Passage(self._health(connection), self._overall, self._clock)
+    @asynccontextmanager
+    async def call(
+        self, connection: str, principal: str = "", limit: RateLimit | None = None
+    ) -> AsyncIterator[ApiHealth]:
+        """One call's place among the others while the block lasts.
+
+        The sender notes the answer; an error that says that none came counts as a failure. Any
+        other end counts for nothing.
+        """
+        health = self._health(connection)
+        health.check_rest()  # before queueing as well: a refusal need not wait
+        if limit is not None:
+            await self.admit(connection, principal, limit)
+        async with health.slots, self._overall:
+            health.check_rest()
+            if health.failures >= FAILURES_TO_OPEN:
+                health.open_until = self._clock() + OPEN_SECONDS  # this one tries; others wait
+            try:
+                yield health
+            except UpstreamFailed as error:
+                if error.code != "upstream_error":
+                    health.note_failure()
+                raise
 
     def large(self, connection: str, more_than: int = 0) -> Room:
         """Room for one answer that may turn out larger than most, to be kept while it is held.
@@ -102,92 +120,69 @@ class Admission:
         free = (self._health(connection).large, self._large)
         return Room(max(LARGE_BYTES, more_than), free)
 
-    def _health(self, connection: str) -> _Health:
+    def _health(self, connection: str) -> ApiHealth:
         health = self._connections.get(connection)
         if health is None:
             slots = Slots(CALLS_PER_CONNECTION, "The connection", self._wait_seconds)
-            health = self._connections[connection] = _Health(slots)
+            health = self._connections[connection] = ApiHealth(self._clock, slots)
         return health
 
 
-class Passage:
-    """One call's place among the others while the block lasts.
+@dataclass(slots=True)
+class ApiHealth:
+    """What is known of one connection: how its last calls fared."""
 
-    The sender notes the answer; an error that says that none came counts as a failure. Any other
-    end counts for nothing.
-    """
-
-    __slots__ = ("_clock", "_health", "_overall", "_taken")
-
-    def __init__(self, health: _Health, overall: Slots, clock: Clock) -> None:
-        self._health = health
-        self._overall = overall
-        self._clock = clock
-        self._taken: list[Slots] = []
-
-    async def __aenter__(self) -> Passage:
-        self._check_rest()  # before queueing as well: a refusal need not wait
-        try:
-            for slots in (self._health.slots, self._overall):
-                await slots.take()
-                self._taken.append(slots)
-            self._check_rest()
-        except BaseException:
-            await self.__aexit__(None, None)
-            raise
-        if self._health.failures >= FAILURES_TO_OPEN:
-            self._health.open_until = self._clock() + OPEN_SECONDS  # this one tries; others wait
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        if isinstance(error, UpstreamFailed) and error.code != "upstream_error":
-            self.note_failure()
-        for slots in self._taken:
-            slots.free()
+    clock: Clock
+    slots: Slots
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    failures: int = 0
+    open_until: float = 0.0
+    paused_until: float = 0.0
 
     def note_answer(self, status: int, retry_after: str | None = None) -> None:
         """An answer came; a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
         seconds = retry_after_seconds(retry_after) if status in (429, 503) else None
         if seconds is not None:
-            self._health.paused_until = max(self._health.paused_until, self._clock() + seconds)
+            self.paused_until = max(self.paused_until, self.clock() + seconds)
         if status >= 500 and status != 501:
             self.note_failure()
         else:
-            self._health.failures = 0
+            self.failures = 0
 
     def note_failure(self) -> None:
         """No answer came, or one that says the API is broken."""
-        self._health.failures += 1
-        self._health.open_until = self._clock() + OPEN_SECONDS
+        self.failures += 1
+        self.open_until = self.clock() + OPEN_SECONDS
 
     def may_retry(self, method: str, error: NoAnswer) -> bool:
         """Whether the call may be made once more: a broken API is not asked twice as often."""
         unsent = not error.sent and error.code == "upstream_unreachable"
-        return unsent and method in ("GET", "HEAD") and self._health.failures == 0
+        return unsent and method in ("GET", "HEAD") and self.failures == 0
 
-    def _check_rest(self) -> None:
+    def check_rest(self) -> None:
         """Refuse a call to an API that asked for a pause, or that has failed too often."""
-        health, now = self._health, self._clock()
-        if now < health.paused_until:
-            pause = health.paused_until - now
+        now = self.clock()
+        if now < self.paused_until:
+            pause = self.paused_until - now
             raise _later("rate_limited", "The API asked to be left alone for a while.", pause)
-        wait = health.open_until - now
-        if wait > 0 and health.failures >= FAILURES_TO_OPEN:
+        if now < self.open_until and self.failures >= FAILURES_TO_OPEN:
+            wait = self.open_until - now
             raise _later("circuit_open", "The API has failed several times in a row.", wait)
 
 
 class Slots:
-    """So many calls at a time; a few more wait their turn, in order and not for long."""
+    """So many calls at a time; a few more wait their turn, in order and not for long; or `busy`."""
 
     def __init__(self, limit: int, owner: str, wait_seconds: float) -> None:
         self._free = asyncio.Semaphore(limit)
         self._owner = owner
         self._wait_seconds = wait_seconds
         self._waiting = 0
-        self.free = self._free.release  # gives a slot back, to the call that waits longest
 
-    async def take(self) -> None:
-        """Take a slot, which is to be freed; or `busy`."""
+    async def __aexit__(self, *_: object) -> None:
+        self._free.release()  # to the call that waits longest
+
+    async def __aenter__(self) -> None:
         if not self._free.locked():
             await self._free.acquire()
             return
@@ -202,17 +197,6 @@ class Slots:
             raise busy from None
         finally:
             self._waiting -= 1
-
-
-@dataclass(slots=True)
-class _Health:
-    """What is known of one connection."""
-
-    slots: Slots
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    failures: int = 0
-    open_until: float = 0.0
-    paused_until: float = 0.0
 
 
 def retry_after_seconds(value: str | None, now: datetime | None = None) -> float | None:

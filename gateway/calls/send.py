@@ -70,23 +70,23 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: HttpOperation
     ) -> Result:
         request = _request(attempt, prepared, operation)
-        await self.limits.admit(prepared.name, attempt.principal, prepared.rate_limit)
+        place = (prepared.name, attempt.principal, prepared.rate_limit)
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             send = self._send_within(attempt, prepared, room)
-            async with self.limits.call(prepared.name) as passage:
+            async with self.limits.call(*place) as health:
                 wanted = (prepared.auth, request, operation.base_url, send)
                 began = time.perf_counter()
                 try:
                     answer, grant = await self.credentials.send(*wanted)
                 except NoAnswer as error:
-                    if not passage.may_retry(request.method, error):
+                    if not health.may_retry(request.method, error):
                         raise
                     answer, grant = await self.credentials.send(*wanted)
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 if prepared.envelope is not None:
                     answer = await opened(answer, self.work)
-                passage.note_answer(answer.status, answer.header("retry-after"))
+                health.note_answer(answer.status, answer.header("retry-after"))
             attempt.redactor = redactor_with(prepared, grant)
             attempt.upstream_status = answer.status
             if answer.status >= 400:
@@ -154,11 +154,10 @@ class Sender:
             ask = asker(caller, attempt.redactor, seconds, attempt.put)
         params = _params(attempt, prepared, operation, asks=ask is not None)
         principal = attempt.principal
-        await self.limits.admit(prepared.name, principal, prepared.rate_limit)
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             told = (_progress(attempt), ask, _notice(attempt))
             hooks = Hooks(*told, caller.askable if ask else None, room.holds)
-            async with self.limits.call(prepared.name) as passage:
+            async with self.limits.call(prepared.name, principal, prepared.rate_limit) as health:
                 began = time.perf_counter()
                 try:
                     result = await self.upstreams.request(
@@ -171,7 +170,7 @@ class Sender:
                     raise
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
-                passage.note_answer(200)
+                health.note_answer(200)
             if found := recorded_values(operation.record, result):  # before the answer is cut
                 attempt.recorded = attempt.redactor.json(found)
             return await self._taken_over(attempt, result)
@@ -291,17 +290,16 @@ class UpstreamRequests:
         sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
         asks = asker(caller, prepared.redactor, ask_seconds)
         hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
-        await self._limits.admit(name, principal, prepared.rate_limit)
-        async with self._limits.call(name) as passage:
+        async with self._limits.call(name, principal, prepared.rate_limit) as health:
             try:
                 result = await self.upstreams.request(
                     name, method, sent, principal=principal, hooks=hooks, relay_input=relays
                 )
             except UpstreamRefused as error:
-                passage.note_answer(200)
+                health.note_answer(200)
                 clear_refusal(error, prepared.redactor)
                 raise
-            passage.note_answer(200)
+            health.note_answer(200)
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, caller.askable)
         return (await clear_result(result, prepared.redactor))[1]

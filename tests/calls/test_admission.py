@@ -58,7 +58,6 @@ async def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_pr
     assert refusal(error.value) == ("rate_limited", 6)
     await limits.admit("c", "q", limit)
     await limits.admit("d", "p", limit)
-    await limits.admit("c", "p", None)
     clock.now += 6
     await limits.admit("c", "p", limit)
 
@@ -124,11 +123,10 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
 async def test_waiters_that_give_up_lose_no_slot() -> None:
     slots = Slots(1, "It", 5.0)
     async with asyncio.timeout(15):
-        await slots.take()
-        tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        slots.free()
+        async with slots:
+            tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
         tasks[1].cancel()  # just when its turn has come
         await asyncio.gather(*tasks, return_exceptions=True)
         assert [task.cancelled() for task in tasks] == [True, True, False]
@@ -136,8 +134,8 @@ async def test_waiters_that_give_up_lose_no_slot() -> None:
 
 
 async def _hold(slots: Slots) -> None:
-    await slots.take()
-    slots.free()
+    async with slots:
+        pass
 
 
 # --- circuit --------------------------------------------------------------------------------------
