@@ -41,29 +41,11 @@ from msgspec import Struct
 
 from gateway.calls import questions
 from gateway.calls.questions import Decision, may_always, name_of_client, question_of
-from gateway.calls.record import (
-    ELICIT,
-    UNATTENDED,
-    Attempt,
-    Caller,
-    Door,
-    FindTool,
-    arguments_digest,
-    execution_of,
-    failed_result,
-    input_required,
-    meta_of,
-    pending_result,
-)
+from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, FindTool
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused
-from gateway.limits import (
-    CALLS_PER_PRINCIPAL,
-    MAX_QUOTE_CHARS,
-    MOMENT_SECONDS,
-    SESSION_SECONDS,
-)
+from gateway.limits import CALLS_PER_PRINCIPAL, MAX_QUOTE_CHARS, MOMENT_SECONDS, SESSION_SECONDS
 from gateway.model import Principal, Result, Tool, elicitation_modes, new_id
 from gateway.policy.access import permit_again
 from gateway.store import approvals as store
@@ -117,7 +99,7 @@ class Approvals:
         if approval.status == "pending":
             if attempt.unattended:
                 text = "The call waits for a person's decision and runs by itself once approved."
-                return pending_result(attempt, "pending_confirmation", text)
+                return attempt.pending("pending_confirmation", text)
             if attempt.caller.era == "2026" and _has_forms(attempt.caller):
                 return self._question_as_answer(attempt, approval)
             approval = await self._wait(attempt, approval)
@@ -190,7 +172,7 @@ class Approvals:
         wrote = await store.wrote_before(self.db, principal, tool.connection, session)
         changed = await store.changed_since_used(self.db, principal, tool.name, tool.connection)
         looked_at_twice = questions.warnings(attempt, first_write=not wrote, changed=changed)
-        execution = execution_of(attempt, "pending_confirmation")
+        execution = attempt.execution("pending_confirmation")
         kept = (attempt.arguments, attempt.door, attempt.token)
         ticket = Ticket(attempt.caller.principal, *kept)
         approval = Approval(
@@ -212,7 +194,7 @@ class Approvals:
         params = {"mode": "form", **question_of(attempt, approval)}
         asked = {QUESTION: {"method": ELICIT, "params": params}}
         state = self.seal.seal_values(PURPOSE, approval.id)
-        return input_required(attempt, "pending_confirmation", asked, state)
+        return attempt.asking("pending_confirmation", asked, state)
 
     async def _wait(self, attempt: Attempt, approval: Approval) -> Approval:
         """The approval once it is no longer pending, or as it is when nobody waits any more."""
@@ -348,7 +330,7 @@ def _call_of(attempt: Attempt) -> dict[str, Any]:
         "principal": attempt.principal,
         "tool": attempt.tool.name,
         "fingerprint": attempt.tool.fingerprint,
-        "args_digest": arguments_digest(attempt.arguments),
+        "args_digest": attempt.args_digest,
     }
 
 
@@ -363,7 +345,7 @@ def _send_away(attempt: Attempt) -> Result:
         "The gateway is restarting; the call was not made.",
         "Call again: if it is approved meanwhile, nobody is asked a second time.",
     )
-    return failed_result(attempt, restarting) | {"_meta": meta_of(attempt, "pending_confirmation")}
+    return attempt.failed(restarting) | {"_meta": attempt.meta("pending_confirmation")}
 
 
 async def _say_progress(attempt: Attempt, approval: Approval) -> None:

@@ -39,13 +39,7 @@ from referencing.jsonschema import DRAFT202012
 
 from gateway.calls.redact import names_a_secret
 from gateway.errors import Fixable
-from gateway.limits import (
-    CHECK_STEPS,
-    MAX_LEVELS,
-    MAX_QUOTE_CHARS,
-    MAX_REMEMBERED,
-    MAX_TOLD_ITEMS,
-)
+from gateway.limits import CHECK_STEPS, MAX_LEVELS, MAX_QUOTE_CHARS, MAX_REMEMBERED, MAX_TOLD_ITEMS
 from gateway.model import CONSTANTS, Tool, unpack
 from gateway.naming import cut
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -36,29 +37,15 @@ from gateway.calls.record import (
     Attempt,
     Caller,
     Door,
-    arguments_digest,
-    describe_failure,
-    execution_of,
-    failed_result,
-    meta_of,
-    outcome_unknown,
-    pending_result,
+    status_in,
     status_of,
     with_token,
-    with_warnings,
 )
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
-from gateway.errors import (
-    Broken,
-    Fixable,
-    GatewayError,
-    NotApproved,
-    Overloaded,
-    UpstreamFailed,
-)
+from gateway.errors import Broken, Fixable, GatewayError, NotApproved, Overloaded, UpstreamFailed
 from gateway.limits import CALLS_PER_PRINCIPAL, MOMENT_SECONDS, PREVIEW_CHARS
 from gateway.model import Result, Tool
 from gateway.policy.access import permit
@@ -72,7 +59,7 @@ from gateway.store.ledger import (
     get_execution,
     record_finished,
 )
-from gateway.store.tables import CONFIRMATION, Approval, Execution, ExecutionStatus
+from gateway.store.tables import CONFIRMATION, Approval, Execution
 
 log = structlog.get_logger("gateway.call")
 
@@ -144,7 +131,7 @@ class Invoker:
         try:
             return await self._make(attempt)
         except NotApproved as error:  # its row says so already
-            return failed_result(attempt, error)
+            return attempt.failed(error)
         except Exception as error:  # the boundary: a caller gets a code, the log gets the place
             return self._refuse(attempt, _error_told(attempt, error))
 
@@ -159,11 +146,11 @@ class Invoker:
         if attempt.tool.access != "read" or attempt.token is not None or approval is not None:
             return await self.running.finish(attempt.id, self._make_write(attempt, approval))
         try:
-            result = self._shape(attempt, await self._send(attempt))
+            result = attempt.shaped(await self._send(attempt))
         except asyncio.CancelledError:
             self._record_left(attempt)
             raise
-        self.record(execution_of(attempt, _status(result), result))
+        self.record(attempt.execution(status_in(result), result))
         return result
 
     async def _make_in_background(self, attempt: Attempt, approval: Approval | None) -> Result:
@@ -178,7 +165,7 @@ class Invoker:
         if first is not None:
             return first
         self.running.start(self._complete(attempt), attempt.id, attempt.principal)
-        return pending_result(attempt, "executing", "The call runs in the background.")
+        return attempt.pending("executing", "The call runs in the background.")
 
     async def _make_write(self, attempt: Attempt, approval: Approval | None) -> Result:
         try:
@@ -191,11 +178,11 @@ class Invoker:
     async def _complete(self, attempt: Attempt) -> Result:
         """Sends a call that is on disk, and puts its end there too, whatever happens."""
         try:
-            result = self._shape(attempt, await self._send(attempt))
+            result = attempt.shaped(await self._send(attempt))
         except (asyncio.CancelledError, Exception) as error:
             return await self._fail(attempt, error)
         result = with_token(result, attempt.token)
-        await self._record_end(execution_of(attempt, _status(result), result))
+        await self._record_end(attempt.execution(status_in(result), result))
         return result
 
     # --- the steps --------------------------------------------------------------------------------
@@ -219,7 +206,7 @@ class Invoker:
         """The approval to use up, or the answer where the call goes on, or went, without it."""
         if attempt.token is not None and attempt.token_given:
             first = await first_with_token(self._db, attempt.principal, attempt.token)
-            same_call = (attempt.tool.name, arguments_digest(attempt.arguments))
+            same_call = (attempt.tool.name, attempt.args_digest)
             if first is not None and (first.tool, first.args_digest) != same_call:
                 raise _conflict(attempt)
             if first is not None and not _is_shared(first):
@@ -228,7 +215,7 @@ class Invoker:
 
     async def _claim(self, attempt: Attempt, approval: Approval | None) -> Result | None:
         """Puts the call on disk; gives the first answer where its token had one already."""
-        execution = execution_of(attempt, "executing")
+        execution = attempt.execution("executing")
         if approval is None:
             begun = await begin(self._db, execution)
         else:
@@ -244,11 +231,6 @@ class Invoker:
     def _send(self, attempt: Attempt) -> Awaitable[Result]:
         prepared = self._prepared.of(attempt.snapshot, attempt.tool.connection)
         return self._send_prepared(attempt, prepared)
-
-    def _shape(self, attempt: Attempt, result: Result) -> Result:
-        """The result with what it says of its call."""
-        meta = {**result.get("_meta", {}), **meta_of(attempt, _status(result))}
-        return with_warnings(attempt, {**result, "_meta": meta})
 
     def record(self, execution: Execution) -> None:
         """Puts the record of a call that is over on disk soon, and tells of it."""
@@ -273,23 +255,23 @@ class Invoker:
         """What the caller of the first call with this token got, or would have got."""
         attempt.id = first.id
         if attempt.unattended and first.status == "pending_confirmation":
-            return pending_result(attempt, first.status, "The call is already on its way.")
+            return attempt.pending(first.status, "The call is already on its way.")
         with self._signals.awaiting(FINISHED, first.id) as heard:  # its process may be another one
             while (first := await get_execution(self._db, first.id) or first).status in _GOING_ON:
                 await heard_within(heard, MOMENT_SECONDS)
         answer = (first.result or {}).get("answer")
         if answer is not None:
             return {**answer, "_meta": {**answer.get("_meta", {}), "gateway/replayed": True}}
-        return failed_result(attempt, _first_error(attempt, first))
+        return attempt.failed(_first_error(attempt, first))
 
     def _record_left(self, attempt: Attempt) -> None:
         """Records a call whose caller left before it was sent, or that only reads."""
         error = Broken("cancelled", "the caller left")
-        self.record(execution_of(attempt, "failed", None, error))
+        self.record(attempt.execution("failed", None, error))
 
     def _refuse(self, attempt: Attempt, error: GatewayError) -> Result:
-        result = failed_result(attempt, error)
-        self.record(execution_of(attempt, status_of(error), result, error))
+        result = attempt.failed(error)
+        self.record(attempt.execution(status_of(error), result, error))
         return result
 
     async def _fail(self, attempt: Attempt, cause: BaseException) -> Result:
@@ -301,9 +283,9 @@ class Invoker:
         in_doubt = attempt.token is not None or error.code == "cancelled"
         is_final = error.code in REFUSED_UPSTREAM or attempt.tool.access == "read"
         if sent and in_doubt and not is_final:
-            error = outcome_unknown(attempt, error.code)
-        result = failed_result(attempt, error)
-        await self._record_end(execution_of(attempt, status_of(error), result, error), sent=sent)
+            error = attempt.unknown(error.code)
+        result = attempt.failed(error)
+        await self._record_end(attempt.execution(status_of(error), result, error), sent=sent)
         return result
 
     async def _record_end(self, execution: Execution, *, sent: bool = True) -> None:
@@ -340,7 +322,7 @@ class Invoker:
                 try:
                     await self._resume(approval)
                 except Exception as error:  # one call's trouble must not stop the others
-                    failure = describe_failure(error)
+                    failure = _describe_failure(error)
                     log.warning("approved call not made", approval=approval.id, **failure)
 
     async def _resume(self, approval: Approval) -> None:
@@ -364,19 +346,21 @@ class Invoker:
         self.running.start(self._make_write(attempt, approval), attempt.id, APPROVED)
 
 
-def _status(result: Result) -> ExecutionStatus:
-    return "failed" if result.get("isError") else "completed"
-
-
 def _error_told(attempt: Attempt, cause: BaseException) -> GatewayError:
     """The error that the caller is told."""
     if isinstance(cause, GatewayError):
         return cause
     if isinstance(cause, asyncio.CancelledError):
         return Broken("cancelled", "the call was cancelled")
-    name, failure = attempt.tool.name, describe_failure(cause)
+    name, failure = attempt.tool.name, _describe_failure(cause)
     log.error("call failed", tool=name, execution=attempt.id, **failure)
     return Broken("internal", "the gateway failed on this call")
+
+
+def _describe_failure(error: BaseException) -> dict[str, str]:
+    """What the log says of an unexpected error: its kind and place, not its words or values."""
+    frames = traceback.format_tb(error.__traceback__)[-4:]
+    return {"error": type(error).__name__, "trace": "".join(frames)}
 
 
 def _was_sent(attempt: Attempt, error: BaseException) -> bool:
@@ -436,7 +420,7 @@ def _is_shared(first: Execution) -> bool:
 def _first_error(attempt: Attempt, first: Execution) -> GatewayError:
     """Why the first call with this token has no answer."""
     if first.status == "unknown":
-        return outcome_unknown(attempt)
+        return attempt.unknown()
     kind = Broken if first.status == "failed" else NotApproved
     return kind(
         first.error_code or "internal",

@@ -33,17 +33,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
-from gateway.calls.record import (
-    ELICIT,
-    Ask,
-    AskClient,
-    Attempt,
-    Caller,
-    arguments_digest,
-    failed_result,
-    input_required,
-    outcome_unknown,
-)
+from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.errors import Fixable, GatewayError, Overloaded, UpstreamFailed
@@ -365,9 +355,9 @@ class HeldCalls:
                 said = await self._answer(id, round, caller.input_responses, caller)
             else:
                 said = await self._letters.ask(replica, id, round, caller.input_responses)
-            return said or failed_result(attempt, await self._why_gone(attempt))
+            return said or attempt.failed(await self._why_gone(attempt))
         except GatewayError as error:  # of this answer, not of the call
-            return failed_result(attempt, error)
+            return attempt.failed(error)
 
     def drain(self) -> None:
         """Nobody is asked any more: this process ends, and what it holds with it."""
@@ -410,7 +400,7 @@ class HeldCalls:
             held.asked, held.answers = questions, _future()
             named = [self.replica, held.attempt.id, held.round, *held.bound_to]
             state = self.seal.seal_values(PURPOSE, *named)
-            result = input_required(held.attempt, "executing", questions, state)
+            result = held.attempt.asking("executing", questions, state)
             held.question.set_result(result)
             try:
                 return await held.answers
@@ -440,11 +430,11 @@ class HeldCalls:
                 f"get_execution {attempt.id} tells how.",
             )
         if attempt.tool.access != "read":
-            return outcome_unknown(attempt)
+            return attempt.unknown()
         return Overloaded(
             "busy", "The gateway was restarted before the answer came.", "Call again."
         )
 
 
 def _bound_to(attempt: Attempt) -> list[str]:
-    return [attempt.principal, attempt.tool.name, arguments_digest(attempt.arguments)]
+    return [attempt.principal, attempt.tool.name, attempt.args_digest]

@@ -1,16 +1,15 @@
 """Who calls (`Caller`), the call on its way (`Attempt`), and the one record it ends in.
 
-Ledger row, metrics, log line and console feed are all read off the `Execution` that `execution_of`
-makes; nothing else is written down about a call. The results that are ours are worded here too:
-failed calls, and calls that go on without their caller. The model reads the sentence, programs
-read the structure, and both find the execution's id.
+Ledger row, metrics, log line and console feed are all read off the `Execution` that an attempt
+makes of itself; nothing else is written down about a call. The results that are ours are worded
+here too: failed calls, and calls that go on without their caller. The model reads the sentence,
+programs read the structure, and both find the execution's id.
 """
 
 from __future__ import annotations
 
 import json
 import time
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
@@ -128,42 +127,138 @@ class Attempt(Struct):
     def duration_ms(self) -> float:
         return round((time.perf_counter() - self.began) * 1000, 2)
 
+    @property
+    def args_digest(self) -> str:
+        """Names exactly these arguments, however they are ordered."""
+        try:
+            text = orjson.dumps(self.arguments, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # huge numbers, lone surrogates
+            text = json.dumps(self.arguments, sort_keys=True).encode()
+        return sha256(text).hexdigest()
 
-def execution_of(
-    attempt: Attempt,
-    status: ExecutionStatus,
-    result: Mapping[str, Any] | None = None,
-    error: GatewayError | None = None,
-) -> Execution:
-    """The record of a call in this state; `result` is what the caller gets."""
-    tool, caller = attempt.tool, attempt.caller
-    failure = _failure_of(status, result, error)
-    finished = status not in ("executing", "pending_confirmation")
-    return Execution(
-        id=attempt.id,
-        tool=tool.name,
-        connection=tool.connection,
-        principal=attempt.principal,
-        status=status,
-        access=tool.access,
-        risk=tool.risk,
-        arguments=shown_arguments(attempt),
-        args_digest=arguments_digest(attempt.arguments),
-        created_at=attempt.at,
-        revision=attempt.snapshot.revision,
-        result=_outcome(attempt, status, result, failure) if finished else None,
-        error_code=failure["code"] if failure else None,
-        upstream_status=attempt.upstream_status,
-        idempotency_token=attempt.token,
-        recorded=attempt.recorded,
-        bundle_ids=attempt.bundle_ids,
-        finished_at=time.time() if finished else None,
-        reason=attempt.reason,
-        session=caller.session,
-        client=caller.client,
-        era=UNATTENDED if attempt.unattended else caller.era,
-        replica=attempt.replica,
-    )
+    def execution(
+        self,
+        status: ExecutionStatus,
+        result: Mapping[str, Any] | None = None,
+        error: GatewayError | None = None,
+    ) -> Execution:
+        """The record of a call in this state; `result` is what the caller gets."""
+        tool, caller = self.tool, self.caller
+        failure = _failure_of(status, result, error)
+        finished = status not in ("executing", "pending_confirmation")
+        return Execution(
+            id=self.id,
+            tool=tool.name,
+            connection=tool.connection,
+            principal=self.principal,
+            status=status,
+            access=tool.access,
+            risk=tool.risk,
+            arguments=self._shown_arguments(),
+            args_digest=self.args_digest,
+            created_at=self.at,
+            revision=self.snapshot.revision,
+            result=self._outcome(status, result, failure) if finished else None,
+            error_code=failure["code"] if failure else None,
+            upstream_status=self.upstream_status,
+            idempotency_token=self.token,
+            recorded=self.recorded,
+            bundle_ids=self.bundle_ids,
+            finished_at=time.time() if finished else None,
+            reason=self.reason,
+            session=caller.session,
+            client=caller.client,
+            era=UNATTENDED if self.unattended else caller.era,
+            replica=self.replica,
+        )
+
+    def _shown_arguments(self) -> Any:
+        """The arguments for people: secrets masked, bounded."""
+        try:
+            masked = redact_arguments(dict(self.arguments))
+        except RecursionError:
+            return {"truncated": True, "preview": "nested too deeply to be shown"}
+        text = json_bytes(masked)
+        if len(text) <= MAX_RECORDED_BYTES and self.redactor.bytes(text) is text:
+            return masked  # as nearly always: there is nothing to clear
+        return _bounded(self.redactor.json(masked), MAX_RECORDED_BYTES)
+
+    def _outcome(
+        self,
+        status: ExecutionStatus,
+        result: Mapping[str, Any] | None,
+        failure: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        # Whoever reads it later has no other place to read it from.
+        bound = 2 * self.max_output_bytes if self.background else MAX_RECORDED_BYTES
+        outcome: dict[str, Any] = {
+            "success": status == "completed",
+            "output": None if failure else _bounded(output_of(result), bound),
+            "error": _bounded(failure, bound),
+            "duration_ms": self.duration_ms,
+        }
+        if self.upstream_ms is not None:
+            outcome["upstream_ms"] = self.upstream_ms
+        if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
+            outcome["headers"] = headers
+        if self.token is not None and result is not None:
+            outcome["answer"] = result  # the first answer, for whoever asks again with the token
+        return outcome
+
+    def failed(self, error: GatewayError) -> Result:
+        """What the caller of a failed call gets."""
+        shown = {"error": self.redactor.json(error.as_dict())}
+        text, status = self.redactor.text(error.sentence), status_of(error)
+        return self._own_result(status, text, shown)
+
+    def pending(self, status: ExecutionStatus, text: str) -> Result:
+        """What the caller gets of a call whose outcome is to be read later."""
+        shown = {"execution_id": self.id, "status": status}
+        return self._own_result(status, f"{text} get_execution {self.id} tells how.", shown)
+
+    def _own_result(self, status: ExecutionStatus, text: str, structured: Result) -> Result:
+        result = {
+            "content": [{"type": "text", "text": text}],
+            "structuredContent": structured,
+            "isError": "error" in structured,
+            "_meta": self.meta(status),
+        }
+        return with_token(result, self.token)
+
+    def asking(self, status: ExecutionStatus, questions: Mapping[str, Any], state: str) -> Result:
+        """Questions as a result (2026-07-28): the client answers by calling again."""
+        return {
+            "resultType": "input_required",
+            "inputRequests": dict(questions),
+            "requestState": state,
+            "_meta": self.meta(status),
+        }
+
+    def shaped(self, result: Result) -> Result:
+        """The result with what it says of its call; warnings for programs and as text."""
+        result = {**result, "_meta": {**result.get("_meta", {}), **self.meta(status_in(result))}}
+        if not self.warnings:
+            return result
+        warnings = self.redactor.json(list(self.warnings))
+        words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
+        return _with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
+
+    def meta(self, status: ExecutionStatus) -> dict[str, Any]:
+        """What every result says of its call."""
+        return {
+            "gateway/execution_id": self.id,
+            "gateway/status": status,
+            "gateway/duration_ms": self.duration_ms,
+        }
+
+    def unknown(self, cause: str = "internal") -> UpstreamFailed:
+        """The error for a call that may or may not have happened."""
+        return UpstreamFailed(
+            "outcome_unknown",
+            f"{self.tool.name} was sent, and nobody knows whether it was carried out.",
+            "Look at the other side before you try again; a new attempt needs a new token.",
+            cause=cause,
+        )
 
 
 def refusal_of(
@@ -180,51 +275,7 @@ def refusal_of(
     none = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
     attempt = Attempt(snapshot, none, none, arguments or {}, caller, {}, Redactor(()), "")
     attempt.reason = "the caller has no such tool"
-    return replace(execution_of(attempt, "denied", None, error), access="")
-
-
-def arguments_digest(arguments: Mapping[str, Any]) -> str:
-    """Names exactly these arguments, however they are ordered."""
-    try:
-        text = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # huge numbers, lone surrogates
-        text = json.dumps(arguments, sort_keys=True).encode()
-    return sha256(text).hexdigest()
-
-
-def shown_arguments(attempt: Attempt) -> Any:
-    """The arguments for people: secrets masked, bounded."""
-    try:
-        masked = redact_arguments(dict(attempt.arguments))
-    except RecursionError:
-        return {"truncated": True, "preview": "nested too deeply to be shown"}
-    text = json_bytes(masked)
-    if len(text) <= MAX_RECORDED_BYTES and attempt.redactor.bytes(text) is text:
-        return masked  # as nearly always: there is nothing to clear
-    return _bounded(attempt.redactor.json(masked), MAX_RECORDED_BYTES)
-
-
-def _outcome(
-    attempt: Attempt,
-    status: ExecutionStatus,
-    result: Mapping[str, Any] | None,
-    failure: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    # Whoever reads it later has no other place to read it from.
-    bound = 2 * attempt.max_output_bytes if attempt.background else MAX_RECORDED_BYTES
-    outcome: dict[str, Any] = {
-        "success": status == "completed",
-        "output": None if failure else _bounded(output_of(result), bound),
-        "error": _bounded(failure, bound),
-        "duration_ms": attempt.duration_ms,
-    }
-    if attempt.upstream_ms is not None:
-        outcome["upstream_ms"] = attempt.upstream_ms
-    if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
-        outcome["headers"] = headers
-    if attempt.token is not None and result is not None:
-        outcome["answer"] = result  # the first answer, for whoever asks again with the token
-    return outcome
+    return replace(attempt.execution("denied", None, error), access="")
 
 
 def _failure_of(
@@ -294,64 +345,11 @@ def _named(value: Any, name: str) -> Any:
     return None
 
 
-def failed_result(attempt: Attempt, error: GatewayError) -> Result:
-    """What the caller of a failed call gets."""
-    shown = {"error": attempt.redactor.json(error.as_dict())}
-    text, status = attempt.redactor.text(error.sentence), status_of(error)
-    return _own_result(attempt, status, text, shown)
-
-
-def pending_result(attempt: Attempt, status: ExecutionStatus, text: str) -> Result:
-    """What the caller gets of a call whose outcome is to be read later."""
-    shown = {"execution_id": attempt.id, "status": status}
-    return _own_result(attempt, status, f"{text} get_execution {attempt.id} tells how.", shown)
-
-
-def _own_result(attempt: Attempt, status: ExecutionStatus, text: str, structured: Result) -> Result:
-    result = {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": structured,
-        "isError": "error" in structured,
-        "_meta": meta_of(attempt, status),
-    }
-    return with_token(result, attempt.token)
-
-
-def input_required(
-    attempt: Attempt, status: ExecutionStatus, questions: Mapping[str, Any], state: str
-) -> Result:
-    """Questions as a result (2026-07-28): the client answers by calling again with the state."""
-    return {
-        "resultType": "input_required",
-        "inputRequests": dict(questions),
-        "requestState": state,
-        "_meta": meta_of(attempt, status),
-    }
-
-
 def with_token(result: Result, token: str | None) -> Result:
     """The result with its token, for programs and as the last line of its text."""
     if token is None:
         return result
     return _with_line(result, f"Idempotency token: {token}", {TOKEN_META: token})
-
-
-def meta_of(attempt: Attempt, status: ExecutionStatus) -> dict[str, Any]:
-    """What every result says of its call."""
-    return {
-        "gateway/execution_id": attempt.id,
-        "gateway/status": status,
-        "gateway/duration_ms": attempt.duration_ms,
-    }
-
-
-def with_warnings(attempt: Attempt, result: Result) -> Result:
-    """The result with what its caller should know of the arguments, for programs and as text."""
-    if not attempt.warnings:
-        return result
-    warnings = attempt.redactor.json(list(attempt.warnings))
-    words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
-    return _with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
 
 
 def _with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
@@ -362,6 +360,11 @@ def _with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
     }
 
 
+def status_in(result: Result) -> ExecutionStatus:
+    """The state a call is in that had this result."""
+    return "failed" if result.get("isError") else "completed"
+
+
 def status_of(error: GatewayError) -> ExecutionStatus:
     """The state a call is in after this error."""
     if error.code == "approval_expired" and not isinstance(error, ApprovalVoid):
@@ -369,19 +372,3 @@ def status_of(error: GatewayError) -> ExecutionStatus:
     if error.code == "outcome_unknown":
         return "unknown"
     return "denied" if isinstance(error, Refused) else "failed"
-
-
-def describe_failure(error: BaseException) -> dict[str, str]:
-    """What the log says of an unexpected error: its kind and place, not its words or values."""
-    frames = traceback.format_tb(error.__traceback__)[-4:]
-    return {"error": type(error).__name__, "trace": "".join(frames)}
-
-
-def outcome_unknown(attempt: Attempt, cause: str = "internal") -> UpstreamFailed:
-    """The error for a call that may or may not have happened."""
-    return UpstreamFailed(
-        "outcome_unknown",
-        f"{attempt.tool.name} was sent, and nobody knows whether it was carried out.",
-        "Look at the other side before you try again; a new attempt needs a new token.",
-        cause=cause,
-    )

@@ -19,7 +19,6 @@ from gateway.calls.credentials import Prepared, PreparedConnections
 from gateway.calls.record import (
     Attempt,
     Caller,
-    execution_of,
     recorded_values,
     with_token,
 )
@@ -199,7 +198,7 @@ class TokenLedger(RuleBasedStateMachine):
     def crash_while_sending(self, token: str, book: str) -> None:
         made = attempt(arguments={"book": book})
         made.replica, made.token = self.replica, token
-        begun = self.run(begin(self.db, execution_of(made, "executing")))
+        begun = self.run(begin(self.db, made.execution("executing")))
         if begun.outcome == "new":
             self.sent.append(token)
             self.model[token] = (book, "unknown")
