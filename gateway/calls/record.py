@@ -275,7 +275,8 @@ def refusal_of(
     none = Tool(name, name, connection, None, "", "", "read", "none", "untrusted", "", "")
     attempt = Attempt(snapshot, none, none, arguments or {}, caller, {}, Redactor(()), "")
     attempt.reason = "the caller has no such tool"
-    return replace(attempt.execution("denied", None, error), access="")
+    told = {"success": False, "output": None, "error": error.as_dict(), "duration_ms": 0.0}
+    return replace(attempt.execution("denied", None, error), access="", result=told)
 
 
 def _failure_of(
