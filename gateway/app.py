@@ -132,7 +132,7 @@ class App:
         self.gateway.invoker.held.drain()
         await running.drain(grace)  # uvicorn waits for those that a request waits for
         self.gateway.feed.close()
-        self.mcp.close_streams()
+        self.mcp.streams.close()
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers what is not MCP."""

@@ -214,5 +214,4 @@ COLLECT_AFTER = 20_000  # objects more than before; Python's own is 700, a sixth
 
 COMMAND_SECONDS = 150.0  # for an answer of the gateway: longer than a call waits for a person
 CHECK_SECONDS = 10.0  # for definitions that `gateway check` has to read, all of them together
-BRIDGE_CALLS = 64  # under way at a time
 BRIDGE_CALL_SECONDS = 600.0  # for an answer, progress included

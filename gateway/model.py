@@ -145,6 +145,7 @@ class UpstreamOperation:
 class TlsFiles:
     """How one server is met over TLS: whom to trust besides, what to show it, what to call it."""
 
+    __pydantic_config__ = {"extra": "forbid"}  # it is a table of config.toml, too
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None

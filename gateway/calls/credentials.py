@@ -390,7 +390,7 @@ def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
         auth,
         build.envelope,
         tuple(settings.headers.items()),
-        settings.tls_files,
+        settings.tls,
         settings.inject,
         (*settings.blocklist, *build.blocklist),
         RateLimit(limit.requests, limit.window_seconds) if limit else build.rate_limit,

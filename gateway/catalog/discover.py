@@ -159,7 +159,7 @@ class Discoverer:
             max_bytes=look.limits.max_spec_bytes,
             seconds=settings.timeout_seconds or DEFINITION_SECONDS,
             asker=asker,
-            tls=settings.tls_files if _at_home(settings) else NO_TLS_FILES,
+            tls=settings.tls if _at_home(settings) else NO_TLS_FILES,
         )
         found = await self.rebuild(look, definition)
         return _noted(found, led_on=asker is not None and definition.asked_with is None)

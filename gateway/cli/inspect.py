@@ -179,7 +179,7 @@ def check_files(settings: Settings, config: Path) -> None:
 def _tls_problems(settings: Settings, config: Path) -> Iterator[str]:
     tables = {"network": TlsFiles(ca_file=settings.network.ca_file)}
     for name, connection in settings.connections.items():
-        tables[f"connections.{name}.tls"] = connection.tls_files
+        tables[f"connections.{name}.tls"] = connection.tls
     for where, files in tables.items():
         if problem := tls_problem(config.parent, files):
             yield f"{config}: {where}.{problem}"

@@ -34,7 +34,7 @@ from rich.text import Text
 
 from gateway import __version__
 from gateway.config.reading import read_settings
-from gateway.limits import BRIDGE_CALL_SECONDS, BRIDGE_CALLS, COMMAND_SECONDS, MAX_MESSAGE_BYTES
+from gateway.limits import BRIDGE_CALL_SECONDS, COMMAND_SECONDS, MAX_MESSAGE_BYTES
 
 VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -261,65 +261,54 @@ def stdio(url: UrlOption = None, token: TokenOption = None) -> None:
 
     Example, in a client's configuration: `gateway stdio --url http://127.0.0.1:8080/mcp`
     """
-    gateway = remote(url, token)
-    asyncio.run(Bridge(f"{gateway.base}/mcp", gateway.headers).run())
+    asyncio.run(_bridge(remote(url, token)))
+
+
+async def _bridge(gateway: Remote) -> None:
+    headers = {**gateway.headers, "Accept": "application/json, text/event-stream"}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    async with aiohttp.ClientSession(
+        headers=headers, timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES
+    ) as http:
+        await Bridge(http, f"{gateway.base}/mcp").run()
 
 
 class Bridge:
     """One client on standard input and output."""
 
-    def __init__(self, url: str, headers: dict[str, str]) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
         self._url = url
-        self._headers = {**headers, "Accept": "application/json, text/event-stream"}
-        self._session: dict[str, str] = {}
-        self._gate = asyncio.Semaphore(BRIDGE_CALLS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: dict[str, str] = {}  # the headers that every request of it has
 
     async def run(self) -> None:
         """Carries messages until standard input ends, then lets answers arrive."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        async with aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_MESSAGE_BYTES) as http:
-            reader = await _stdin()
+        reader, stream = await _stdin(), None
+        async with asyncio.TaskGroup() as carrying:
             while line := await reader.readline():
-                if line.strip():
-                    await self._take(http, line)
-            waiting = [task for task in self._tasks if task.get_name() != "stream"]
-            if waiting:
-                await asyncio.wait(waiting, timeout=BRIDGE_CALL_SECONDS)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._leave(http)
+                if (message := _read_line(line)) is None:
+                    continue
+                task = carrying.create_task(self._carry(message))
+                if message.get("method") == "initialize":
+                    await asyncio.wait([task])  # what follows needs the session
+                    stream = asyncio.create_task(self._stream())
+        if stream is not None:
+            stream.cancel()
+            await asyncio.wait([stream])
+        await self._leave()
 
-    async def _take(self, http: aiohttp.ClientSession, line: bytes) -> None:
-        try:
-            message = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            return _write_error(None, -32700, "Parse error")
-        await self._gate.acquire()
-        task = asyncio.create_task(self._carry(http, message))
-        self._tasks.add(task)
-        task.add_done_callback(self._carried)
-        if message.get("method") == "initialize":
-            await asyncio.wait([task])  # what follows needs the session
-            self._listen(http)
-
-    def _carried(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._gate.release()
-
-    async def _carry(self, http: aiohttp.ClientSession, message: dict[str, Any]) -> None:
+    async def _carry(self, message: dict[str, Any]) -> None:
         try:
             async with asyncio.timeout(BRIDGE_CALL_SECONDS):
-                await self._post(http, message)
+                await self._post(message)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._excuse(message, f"the gateway can't be reached: {type(error).__name__}")
+            _excuse(message, f"the gateway can't be reached: {type(error).__name__}")
 
-    async def _post(self, http: aiohttp.ClientSession, message: dict[str, Any]) -> None:
-        headers = {**self._headers, **self._session, **_routing(message)}
-        async with http.post(self._url, json=message, headers=headers) as answer:
-            if message.get("method") == "initialize" and answer.ok:
-                self._session = {"Mcp-Session-Id": answer.headers.get("Mcp-Session-Id", "")}
+    async def _post(self, message: dict[str, Any]) -> None:
+        headers = {**self._session, **_routing(message)}
+        async with self._http.post(self._url, json=message, headers=headers) as answer:
+            if message.get("method") == "initialize" and "Mcp-Session-Id" in answer.headers:
+                self._session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
             if answer.content_type == "text/event-stream":
                 await self._relay(answer)
                 return
@@ -331,55 +320,58 @@ class Bridge:
         except orjson.JSONDecodeError:
             value = None
         if not isinstance(value, dict) or "jsonrpc" not in value:
-            self._excuse(message, f"the gateway answered {answer.status}")
+            _excuse(message, f"the gateway answered {answer.status}")
             return
         if value.get("id") is None and "id" in message:
             value["id"] = message["id"]
-        self._note_version(value)
-        _write(value)
+        self._pass_on(value)
 
     async def _relay(self, answer: aiohttp.ClientResponse) -> None:
         async for line in answer.content:
             if line.startswith(b"data:") and (data := line.removeprefix(b"data:").strip()):
-                value = orjson.loads(data)
-                self._note_version(value)
-                _write(value)
+                self._pass_on(orjson.loads(data))
 
-    def _note_version(self, value: dict[str, Any]) -> None:
+    def _pass_on(self, value: dict[str, Any]) -> None:
         version = (value.get("result") or {}).get("protocolVersion")
         if self._session and isinstance(version, str):
             self._session["MCP-Protocol-Version"] = version
+        _write(value)
 
-    def _listen(self, http: aiohttp.ClientSession) -> None:
-        if self._session.get("Mcp-Session-Id"):
-            task = asyncio.create_task(self._stream(http), name="stream")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _stream(self, http: aiohttp.ClientSession) -> None:
+    async def _stream(self) -> None:
         """Holds the stream of the session, and takes it up again when it breaks."""
-        while True:
-            headers = {**self._headers, **self._session}
+        while self._session:
             with suppress(aiohttp.ClientError, OSError):
-                async with http.get(self._url, headers=headers) as answer:
+                async with self._http.get(self._url, headers=self._session) as answer:
                     if answer.status in (404, 405):
                         return
                     if answer.content_type == "text/event-stream":
                         await self._relay(answer)
             await asyncio.sleep(2)
 
-    async def _leave(self, http: aiohttp.ClientSession) -> None:
-        if self._session.get("Mcp-Session-Id"):
+    async def _leave(self) -> None:
+        if self._session:
             # Where it can't be told, the session ends by itself in time.
             with suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with asyncio.timeout(2):
-                    await http.delete(self._url, headers={**self._headers, **self._session})
+                    await self._http.delete(self._url, headers=self._session)
 
-    def _excuse(self, message: dict[str, Any], why: str) -> None:
-        if "id" in message and "method" in message:
-            _write_error(message["id"], -32603, why)
-        else:
-            print(why, file=sys.stderr, flush=True)
+
+def _read_line(line: bytes) -> dict[str, Any] | None:
+    """The message in a line; None: there is none, and its sender was told so."""
+    if not line.strip():
+        return None
+    try:
+        message: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return _write_error(None, -32700, "Parse error")
+    return message
+
+
+def _excuse(message: dict[str, Any], why: str) -> None:
+    if "id" in message and "method" in message:
+        _write_error(message["id"], -32603, why)
+    else:
+        print(why, file=sys.stderr, flush=True)
 
 
 def _routing(message: dict[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.model import Access, Kind, Level, Risk, TlsFiles, Trust
+from gateway.model import NO_TLS_FILES, Access, Kind, Level, Risk, TlsFiles, Trust
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 NAME_RULE = "a lower-case letter, then letters, digits, _ or -, at most 32 in all"
@@ -87,19 +87,6 @@ class RateLimitTable(Table):
     window_seconds: PositiveFloat
 
 
-class Tls(Table):
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    server_name: str | None = None
-
-    @model_validator(mode="after")
-    def _key_has_its_certificate(self) -> Tls:
-        if self.key_file and not self.cert_file:
-            raise ValueError("key_file goes with cert_file")
-        return self
-
-
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -144,7 +131,7 @@ class Connection(Table):
     inject: dict[str, Any] = Field(default_factory=dict)
     operations: dict[str, OperationOverride] = Field(default_factory=dict)
     validation: Literal["strict", "lenient"] = "strict"
-    tls: Tls = Tls()
+    tls: TlsFiles = NO_TLS_FILES
     auth: Auth = NoAuth()
 
     @field_validator("headers")
@@ -157,11 +144,12 @@ class Connection(Table):
                 raise ValueError(f"the value of {name!r} holds a line break or NUL")
         return headers
 
-    @property
-    def tls_files(self) -> TlsFiles:
-        """What `tls` names, for the way out."""
-        tls = self.tls
-        return TlsFiles(tls.ca_file, tls.cert_file, tls.key_file, tls.server_name)
+    @field_validator("tls")
+    @classmethod
+    def _key_has_its_certificate(cls, tls: TlsFiles) -> TlsFiles:
+        if tls.key_file and not tls.cert_file:
+            raise ValueError("key_file goes with cert_file")
+        return tls
 
     @property
     def is_active(self) -> bool:

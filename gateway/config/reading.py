@@ -133,7 +133,7 @@ def _what(detail: ErrorDetails, keys: Callable[[], set[str]]) -> str:
     given = detail.get("input")
     shown = f"{given!r}" if isinstance(given, str | int | float | bool) else type(given).__name__
     match kind:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             return f"unknown key{_did_you_mean(str(detail['loc'][-1]), keys())}"
         case "missing":
             return "is required"
@@ -163,6 +163,7 @@ _KINDS = {
     "dict_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
+    "dataclass_type": "a table",
 }
 
 

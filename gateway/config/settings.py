@@ -70,7 +70,15 @@ class EnterpriseSettings(Table):
     principal_claim: str = "sub"
 
 
-class OAuthSettings(Table):
+class Claims(Table):
+    """Which claims of a token say what of a principal."""
+
+    role_claim: str | None = None
+    organization_claim: str | None = None
+    admin_claim: str | None = None
+
+
+class OAuthSettings(Claims):
     """The front door: how people sign in, and what their clients are given."""
 
     sign_in: Literal["oidc", "token"] = "token"
@@ -79,9 +87,6 @@ class OAuthSettings(Table):
     client_secret: SecretStr | None = None
     scopes: Strings = ("openid", "email")
     principal_claim: str = "email"
-    role_claim: str | None = None
-    organization_claim: str | None = None
-    admin_claim: str | None = None
     registration: Annotated[tuple[Literal["metadata", "dynamic"], ...], Field(strict=False)] = (
         "metadata",
         "dynamic",
@@ -118,7 +123,7 @@ class ClientSettings(Table):
         return self
 
 
-class AuthMode(Table):
+class AuthMode(Claims):
     mode: Literal["tokens", "jwt", "oauth", "none"] = "tokens"
     oauth: OAuthSettings | None = None
     issuer: str | None = None
@@ -126,9 +131,6 @@ class AuthMode(Table):
     jwks_url: str | None = None
     jwks_file: str | None = None
     principal_claim: str = "sub"
-    role_claim: str | None = None
-    organization_claim: str | None = None
-    admin_claim: str | None = None
 
     @model_validator(mode="after")
     def _jwt_is_complete(self) -> AuthMode:

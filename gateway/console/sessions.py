@@ -12,7 +12,6 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +24,10 @@ from gateway.model import Principal
 from gateway.store.cluster import first_use, is_ended
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.identity import Identity, as_claimed
+from gateway.web.identity import Identity
 
 COOKIE = "gateway_console"
 LINK, SESSION = "console link", "console session"  # what is sealed; each ends at its second value
-LOCAL = Principal("local", admin=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,9 @@ class ConsoleSessions:
     async def current(self, cookie: str | None) -> ConsoleSession:
         """The session of a cookie, if it still holds."""
         id, expires, name, proof, claimed = self._opened(cookie or "", SESSION)
-        principal = self._principal_now(name, proof, claimed)
-        if principal is None or await is_ended(self._db, id):
+        principal = self._identity.person(name, claimed)
+        same = hmac.compare_digest(proof, self._proof(name))
+        if principal is None or not same or await is_ended(self._db, id):
             raise Unauthenticated("the session is over")
         return ConsoleSession(id, principal, expires, claimed["by"])
 
@@ -103,18 +102,6 @@ class ConsoleSessions:
         claimed["by"] = by
         whose = (principal.name, self._proof(principal.name), claimed)
         return self._seal.seal_values(SESSION, secrets.token_hex(16), expires, *whose)
-
-    def _principal_now(self, name: str, proof: str, claimed: Mapping[str, Any]) -> Principal | None:
-        identity = self._identity
-        if not hmac.compare_digest(proof, self._proof(name)):
-            return None
-        known = identity.principals.get(name)
-        by_provider = identity.auth.mode == "oauth" and claimed["by"] == "oidc"
-        if identity.auth.mode == "jwt" or by_provider:
-            return as_claimed(identity.auth, known or Principal(name), claimed)
-        if identity.auth.mode == "none":
-            return (known or LOCAL) if name == LOCAL.name else None
-        return known
 
     def _proof(self, name: str) -> str:
         identity = self._identity
@@ -131,7 +118,7 @@ class ConsoleSessions:
 def first_admin(identity: Identity) -> Principal | None:
     """Whom the printed link signs in: `local` without tokens, else the first configured admin."""
     if identity.auth.mode == "none":
-        return identity.principals.get(LOCAL.name) or LOCAL
+        return identity.local
     return next((each for each in identity.principals.values() if each.admin), None)
 
 

@@ -35,7 +35,7 @@ from starlette.types import Scope as HttpScope
 from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.limits import MAX_REMEMBERED, MAX_STREAMS_PER_PRINCIPAL, NAME_CHARS
+from gateway.limits import MAX_REMEMBERED, NAME_CHARS
 from gateway.mcp.era_2025 import SAID, Era2025
 from gateway.mcp.messages import (
     Message,
@@ -100,12 +100,12 @@ class McpEndpoint:
         seal: Seal,
         db: Database,
         rules: HostRules,
-        max_streams: int = MAX_STREAMS_PER_PRINCIPAL,
     ) -> None:
         self._identity = identity
         self._rules = rules
         self._db = db
-        pass_through = PassThrough(gateway, identity, requests, db, max_streams)
+        pass_through = PassThrough(gateway, identity, requests, db)
+        self.streams = pass_through.streams
         self._core = Core(gateway, identity, pass_through)
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what it calls itself.
@@ -199,13 +199,9 @@ class McpEndpoint:
         """What goes on here now, for operators."""
         return {
             "sessions": len(self._era_2025.sessions),
-            "streams": len(self._core.streams),
+            "streams": len(self.streams),
             "calls_in_flight": self._core.calls.running,
         }
-
-    def close_streams(self) -> None:
-        """Ends all streams, and takes no new ones."""
-        self._core.streams.close()
 
 
 @lru_cache(maxsize=256)

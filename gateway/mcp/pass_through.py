@@ -80,10 +80,9 @@ class PassThrough:
         identity: Identity,
         requests: UpstreamRequests,
         db: Database,
-        max_streams: int,
     ) -> None:
         self.wishes = Wishes(requests, db)
-        self.streams = Streams(identity, self.wishes, self.lists, self._offers, max_streams)
+        self.streams = Streams(identity, self.wishes, self.lists, self._offers)
         gateway.catalog.on_change(self.streams.look_again)
         self._gateway = gateway
         self.requests = requests

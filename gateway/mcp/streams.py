@@ -38,6 +38,7 @@ from gateway.limits import (
     LINGER_SECONDS,
     MAX_QUEUED,
     MAX_SESSIONS,
+    MAX_STREAMS_PER_PRINCIPAL,
     MAX_WATCHED,
     MOMENT_SECONDS,
     SESSION_SECONDS,
@@ -113,19 +114,19 @@ class ClientStream:
 class Streams:
     """All open streams of this process."""
 
+    most_of_a_principal = MAX_STREAMS_PER_PRINCIPAL
+
     def __init__(
         self,
         identity: Identity,
         wishes: Wishes,
         lists: Lists,
         offers: Offers,
-        max_per_principal: int,
     ) -> None:
         self._identity = identity
         self._wishes = wishes
         self.lists = lists
         self._offers = offers
-        self._max_per_principal = max_per_principal
         self._open: dict[ClientStream, None] = {}  # the newest last
         self._count: Counter[str] = Counter()
         self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_SESSIONS)
@@ -142,7 +143,7 @@ class Streams:
         name = stream.principal.name
         if self._closing:
             raise HTTPException(503, "The gateway is going down", {"retry-after": "1"})
-        if self._count[name] >= self._max_per_principal:
+        if self._count[name] >= self.most_of_a_principal:
             raise HTTPException(429, "Too many open streams", {"retry-after": "30"})
         self._count[name] += 1
         self._open[stream] = None

@@ -328,7 +328,7 @@ def upstream_of(name: str, settings: McpConnection, limits: Limits) -> Upstream:
     return Upstream(
         name,
         protocol=settings.protocol,
-        tls=settings.tls_files,
+        tls=settings.tls,
         timeout_seconds=settings.timeout_seconds or limits.call_timeout_seconds,
         max_call_seconds=limits.max_call_seconds,
         **settings.model_dump(include=_SAME_NAMES),

@@ -112,7 +112,7 @@ class Identity:
         """The principal of a request to this address. Raises Unauthenticated."""
         mode = self.auth.mode
         if mode == "none":
-            return self.principals.get("local") or Principal("local", admin=True)
+            return self.local
         token = bearer_token(fields.get(b"authorization"))
         digest = hashlib.sha256(token).digest()
         if mode == "tokens" or (mode == "oauth" and digest in self._owners):
@@ -133,19 +133,34 @@ class Identity:
         held = self.open_token(token.decode("ascii", "replace"))
         if held is None:
             raise Unauthenticated("The token is not known, or has expired")
-        name, claimed, scopes = held["principal"], held["claimed"], held["scope"].split()
-        known = self.principals.get(name)
-        if claimed["by"] == "token" and known is None:
+        principal, scopes = self.person(held["principal"], held["claimed"]), held["scope"].split()
+        if principal is None:
             raise Unauthenticated("The principal of this token is no more")
-        principal = known or Principal(name)
-        if claimed["by"] != "token":
-            principal = as_claimed(self.auth, principal, claimed)
         could = {"tools:write"} | ({"admin"} if principal.admin else set())
         withheld = frozenset(could.difference(scopes))
         admin = principal.admin and "admin" in scopes
         principal = replace(principal, admin=admin, withheld=withheld)
         address = held["resource"].removeprefix(self._public_url)
         return Verified(principal, held["expires"], address, held["grant"])
+
+    @property
+    def local(self) -> Principal:
+        """Who everybody is where nobody needs a token."""
+        return self.principals.get("local") or Principal("local", admin=True)
+
+    def person(self, name: str, claimed: Mapping[str, Any]) -> Principal | None:
+        """Who somebody that signed in is by now; None: nobody any more.
+
+        What was claimed once can't be asked again; what is configured beside it is as it is now.
+        """
+        auth, known = self.auth, self.principals.get(name)
+        if auth.mode == "none":
+            return self.local if name == "local" else None
+        if auth.mode == "tokens" or (auth.mode == "oauth" and claimed["by"] == "token"):
+            return known
+        rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
+        said = {field: claimed[field] for field in _claims_by_field(rules)}
+        return replace(known or Principal(name), **said)
 
     def _owner_of(self, digest: bytes) -> Principal:
         # How long looking a hash up takes says nothing of the token that it is the hash of.
@@ -221,12 +236,6 @@ def claimed_principal(
         for field, claim in _claims_by_field(settings).items()
     }
     return replace(known.get(name) or Principal(name), **said)
-
-
-def as_claimed(auth: AuthMode, known: Principal, claimed: Mapping[str, Any]) -> Principal:
-    """What was claimed once can't be asked again; what is configured beside it is as it is now."""
-    rules = auth.oauth or OAuthSettings() if auth.mode == "oauth" else auth
-    return replace(known, **{field: claimed[field] for field in _claims_by_field(rules)})
 
 
 def _claims_by_field(rules: AuthMode | OAuthSettings) -> dict[str, str]:

@@ -68,7 +68,7 @@ async def make_edge() -> AsyncIterator[EdgeMaker]:
             endpoint = await stack.enter_async_context(over)
             base = await stack.enter_async_context(serving(endpoint))
             http = await stack.enter_async_context(aiohttp.ClientSession())
-            stack.callback(endpoint.close_streams)
+            stack.callback(endpoint.streams.close)
             return Edge(toolbox, identity, endpoint, base, http)
 
         yield make

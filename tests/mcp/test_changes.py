@@ -140,7 +140,7 @@ async def test_other_rights_are_a_change_of_the_view(edge: Edge, listen: Listen)
 
 async def test_going_down_closes_streams_and_takes_no_new_ones(edge: Edge) -> None:
     async with by_get(edge, "ann") as ann:
-        edge.endpoint.close_streams()
+        edge.endpoint.streams.close()
         assert await ann.ended()
     own = await session(edge, headers=token_of("ann"))
     assert (await post(edge, b"", own, "GET")).status == 503

@@ -169,7 +169,7 @@ async def test_subscription_says_its_id_with_everything(edge: Edge) -> None:
             "method": "notifications/tools/list_changed",
             "params": {"_meta": meta},
         }
-        edge.endpoint.close_streams()
+        edge.endpoint.streams.close()
         assert await events.message() == {
             "jsonrpc": "2.0",
             "id": 7,

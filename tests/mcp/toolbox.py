@@ -198,13 +198,14 @@ async def endpoint_over(
             Signals(),
         )
         rules = host_rules(public_url, (), allowed_origins)
-        endpoint = McpEndpoint(gateway, identity, requests, seal, db, rules, max_streams)
+        endpoint = McpEndpoint(gateway, identity, requests, seal, db, rules)
+        endpoint.streams.most_of_a_principal = max_streams
         endpoint.listen_to(signals)
         if store is not None:
             await signals.start(db)
             stack.push_async_callback(signals.close)
         yield endpoint
-        endpoint.close_streams()
+        endpoint.streams.close()
 
 
 async def _empty_store(folder: Path) -> Path:
