@@ -363,7 +363,8 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
     try:
         message: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return _write_error(None, -32700, "Parse error")
+        _write_error(None, -32700, "Parse error")
+        return None
     return message
 
 

@@ -15,6 +15,7 @@ import hashlib
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -39,20 +40,7 @@ from gateway.console.pages import (
     navigation_parts,
     render,
 )
-from gateway.console.sessions import (
-    COOKIE,
-    ConsoleSession,
-    ConsoleSessions,
-    set_session_cookie,
-)
-from gateway.errors import (
-    STATUS_OF_CODE,
-    Broken,
-    GatewayError,
-    NotFound,
-    Refused,
-    Unauthenticated,
-)
+from gateway.errors import Broken, GatewayError, NotFound, Unauthenticated
 from gateway.limits import FORM_BYTES, LIVE_SECONDS, MAX_BODY_BYTES
 from gateway.store.cluster import last_event_id
 from gateway.store.secrets import Seal
@@ -65,7 +53,14 @@ from gateway.web.guard import (
     event_frame,
     read_form,
 )
-from gateway.web.identity import Identity
+from gateway.web.identity import (
+    COOKIE,
+    ConsoleSession,
+    ConsoleSessions,
+    Identity,
+    set_session_cookie,
+)
+from gateway.web.rest import error_status, retry_header
 from gateway.web.watch import Health
 
 log = structlog.get_logger("gateway.console")
@@ -74,7 +69,6 @@ STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Visit], Awaitable[Response]]
 Live = Callable[[Visit, Navigation], Awaitable[dict[str, str]]]  # a page's moving parts, by id
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 async def _nothing_moves(visit: Visit, nav: Navigation) -> dict[str, str]:
@@ -163,41 +157,31 @@ class Console:
             Route("/console/sign-in", self._sign_in, methods=["GET", "POST"]),
         ]
         for path, (page, live) in PAGES.items():
-            found.append(Route(f"/console{path}", self._page_endpoint(page)))
-            found.append(Route(f"/console/events{path}", self._stream_endpoint(live)))
+            found.append(Route(f"/console{path}", partial(self._answer_page, page)))
+            found.append(Route(f"/console/events{path}", partial(self._open_stream, live)))
         for path, action in ACTIONS.items():
-            found.append(Route(f"/console{path}", self._form_endpoint(action), methods=["POST"]))
+            take = partial(self._take_form, action)
+            found.append(Route(f"/console{path}", take, methods=["POST"]))
         # A page that failed is open too, and wants to know when its gateway is back.
-        elsewhere = Route("/console/events{path:path}", self._stream_endpoint(_nothing_moves))
-        return [*found, elsewhere]
+        elsewhere = partial(self._open_stream, _nothing_moves)
+        return [*found, Route("/console/events{path:path}", elsewhere)]
 
-    def _page_endpoint(self, answer: Handler) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            return await answer(await self._visit(request))
+    async def _answer_page(self, answer: Handler, request: Request) -> Response:
+        return await answer(await self._visit(request))
 
-        return endpoint
+    async def _take_form(self, answer: Handler, request: Request) -> Response:
+        check_origin(request)
+        session = await self._session(request)
+        form = await read_form(request, FORM_BYTES)
+        if not session.owns(request.headers.get("x-csrf-token") or form.get("csrf", "")):
+            raise HTTPException(403, "This form is not from a page of your session: load it again.")
+        return await answer(await self._visit(request, form))
 
-    def _form_endpoint(self, answer: Handler) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            check_origin(request)
-            session = await self._session(request)
-            form = await read_form(request, FORM_BYTES)
-            if not session.owns(request.headers.get("x-csrf-token") or form.get("csrf", "")):
-                raise HTTPException(
-                    403, "This form is not from a page of your session: load it again."
-                )
-            return await answer(await self._visit(request, form))
-
-        return endpoint
-
-    def _stream_endpoint(self, live: Live) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            feed = self.backend.gateway.feed
-            name = (await self._session(request)).principal.name
-            step = _OpenPage(feed, lambda: self._visit(request), live).step
-            return feed.stream(name, step, rest=LIVE_SECONDS)
-
-        return endpoint
+    async def _open_stream(self, live: Live, request: Request) -> Response:
+        feed = self.backend.gateway.feed
+        name = (await self._session(request)).principal.name
+        step = _OpenPage(feed, lambda: self._visit(request), live).step
+        return feed.stream(name, step, rest=LIVE_SECONDS)
 
     async def _answer_nowhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._session(Request(scope))  # a stranger is asked to sign in first
@@ -284,18 +268,13 @@ def _to_sign_in(request: Request) -> Response:
 
 
 def _failed(request: Request, error: GatewayError) -> Response:
-    status = STATUS_OF_CODE.get(error.code, 500)
-    if isinstance(error, NotFound | Refused):
-        status = 404 if isinstance(error, NotFound) else 403
-    headers = {}
-    if seconds := error.details.get("retry_after"):
-        headers["retry-after"] = str(math.ceil(seconds))
+    status, headers = error_status(error), retry_header(error.details)
     if not is_partial(request):
         return Response(render("failed.html", error=error), status, headers, "text/html")
     to_corner = {"hx-retarget": "#toasts", "hx-reswap": "beforeend"}
     words = f"{error.message} {error.hint}".strip()
     text = render("_toast.html", message=words, good=False)
-    return Response(text, status, headers | to_corner, "text/html")
+    return Response(text, status, {**headers, **to_corner}, "text/html")
 
 
 # --- the stream of an open page -------------------------------------------------------------------

@@ -26,7 +26,6 @@ from gateway.console.pages import (
     clip,
     clip_text,
     download,
-    file_links,
     link,
     list_page,
     navigation,
@@ -433,20 +432,18 @@ async def executions(visit: Visit) -> Response:
     wanted: dict[str, Any] = {**filter, "since": time.time() - span if span else 0.0}
     found = await list_executions(visit.inquiry, cursor=cursor, **wanted)
     rows, after = found["executions"], found["next"]
-    if (file := download(visit, "executions", rows, next=after)) is not None:
-        return file
-    return await page(
+    return await list_page(
         visit,
         "executions.html",
         "Executions",
-        rows=rows,
-        filter=filter,
+        rows,
+        filter,
+        beside={"next": after},
         spans=list(SPANS),
         facets=await _facets(visit, filter),
         first=not cursor,
         next=link("/executions", **filter, cursor=after) if after else None,
         newest=link("/executions", **filter),
-        files=file_links(visit, filter),
     )
 
 

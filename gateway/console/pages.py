@@ -26,7 +26,6 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway import __version__
 from gateway.catalog.snapshot import Snapshot
-from gateway.console.sessions import ConsoleSession, ConsoleSessions
 from gateway.errors import Fixable
 from gateway.limits import CODE_CHARS, HOUR_SECONDS, MAX_REMEMBERED, NAME_CHARS, PREVIEW_CHARS
 from gateway.model import Principal, json_bytes
@@ -35,7 +34,7 @@ from gateway.store.approvals import list_open
 from gateway.store.tables import Approval
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import Form
-from gateway.web.identity import Identity
+from gateway.web.identity import ConsoleSession, ConsoleSessions, Identity
 from gateway.web.own_tools import connection_rows
 from gateway.web.watch import Health
 
@@ -199,10 +198,11 @@ async def list_page(
     title: str,
     rows: Sequence[Row],
     filter: Mapping[str, str],
+    beside: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> Response:
     """A page of rows behind their filter, or the rows as a file where the address asks for one."""
-    if (file := download(visit, title.lower(), rows)) is not None:
+    if (file := download(visit, title.lower(), rows, **(beside or {}))) is not None:
         return file
     shown = {"rows": rows, "filter": filter, "files": file_links(visit, filter)}
     return await page(visit, template, title, **(shown | values))

@@ -27,7 +27,6 @@ from starlette.routing import Route
 
 from gateway.calls.admission import Throttle
 from gateway.console.pages import render
-from gateway.console.sessions import COOKIE, ConsoleSession, set_session_cookie
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import (
     AUTHORIZATIONS_A_MINUTE,
@@ -48,7 +47,7 @@ from gateway.store.oauth import (
     save_consent,
 )
 from gateway.web.guard import PAGE_HEADERS, check_origin, read_form
-from gateway.web.identity import claimed_principal
+from gateway.web.identity import COOKIE, ConsoleSession, claimed_principal, set_session_cookie
 
 log = structlog.get_logger("gateway.oauth")
 

@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.config.settings import OAuthSettings, Settings
-from gateway.console.sessions import ConsoleSessions
 from gateway.limits import MAX_REMEMBERED
 from gateway.oauth.clients import Clients
 from gateway.oauth.desk import Desk
@@ -39,6 +38,7 @@ from gateway.store.oauth import (
 from gateway.store.secrets import Seal
 from gateway.web.identity import (
     METADATA_PATH,
+    ConsoleSessions,
     Identity,
     scope_of,
 )

@@ -12,7 +12,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.settings import OAuthSettings, Settings
-from gateway.console.sessions import ConsoleSessions
 from gateway.model import Principal, json_bytes
 from gateway.oauth.clients import Clients
 from gateway.oauth.documents import resource_address
@@ -20,7 +19,7 @@ from gateway.oauth.grants import Grants, OAuthError
 from gateway.outbound.client import Egress
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
-from gateway.web.identity import Identity, scope_of
+from gateway.web.identity import ConsoleSessions, Identity, scope_of
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 

@@ -155,11 +155,15 @@ def json_response(value: Any, status: int = 200, headers: Headers = None) -> Res
 
 def error_response(error: GatewayError, status: int | None = None) -> Response:
     """Any of our errors, in the one shape of this API."""
-    if status is None:
-        status = STATUS_OF_CODE.get(error.code, 500)
-        if isinstance(error, NotFound | NotApproved):  # a decision for which someone was faster
-            status = 404 if isinstance(error, NotFound) else 409
-    return json_response({"error": error.as_dict()}, status, _retry_header(error.details))
+    shown, headers = {"error": error.as_dict()}, retry_header(error.details)
+    return json_response(shown, status or error_status(error), headers)
+
+
+def error_status(error: GatewayError) -> int:
+    """The status that HTTP has for one of our errors."""
+    if isinstance(error, NotFound | NotApproved):  # or a decision for which someone was faster
+        return 404 if isinstance(error, NotFound) else 409
+    return STATUS_OF_CODE.get(error.code, 500)
 
 
 def refusal_response(refusal: HTTPException) -> Response:
@@ -168,10 +172,10 @@ def refusal_response(refusal: HTTPException) -> Response:
     return json_response(shown, refusal.status_code, refusal.headers)
 
 
-def _retry_header(error: Mapping[str, Any]) -> Headers:
+def retry_header(error: Mapping[str, Any]) -> Mapping[str, str]:
     """What tells a client when to come again, where the error knows it."""
     seconds = error.get("retry_after")
-    return None if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
+    return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -323,7 +327,7 @@ def _result_response(result: Mapping[str, Any]) -> Response:
     error = body["error"] or {}
     code = error.get("code")
     status = 200 if code is None or code in OUTCOMES else STATUS_OF_CODE.get(code, 500)
-    return json_response(body, status, _retry_header(error))
+    return json_response(body, status, retry_header(error))
 
 
 # --- executions, approvals, grants, changes, permissions ------------------------------------------

@@ -14,10 +14,10 @@ import httpx2
 import pytest
 
 from gateway.calls.admission import Throttle
-from gateway.console.sessions import COOKIE, LINK
 from gateway.limits import ALL_FAILURES_A_MINUTE, FAILURES_A_MINUTE, LINK_SECONDS
 from gateway.model import Principal
 from gateway.store.secrets import load_seal
+from gateway.web.identity import COOKIE, LINK
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
 from tests.peers import until
