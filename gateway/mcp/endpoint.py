@@ -200,7 +200,7 @@ class McpEndpoint:
         return {
             "sessions": len(self._era_2025.sessions),
             "streams": len(self.streams),
-            "calls_in_flight": self._core.calls.running,
+            "calls_in_flight": len(self._core.calls.flights),
         }
 
 

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import structlog
@@ -302,42 +302,42 @@ class Flight:
     """One request in flight, which its client can cancel, and which ends with its connection in
     2026; `with` raises Stopped where the client gave up on it."""
 
-    __slots__ = ("_calls", "_key", "_reply", "_task", "reason")
+    __slots__ = ("_flights", "_reply", "_task", "key", "stopped")
 
     def __init__(self, request: RpcRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.reason: Literal["cancelled", "gone"] | None = None
+        self.stopped = False
         self._task = task
-        self._calls = request.core.calls
-        self._key = (request.caller.session or "", comparable(request.message.id))
+        self._flights = request.core.calls.flights
+        self.key: Key = (request.caller.session or "", comparable(request.message.id))
         self._reply = request.reply
         if self._reply is not None:
             # Only in the 2026 era does hanging up mean that the call is not wanted any more.
             if request.caller.era == "2026":
-                self._reply.on_gone.append(partial(self.stop, "gone"))
+                self._reply.on_gone.append(self.stop)
             self._reply.attend(request.exchange.receive)
 
-    def stop(self, reason: Literal["cancelled", "gone"]) -> None:
-        """Cancels the request."""
-        if self.reason is None:
-            self.reason = reason
-            self._task.cancel(CANCEL if reason == "cancelled" else None)
+    def stop(self, message: str | None = None) -> None:
+        """Cancels the request; the message is for the call: its client said so."""
+        if not self.stopped:
+            self.stopped = True
+            self._task.cancel(message)
 
     def __enter__(self) -> None:
-        self._calls.begin(self._key, self)
+        self._flights.add(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._calls.end(self._key, self)
+        self._flights.discard(self)
         if self._reply is not None:
             self._reply.dismiss()
-        if self.reason is not None:
+        if self.stopped:
             self._task.uncancel()
         if not isinstance(error, asyncio.CancelledError):
             return
-        if self.reason is not None:
+        if self.stopped:
             raise Stopped from None
         if not self._task.cancelling():
             raise RuntimeError("the call was cancelled from within") from None
@@ -350,26 +350,15 @@ class Calls:
     """All requests in flight in this process, and the questions that wait for a client's answer."""
 
     def __init__(self) -> None:
-        self._flights: dict[Key, list[Flight]] = {}
+        self.flights: set[Flight] = set()
         self._questions: dict[Key, asyncio.Future[Mapping[str, Any]]] = {}
-
-    @property
-    def running(self) -> int:
-        return sum(map(len, self._flights.values()))
-
-    def begin(self, key: Key, flight: Flight) -> None:
-        self._flights.setdefault(key, []).append(flight)
-
-    def end(self, key: Key, flight: Flight) -> None:
-        self._flights[key].remove(flight)
-        if not self._flights[key]:
-            del self._flights[key]
 
     def cancel(self, session: str, request_id: RequestId) -> bool:
         """Cancels what runs here under this id; False: nothing does."""
-        flights = self._flights.get((session, comparable(request_id)), [])
+        key = (session, comparable(request_id))
+        flights = [flight for flight in self.flights if flight.key == key]
         for flight in flights:
-            flight.stop("cancelled")
+            flight.stop(CANCEL)
         return bool(flights)
 
     async def ask(

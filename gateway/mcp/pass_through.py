@@ -33,7 +33,7 @@ from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import Offering, instructing, offering
+from gateway.policy.view import Offering, View, instructing, offering
 from gateway.store.database import Database
 from gateway.web.gateway import Gateway, askable_of
 from gateway.web.identity import Identity
@@ -95,9 +95,7 @@ class PassThrough:
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
         """What a view has beside tools; servers that were never met get a moment to answer."""
-        snapshot = self._gateway.snapshot
-        view = self._gateway.view_of(snapshot, principal, scope)
-        offered = offering(snapshot, principal, view)
+        snapshot, view, offered = self._look(principal, scope)
         instructors = instructing(offered, view, snapshot)
         everyone = {state.name: state for state in (*offered.servers, *instructors)}.values()
         awake = [s for s in everyone if s is offered.sole or not s.settings.is_lazy]
@@ -108,7 +106,7 @@ class PassThrough:
 
     async def answer(self, method: str, params: Params, caller: Caller) -> Result:
         """The result of a request that is not about tools. Raises RpcError and UpstreamRefused."""
-        snapshot, offered = self._look(caller.principal, caller.scope)
+        snapshot, _, offered = self._look(caller.principal, caller.scope)
         await self._meet(offered.servers, offered)
         capability, handler = HANDLERS[method]
         servers = self._servers_with(capability, offered)
@@ -118,15 +116,15 @@ class PassThrough:
 
     def lists(self, principal: Principal, scope: Scope) -> dict[str, str]:
         """What tells a view's lists from others, by kind: of tools, of prompts, of resources."""
-        _, offered = self._look(principal, scope)
-        found = {"tools": self._gateway.view(principal, scope).digest}
+        _, view, offered = self._look(principal, scope)
+        found = {"tools": view.digest}
         for kind in ("prompts", "resources"):
             servers = self._servers_with(kind, offered)
             found[kind] = " ".join(f"{s.name}.{self._changes[s.name, kind]}" for s in servers)
         return found
 
     def _offers(self, principal: Principal, scope: Scope, server: str) -> bool:
-        _, offered = self._look(principal, scope)
+        *_, offered = self._look(principal, scope)
         return any(each.name == server for each in offered.servers)
 
     async def listen(
@@ -167,10 +165,10 @@ class PassThrough:
         """What a server last listed to this principal; None: nothing is known of that."""
         return self._listings.get((server.name, asked.caller.principal.name, kind))
 
-    def _look(self, principal: Principal, scope: Scope) -> tuple[Snapshot, Offering]:
+    def _look(self, principal: Principal, scope: Scope) -> tuple[Snapshot, View, Offering]:
         snapshot = self._gateway.snapshot
         view = self._gateway.view_of(snapshot, principal, scope)
-        return snapshot, offering(snapshot, principal, view)
+        return snapshot, view, offering(snapshot, principal, view)
 
     async def _meet(self, servers: Iterable[ConnectionState], offered: Offering) -> None:
         """Gives servers that were never met a moment; one that failed before delays nobody."""
@@ -240,6 +238,12 @@ class Asked:
     sole: ConnectionState | None  # the server that is all there is
     servers: tuple[ConnectionState, ...]
     caller: Caller
+
+    @property
+    def holder(self) -> str:
+        """Whose wishes it tells: of a session, or of the stream that a client of 2026 opens."""
+        assert self.caller.session is not None  # no other request can wish for anything
+        return self.caller.session
 
     async def ask(self, server: ConnectionState, method: str, params: Params) -> Result:
         """One server's result of one request."""
@@ -350,19 +354,17 @@ async def _read_resource(asked: Asked, params: Params) -> Result:
 
 async def _subscribe(asked: Asked, params: Params) -> Result:
     server = await asked.owner_of_resource(params["uri"])
-    session, uri, name = asked.caller.session, params["uri"], asked.caller.principal.name
-    if session is not None:
-        wishes = asked.offers.wishes
-        await wishes.watch(session, name, server.name, uri)
-        if asked.caller.era == "2025":  # a stream of 2026 is here and nowhere else
-            wishes.share(session=session, server=server.name, uri=uri, principal=name, on=True)
+    uri, name, wishes = params["uri"], asked.caller.principal.name, asked.offers.wishes
+    await wishes.watch(asked.holder, name, server.name, uri)
+    if asked.caller.era == "2025":  # a stream of 2026 is here and nowhere else
+        wishes.share(session=asked.holder, server=server.name, uri=uri, principal=name, on=True)
     return {}
 
 
 async def _unsubscribe(asked: Asked, params: Params) -> Result:
-    session, uri, wishes = asked.caller.session, params["uri"], asked.offers.wishes
+    session, uri, wishes = asked.holder, params["uri"], asked.offers.wishes
     for server in asked.servers:
-        if session is not None and wishes.unwatch(session, server.name, uri):
+        if wishes.unwatch(session, server.name, uri):
             wishes.share(session=session, server=server.name, uri=uri, on=False)
     return {}
 
@@ -378,11 +380,10 @@ async def _complete(asked: Asked, params: Params) -> Result:
 
 
 async def _set_level(asked: Asked, params: Params) -> Result:
-    session, level, name = asked.caller.session, params["level"], asked.caller.principal.name
-    if session is not None:
-        servers = [server.name for server in asked.servers]
-        asked.offers.wishes.set_level(session, name, level, servers)
-        asked.offers.wishes.share(session=session, principal=name, level=level, servers=servers)
+    session, level, name = asked.holder, params["level"], asked.caller.principal.name
+    servers = [server.name for server in asked.servers]
+    asked.offers.wishes.set_level(session, name, level, servers)
+    asked.offers.wishes.share(session=session, principal=name, level=level, servers=servers)
     return {}
 
 
