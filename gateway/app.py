@@ -332,12 +332,8 @@ class Assembly:
         unread, in_azure = self.catalog.unread(), self.catalog.group()
         local = [name for name, near in unread.items() if near]
         far = [name for name, near in unread.items() if not near and name not in in_azure]
-        known = {*unread, *in_azure}
-        cached = [
-            name
-            for name, state in self.catalog.current.connections.items()
-            if name not in known and not state.settings.is_lazy
-        ]
+        states, known = self.catalog.current.connections, {*unread, *in_azure}
+        cached = [n for n, s in states.items() if n not in known and not s.settings.is_lazy]
         told = loading(len(local) + len(far) + len(cached))
         near, remote, _ = [
             self._run(self.catalog.refresh(names, by="start", told=told))

@@ -112,15 +112,9 @@ class AzureDirectory:
             raise DefinitionUnreadable(
                 f"the definition can't be fetched: {error.message}", error.hint
             ) from error
-        facts = Facts(
-            azure.endpoint.rstrip("/"),
-            resource.id,
-            resource.status,
-            resource.problem,
-            resource.runtime_url if settings.invoke == "runtime" else "",
-            settings.invoke,
-        )
-        return orjson.dumps(facts) + b"\n" + export
+        url = resource.runtime_url if settings.invoke == "runtime" else ""
+        said = (resource.id, resource.status, resource.problem, url, settings.invoke)
+        return orjson.dumps(Facts(azure.endpoint.rstrip("/"), *said)) + b"\n" + export
 
     async def create(self, name: str, settings: ArmConnection) -> tuple[ArmConnection, bool]:
         """Makes the connection in Azure unless it is there; its settings, and whether it was made.

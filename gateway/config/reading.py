@@ -19,6 +19,7 @@ import os
 import re
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -250,53 +251,49 @@ async def watch(config: Path, first: Settings, apply: Apply, report: Report) -> 
         await live.look()
 
 
+@dataclass
 class Watched:
     """The configuration that is in force, and the last text that was looked at."""
 
-    def __init__(self, config: Path, first: Settings, apply: Apply, report: Report) -> None:
-        self._config = config
-        self._current = first
-        self._apply = apply
-        self._report = report
-        self._at_start: Settings | None = None  # as in the file; options may stand over it
-        self._seen: bytes | None = None
-        self._waiting: tuple[str, ...] = ()
+    config: Path
+    current: Settings
+    apply: Apply
+    report: Report
+    at_start: Settings | None = None  # as in the file; options may stand over it
+    seen: bytes | None = None
 
     async def look(self) -> None:
         """Reads the file and applies what is new in it."""
         try:
-            text = await asyncio.to_thread(self._config.read_bytes)
+            text = await asyncio.to_thread(self.config.read_bytes)
         except OSError:
             return  # between two renames of an editor there may be no file
-        if text == self._seen:
+        if text == self.seen:
             return
-        self._seen = text
+        self.seen = text
         try:
-            await self._take(parse_settings(text, str(self._config)))
+            await self._take(parse_settings(text, str(self.config)))
         except ConfigInvalid as error:
             log.error("configuration not applied", problems=list(error.problems))
-            self._report(str(error))
+            self.report(str(error))
+        except GatewayError as error:
+            log.error("configuration not applied", error=error.message)
+            self.report(error.message)
+            self.seen = None  # it is tried again
 
     async def _take(self, settings: Settings) -> None:
-        self._at_start = self._at_start or settings
-        waiting = restart_keys(self._at_start, settings)
+        self.at_start = self.at_start or settings
+        waiting = restart_keys(self.at_start, settings)
         live = settings.model_copy(
-            update={table: getattr(self._current, table) for table in RESTART_TABLES}
+            update={table: getattr(self.current, table) for table in RESTART_TABLES}
         )
-        if live != self._current:
-            try:
-                await self._apply(live)
-            except GatewayError as error:
-                log.error("configuration not applied", error=error.message)
-                self._report(error.message)
-                self._seen = None
-                return
-            self._current = live
+        if live != self.current:
+            await self.apply(live)
+            self.current = live
             log.info("configuration applied")
-        self._report(f"needs a restart: {', '.join(waiting)}" if waiting else None)
-        if waiting and waiting != self._waiting:
+        self.report(f"needs a restart: {', '.join(waiting)}" if waiting else None)
+        if waiting:
             log.warning("configuration needs a restart", keys=list(waiting))
-        self._waiting = waiting
 
 
 def restart_keys(old: Settings, new: Settings) -> tuple[str, ...]:

@@ -75,11 +75,7 @@ class PassThrough:
     """Prompts, resources, completion and logs of the servers in a view."""
 
     def __init__(
-        self,
-        gateway: Gateway,
-        identity: Identity,
-        requests: UpstreamRequests,
-        db: Database,
+        self, gateway: Gateway, identity: Identity, requests: UpstreamRequests, db: Database
     ) -> None:
         self.wishes = Wishes(requests, db)
         self.streams = Streams(identity, self.wishes, self.lists, self._offers)
