@@ -57,7 +57,7 @@ class LibraryPeer(McpPeer):
 
     async def tell_updated(self, uri: str) -> None:
         await self.bus.publish(ResourceUpdated(uri))
-        for session in self.sessions.values():
+        for session in list(self.sessions.values()):
             await session.send_resource_updated(uri)
 
     async def list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
