@@ -44,6 +44,7 @@ from gateway.config.connection import McpConnection
 from gateway.config.reading import watch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
+from gateway.console.connections import consent_route, return_address
 from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import FETCH_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS
@@ -64,7 +65,7 @@ from gateway.web.guard import HostRules, check_host, fold, host_rules
 from gateway.web.identity import Identity
 from gateway.web.own_tools import OWN_TOOLS
 from gateway.web.rest import http_app, refusal_response
-from gateway.web.watch import Health, consent_route, return_address
+from gateway.web.watch import Health
 from gateway.workers import Workers
 
 log = structlog.get_logger("gateway")

@@ -60,6 +60,13 @@ def decodings(text: str) -> Iterator[str]:
     yield text
 
 
+def has_dot_segments(path: str) -> bool:
+    """Whether some server might find `.` or `..` among the path's segments."""
+    texts = (text.replace("\\", "/") for text in decodings(path))
+    segments = (segment for text in texts for segment in text.split("/"))
+    return any(segment.partition(";")[0].strip() in (".", "..") for segment in segments)
+
+
 _FOLDED = re.compile(r"[^a-z0-9]+")
 _OTHER_METHOD = re.compile(
     r"(?:-|x-)(?:(?:http|rest|request(?:ed)?|original|forwarded|rewrite|override|tunnel(?:l?ed)?)-?)*"

@@ -22,6 +22,7 @@ from cachetools import TTLCache
 
 from gateway.azure.arm import ArmClient, Resource, Send, is_id, is_missing, read_resource
 from gateway.azure.connector import Facts
+from gateway.azure.lookup_rules import walk
 from gateway.config.connection import ArmConnection, Connection
 from gateway.config.settings import Azure
 from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, NotFound
@@ -30,12 +31,15 @@ from gateway.limits import (
     KEEP_SECONDS,
     MAX_REMEMBERED,
     PARALLEL_REFRESHES,
+    SUMMARY_CHARS,
 )
+from gateway.naming import cut, visible
 from gateway.openapi.document import mapping, sequence, text_of
 
 log = structlog.get_logger("gateway.azure")
 
 LISTING = "[azure]"  # the name its listing is kept under: no connection can have it
+SIGN_IN = "oauthSetting"  # the type of a parameter that a person signs in for
 PORTAL = "https://portal.azure.com"  # where people end up if there is nowhere else
 
 _Said = TypeVar("_Said")
@@ -199,13 +203,13 @@ class AzureDirectory:
         return await self._identity(azure) if self._identity else {}
 
     async def managed_apis(self) -> list[dict[str, Any]]:
-        """The connectors Azure offers at the configured location, in Azure's words for each."""
+        """The connectors that Azure offers at the configured location, as a list shows them."""
         azure = self._configured()
         path = apis_path(azure)
 
         async def ask() -> list[dict[str, Any]]:
             entries = self._client.pages(azure, path)
-            return [_brief(entry) async for entry in entries if isinstance(entry, dict)]
+            return [_api_row(entry) async for entry in entries if isinstance(entry, dict)]
 
         return await self._remembered(self._known, path, ask)
 
@@ -219,14 +223,14 @@ class AzureDirectory:
                 f"there is no managed API {name!r} in {azure.location}",
                 "list_managed_apis finds one by words.",
             )
-        return found
+        return {**_api_row(found), "parameters": _api_parameters(found)}
 
     async def api_operations(self, name: str) -> list[dict[str, Any]]:
-        """What a connector can do, in Azure's words; empty where Azure does not say."""
+        """What a connector can do; empty where Azure does not say."""
         azure = self._configured()
         try:
             pages = self._client.pages(azure, f"{api_id(azure, name)}/apiOperations")
-            return [entry async for entry in pages if isinstance(entry, dict)]
+            return [_operation_row(entry) async for entry in pages if isinstance(entry, dict)]
         except GatewayError as error:
             if is_missing(error):
                 return []
@@ -261,15 +265,8 @@ class AzureDirectory:
 
     async def _sign_ins(self, azure: Azure, resource: Resource) -> list[str]:
         """The connector's parameters that a person signs in for."""
-        properties = mapping(
-            mapping(await self._client.find(azure, resource.api_id)).get("properties")
-        )
-        parameters = mapping(properties.get("connectionParameters"))
-        return [
-            name
-            for name, parameter in parameters.items()
-            if mapping(parameter).get("type") == "oauthSetting"
-        ]
+        parameters = _api_parameters(await self._client.find(azure, resource.api_id) or {})
+        return [each["name"] for each in parameters if each["type"] == SIGN_IN]
 
 
 def connections_path(azure: Azure) -> str:
@@ -322,10 +319,35 @@ def _kept(resource: Resource) -> dict[str, str]:
     return {name: getattr(resource, name) for name in names}
 
 
-def _brief(entry: dict[str, Any]) -> dict[str, Any]:
-    """What is searched of a connector: a thousand of them are kept for a while."""
-    about = mapping(entry.get("properties")).get("generalInformation")
-    return {"name": entry.get("name"), "properties": {"generalInformation": about}}
+def _api_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A connector as a list shows it: a thousand of them are kept for a while."""
+    name = _words(entry, "name") or _words(entry, "properties/name")
+    about = walk(entry, "properties/generalInformation")
+    shown = {"name": name, "display_name": _words(about, "displayName") or name}
+    return {**shown, "description": _words(about, "description")}
+
+
+def _api_parameters(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a connection to a connector needs to be told."""
+    return [
+        {
+            "name": name,
+            "type": _words(given, "type"),
+            "display_name": _words(given, "uiDefinition/displayName") or name,
+            "description": _words(given, "uiDefinition/description"),
+            "required": str(walk(given, "uiDefinition/constraints/required")).lower() == "true",
+        }
+        for name, given in mapping(walk(entry, "properties/connectionParameters")).items()
+    ]
+
+
+def _operation_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+    words = {key: _words(entry, f"properties/{key}") for key in ("summary", "description")}
+    return {"name": _words(entry, "name"), **words}
+
+
+def _words(entry: Any, path: str) -> str:
+    return cut(visible(text_of(walk(entry, path))).strip(), SUMMARY_CHARS)
 
 
 def _body(

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urljoin, urlsplit
 
 import orjson
 
-from gateway.blocklist import decodings
+from gateway.blocklist import has_dot_segments
 from gateway.errors import Fixable, GatewayError
 from gateway.limits import LOOKED_UP_DEPTH
 from gateway.model import Build, HttpOperation, Parameter, Tool, digest
@@ -431,7 +431,7 @@ def following(tool: Tool, link: str, build: Build | None) -> Call | None:
         return None
     base = build.links_base or http.base_url
     path = _path_below(base, urljoin(f"{base}/", link))
-    if path is None or "{" in path or _climbs(path):
+    if path is None or "{" in path or has_dot_segments(path):
         return None
     if build.links_base and tool.path.lstrip("/").startswith("{connectionId}"):
         path = "/" + path.removeprefix("/").partition("/")[2]  # its key, which Azure fills in
@@ -456,12 +456,3 @@ def _path_below(base: str, link: str) -> str | None:
         return None
     path = urlsplit(link).path
     return f"/{path.removeprefix(prefix)}" if is_here and path.startswith(prefix) else None
-
-
-def _climbs(path: str) -> bool:
-    segments = (
-        segment.partition(";")[0].strip()
-        for text in decodings(path)
-        for segment in text.replace("\\", "/").split("/")
-    )
-    return any(segment in (".", "..") for segment in segments)

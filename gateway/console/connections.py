@@ -2,6 +2,9 @@
 
 A change of one operation is shown as people read it: what it was, what it is, and the lines of its
 input schema that differ.
+
+People come back from signing a connection in to an address that holds a sealed note of which one it
+is about and until when, so that nobody can make one up.
 """
 
 from __future__ import annotations
@@ -9,13 +12,17 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+import structlog
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from gateway.config.connection import NAME_RULE
 from gateway.console.pages import (
@@ -32,6 +39,7 @@ from gateway.console.pages import (
     navigation,
     page,
     plural,
+    render,
     toast,
 )
 from gateway.errors import Fixable, GatewayError
@@ -39,9 +47,13 @@ from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
 from gateway.policy.access import visible_tools
 from gateway.store.catalog import list_changes
+from gateway.store.secrets import Seal
 from gateway.web import own_tools, rest
-from gateway.web.guard import Form
-from gateway.web.shown import change_row, tool_row
+from gateway.web.gateway import Gateway
+from gateway.web.guard import PAGE_HEADERS, Form
+from gateway.web.shown import azure_resource, change_row, tool_row
+
+log = structlog.get_logger("gateway.console")
 
 KINDS = {
     "openapi": ("OpenAPI definition", "spec"),
@@ -259,3 +271,48 @@ def _changed_lines(old: list[str], new: list[str]) -> Iterator[tuple[str, str]]:
     for line in difflib.unified_diff(old, new, lineterm="", n=2):
         if not line.startswith(("---", "+++")):
             yield line[0], clip_text(line if line[0] == "@" else line[1:], 200)
+
+
+# --- where people come back to after signing a connection in --------------------------------------
+
+CONSENT = "/azure/consent/"
+
+
+def return_address(seal: Seal, public_url: str, id_: str) -> str:
+    """Where Azure sends the person who signed in for this resource, within the hour."""
+    note = seal.seal_values(CONSENT, id_, time.time() + 3600)
+    return f"{public_url}{CONSENT}{note.rstrip('=')}"
+
+
+def consent_route(gateway: Gateway, seal: Seal) -> Route:
+    """Answers people who come back from signing in: the code they bring is handed to Azure."""
+
+    async def come_back(request: Request) -> Response:
+        id_, code = _noted(seal, request.path_params["note"]), request.query_params.get("code")
+        title, words, status = await _confirm(gateway, id_, code)
+        page = render("came_back.html", title=title, words=words)
+        return Response(page, status, PAGE_HEADERS, "text/html")
+
+    return Route(CONSENT + "{note}", come_back)
+
+
+async def _confirm(gateway: Gateway, id_: str | None, code: str | None) -> tuple[str, str, int]:
+    if id_ is None:
+        return "This link has expired", "Ask for a new one with get_connection.", 404
+    if not code:
+        return "Not signed in", "The sign-in was not completed. Try the link again.", 400
+    try:
+        await gateway.directory.confirm(id_, code)
+    except GatewayError as error:
+        log.warning("consent not confirmed", error=error.message)
+        return "Not signed in", "Azure did not accept the sign-in. Try the link again.", 502
+    states = gateway.snapshot.connections.values()
+    about = [s.name for s in states if id_.lower() == (azure_resource(s) or "").lower()]
+    await gateway.catalog.refresh(about, by="consent")
+    return "Signed in", "The connection is ready. You can close this page.", 200
+
+
+def _noted(seal: Seal, note: str) -> str | None:
+    """The resource that a note is about, while it is valid."""
+    id_, until = seal.open_values(CONSENT, note + "=" * (-len(note) % 4)) or ("", 0.0)
+    return id_ if until >= time.time() else None

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import orjson
 from msgspec.structs import replace
 
-from gateway.azure.directory import LISTING
+from gateway.azure.directory import LISTING, SIGN_IN
 from gateway.calls.answer import read_part
 from gateway.calls.lookups import LookUp
 from gateway.catalog.changes import Report
@@ -363,8 +363,7 @@ async def list_managed_apis(
     inquiry: Inquiry, search: Text = "", offset: Offset = 0, limit: Limit = PAGE_ENTRIES
 ) -> Shown:
     """The APIs that put_connection with kind arm can connect by way of Azure."""
-    listed = await inquiry.gateway.directory.managed_apis()
-    rows = sorted(map(shown.managed_api_row, listed), key=lambda row: str(row["name"]))
+    rows = sorted(await inquiry.gateway.directory.managed_apis(), key=lambda row: row["name"])
     found = shown.matching_rows(rows, search)
     return {"apis": found[offset : offset + limit], "total": len(found)}
 
@@ -375,15 +374,11 @@ async def get_managed_api(
 ) -> Shown:
     """What a connection to it needs, and what it can do. `search` finds an operation by words."""
     directory = inquiry.gateway.directory
-    entry, listed = await asyncio.gather(
-        directory.managed_api(name), directory.api_operations(name)
-    )
-    parameters = shown.managed_api_parameters(entry)
-    operations = shown.matching_rows([shown.managed_api_operation(each) for each in listed], search)
+    one, listed = await asyncio.gather(directory.managed_api(name), directory.api_operations(name))
+    operations = shown.matching_rows(listed, search)
     return {
-        **shown.managed_api_row(entry),
-        "parameters": parameters,
-        "needs_consent": any(each["type"] == "oauthSetting" for each in parameters),
+        **one,
+        "needs_consent": any(each["type"] == SIGN_IN for each in one["parameters"]),
         "operations": operations[offset : offset + limit],
         "total_operations": len(operations),
     }

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from gateway.blocklist import decodings, may_mean, may_reroute
+from gateway.blocklist import has_dot_segments, may_mean, may_reroute
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, NotFound, Refused
 from gateway.limits import PATH_CHARS
@@ -100,7 +100,7 @@ def plain_path(path: str) -> tuple[str, dict[str, Any]]:
         elif segment != ".":
             resolved.append(segment)
     plain = "/" + "/".join(resolved)
-    if any(_has_dots(text) for text in decodings(plain)):
+    if has_dot_segments(plain):
         raise _not_allowed("The path hides dot segments.")
     inline: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
@@ -230,11 +230,6 @@ def _tool(
         fingerprint=sha256(orjson.dumps([NAME, *bound])),
         http=operation,
     )
-
-
-def _has_dots(text: str) -> bool:
-    segments = text.replace("\\", "/").split("/")
-    return any(segment.partition(";")[0].strip() in (".", "..") for segment in segments)
 
 
 def _as_list(value: Any) -> list[Any]:

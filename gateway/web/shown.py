@@ -20,7 +20,7 @@ from gateway.config.connection import SECRET_NAME, ArmConnection, Connection
 from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
-from gateway.naming import cut, visible
+from gateway.naming import cut
 from gateway.policy.access import admin_level, decide, level, user_level, visible_tools
 from gateway.policy.view import View
 from gateway.store.oauth import ClientGrant
@@ -306,40 +306,6 @@ def change_row(change: Change) -> dict[str, Any]:
     return _fields(change, _CHANGE) | {"class": change.change_class}
 
 
-# --- Azure's catalogue of connectors --------------------------------------------------------------
-
-
-def managed_api_row(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One of Azure's connectors in a list."""
-    name = _words(entry, "name") or _words(entry, "properties", "name")
-    return {
-        "name": name,
-        "display_name": _words(entry, "properties", "generalInformation", "displayName") or name,
-        "description": _words(entry, "properties", "generalInformation", "description"),
-    }
-
-
-def managed_api_parameters(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a connection to this connector needs to be told."""
-    found = _value(entry, "properties", "connectionParameters")
-    return [
-        {
-            "name": name,
-            "type": _words(each, "type"),
-            "display_name": _words(each, "uiDefinition", "displayName") or name,
-            "description": _words(each, "uiDefinition", "description"),
-            "required": _words(each, "uiDefinition", "constraints", "required").lower() == "true",
-        }
-        for name, each in (found.items() if isinstance(found, Mapping) else ())
-    ]
-
-
-def managed_api_operation(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One operation of such a connector."""
-    words = {key: _words(entry, "properties", key) for key in ("summary", "description")}
-    return {"name": _words(entry, "name"), **words}
-
-
 def matching_rows(rows: list[dict[str, Any]], search: str) -> list[dict[str, Any]]:
     """The rows that hold every word; those whose name does come first."""
     words = search.lower().split()
@@ -349,17 +315,3 @@ def matching_rows(rows: list[dict[str, Any]], search: str) -> list[dict[str, Any
     both = zip(rows, texts, strict=True)
     found = [row for row, text in both if all(word in text for word in words)]
     return sorted(found, key=lambda row: words[0] not in row["name"].lower())
-
-
-def _words(entry: Any, *path: str) -> str:
-    """The text at this place of Azure's answer; "" where there is none."""
-    value = _value(entry, *path)
-    if isinstance(value, bool):
-        return str(value)
-    return cut(visible(value).strip(), SUMMARY_CHARS) if isinstance(value, str) else ""
-
-
-def _value(entry: Any, *path: str) -> Any:
-    for name in path:
-        entry = entry.get(name) if isinstance(entry, Mapping) else None
-    return entry

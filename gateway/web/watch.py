@@ -7,14 +7,10 @@ The live feed tells of confirmations, results, tools and connections. The store 
 reader is woken, reads on from where it is and writes at its own pace, so nothing piles up for a
 slow one, and one that was cut off goes on after the last id it saw. What tools and connections
 there are is not an event of the store; each reader compares what it sees with what it last told.
-
-People come back from signing a connection in to an address that holds a sealed note of which one it
-is about and until when, so that nobody can make one up.
 """
 
 from __future__ import annotations
 
-import html
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
@@ -34,13 +30,12 @@ from gateway.policy.access import configuration_problems, level, may_know
 from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions
-from gateway.store.secrets import Seal
 from gateway.store.tables import Approval
 from gateway.telemetry import Metrics
 from gateway.web.gateway import Gateway, Inquiry
 from gateway.web.guard import EventStream, Fields, Say, event_frame, fold
 from gateway.web.identity import Identity
-from gateway.web.shown import azure_resource, decided_row, execution_event
+from gateway.web.shown import decided_row, execution_event
 
 log = structlog.get_logger("gateway.watch")
 
@@ -267,55 +262,3 @@ def _decision(approval: Approval) -> dict[str, Any]:
 def frame(kind: str, data: Any, id: int | None = None) -> bytes:
     """One server-sent event."""
     return event_frame(json_bytes(data).strip(), kind, id)
-
-
-# --- where people come back to after signing a connection in --------------------------------------
-
-CONSENT = "/azure/consent/"
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width"><h1>{title}</h1><p>{words}</p></html>"""
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
-
-
-def return_address(seal: Seal, public_url: str, id_: str) -> str:
-    """Where Azure sends the person who signed in for this resource, within the hour."""
-    note = seal.seal_values(CONSENT, id_, time.time() + 3600)
-    return f"{public_url}{CONSENT}{note.rstrip('=')}"
-
-
-def consent_route(gateway: Gateway, seal: Seal) -> Route:
-    """Answers people who come back from signing in: the code they bring is handed to Azure."""
-
-    async def come_back(request: Request) -> Response:
-        id_, code = _noted(seal, request.path_params["note"]), request.query_params.get("code")
-        title, words, status = await _confirm(gateway, id_, code)
-        page = _PAGE.format(title=html.escape(title), words=html.escape(words))
-        return Response(page, status, _PAGE_HEADERS, "text/html")
-
-    return Route(CONSENT + "{note}", come_back)
-
-
-async def _confirm(gateway: Gateway, id_: str | None, code: str | None) -> tuple[str, str, int]:
-    if id_ is None:
-        return "This link has expired", "Ask for a new one with get_connection.", 404
-    if not code:
-        return "Not signed in", "The sign-in was not completed. Try the link again.", 400
-    try:
-        await gateway.directory.confirm(id_, code)
-    except GatewayError as error:
-        log.warning("consent not confirmed", error=error.message)
-        return "Not signed in", "Azure did not accept the sign-in. Try the link again.", 502
-    states = gateway.snapshot.connections.values()
-    about = [s.name for s in states if id_.lower() == (azure_resource(s) or "").lower()]
-    await gateway.catalog.refresh(about, by="consent")
-    return "Signed in", "The connection is ready. You can close this page.", 200
-
-
-def _noted(seal: Seal, note: str) -> str | None:
-    """The resource that a note is about, while it is valid."""
-    id_, until = seal.open_values(CONSENT, note + "=" * (-len(note) % 4)) or ("", 0.0)
-    return id_ if until >= time.time() else None
