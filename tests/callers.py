@@ -97,6 +97,18 @@ async def names(client: Client) -> set[str]:
     return {tool.name for tool in (await client.list_tools()).tools}
 
 
+class Operator(Speaker):
+    """Who looks after a gateway's connections, over MCP."""
+
+    async def put(self, name: str, spec: str, **more: Any) -> Any:
+        return await self.own("put_connection", name=name, kind="openapi", spec=spec, **more)
+
+    async def refresh(self, name: str = "shop") -> Any:
+        """What a refresh of the connection reports."""
+        (report,) = (await self.own("refresh_tools", connection=name))["connections"]
+        return report
+
+
 def error_code(result: CallToolResult) -> str | None:
     """The code of a failed result."""
     found = (result.structured_content or {}).get("error") or {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -33,3 +35,13 @@ def bearer(name: str) -> dict[str, str]:
 def principal(name: str, **values: Any) -> str:
     """The table of a principal that has its token."""
     return table(f"principals.{name}", token=token_of(name), **values)
+
+
+LOCAL = table("network", allow=["127.0.0.1/32"])
+STDIO_PEER = str(Path(__file__).parent / "stdio_peer.py")
+
+
+def stdio_table(name: str, *options: str, **values: Any) -> str:
+    """A connection to a child that starts at once."""
+    child = {"kind": "mcp", "transport": "stdio", "command": sys.executable}
+    return table(f"connections.{name}", **child, args=[STDIO_PEER, *options], **values)

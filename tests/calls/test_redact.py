@@ -6,16 +6,10 @@ import json
 from urllib.parse import quote, quote_plus
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.redact import (
-    MASK,
-    Redactor,
-    names_a_secret,
-    redact_arguments,
-)
+from gateway.calls.redact import MASK, Redactor, names_a_secret, redact_arguments
 
 secrets = st.text(
     alphabet=st.characters(codec="utf-8", min_codepoint=0x21), min_size=8, max_size=30
@@ -83,41 +77,15 @@ def test_json_is_cleared_in_keys_and_values() -> None:
     assert Redactor(["hunter22"]).json(value) == {MASK: [f"x {MASK}", {"n": 1, "b": None}]}
 
 
-@pytest.mark.parametrize(
-    ("name", "secret"),
-    [
-        ("password", True),
-        ("Password", True),
-        ("new_password", True),
-        ("passwordConfirmation", True),
-        ("client_secret", True),
-        ("clientSecret", True),
-        ("api_key", True),
-        ("apiKey", True),
-        ("APIKey", True),
-        ("X-API-Key", True),
-        ("x-api-key", True),
-        ("apikey", True),
-        ("access_token", True),
-        ("token", True),
-        ("Authorization", True),
-        ("privateKey", True),
-        ("credentials", True),
-        ("cookie", True),
-        ("key", False),
-        ("primaryKey", False),
-        ("page_token", False),
-        ("nextPageToken", False),
-        ("max_tokens", False),
-        ("tokens", False),
-        ("idempotency_token", False),
-        ("author", False),
-        ("title", False),
-        ("", False),
-    ],
-)
-def test_field_names_tell_secrets(name: str, secret: bool) -> None:
-    assert names_a_secret(name) is secret
+SECRETS = """password Password new_password passwordConfirmation client_secret clientSecret api_key
+apiKey APIKey X-API-Key x-api-key apikey access_token token Authorization privateKey credentials
+cookie""".split()
+HARMLESS = """key primaryKey page_token nextPageToken max_tokens tokens idempotency_token author
+title""".split()
+
+
+def test_field_names_tell_secrets() -> None:
+    assert [name for name in (*SECRETS, *HARMLESS, "") if names_a_secret(name)] == SECRETS
 
 
 def test_arguments_are_masked_by_name_at_any_depth() -> None:

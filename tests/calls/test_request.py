@@ -110,62 +110,29 @@ def test_template_variable_that_nobody_declared_is_an_argument() -> None:
     assert url_of(path_operation("/a/{x}"), {"x": "b c"}) == "/a/b%20c"
 
 
-ESCAPES: list[Any] = [
-    "",
-    " ",
-    ".",
-    "..",
-    " .. ",
-    "../x",
-    "x/..",
-    "x/../../y",
-    "..\\x",
-    "%2e%2e",
-    "%2E.",
-    "%252e%252e",
-    "%2e%2e%2f",
-    "..;a=1",
-    "..;/x",
-    "x%2fy",
-    "x%2Fy",
-    "x%252fy",
-    "x%5cy",
-    "%c0%ae%c0%ae",
-    "．．",
-    "x%00",
-    "x\0",
-    "x\r\ny",
-    "x%0d%0ay",
-    "\x7f",
-    "\u0085",
-    None,
-    [],
-    [""],
-    ["", ""],
-    {},
+# What climbs out of a segment; inside one, as in `('..')`, it is no dot segment.
+DOTS = r""". .. ../x x/.. ..\x %2e%2e %2E. %252e%252e ..;a=1 ..;/x %c0%ae%c0%ae ．．""".split() + [
+    " .. "
 ]
+LEAVING = "x/../../y %2e%2e%2f x%2fy x%2Fy x%252fy x%5cy x%00 x%0d%0ay".split()
+UNSENT = ["", " ", "x\0", "x\r\ny", "\x7f", "\u0085", None, [], [""], ["", ""], {}]
 
 
-@pytest.mark.parametrize("value", ESCAPES)
+@pytest.mark.parametrize("value", [*DOTS, *LEAVING, *UNSENT])
 @pytest.mark.parametrize("template", ["/a/{x}", "/a/{x}/b"])
 def test_path_value_that_could_leave_its_segment_is_refused(template: str, value: Any) -> None:
     with raises(Fixable, code="invalid_arguments", problems=["/x"]):
         build_request(path_operation(template, Parameter("x", "path", "x")), {"x": value})
 
 
-HARMLESS_INSIDE = [".", "..", " .. ", "%2e%2e", "%2E.", "%252e%252e", "%c0%ae%c0%ae", "．．"]
-HARMLESS_INSIDE += ["../x", "x/..", "..\\x", "..;a=1", "..;/x"]
-
-
-@pytest.mark.parametrize("value", [v for v in ESCAPES if v not in HARMLESS_INSIDE])
+@pytest.mark.parametrize("value", [*LEAVING, *UNSENT])
 def test_value_inside_a_segment_that_could_leave_it_is_refused(value: Any) -> None:
     with pytest.raises(Fixable):
         build_request(path_operation("/d('{x}')", Parameter("x", "path", "x")), {"x": value})
 
 
-@pytest.mark.parametrize("value", HARMLESS_INSIDE)
+@pytest.mark.parametrize("value", DOTS)
 def test_dots_inside_a_segment_stay_inside(value: str) -> None:
-    """`('..')` is no dot segment, however often it is decoded."""
     operation = path_operation("/d('{x}')", Parameter("x", "path", "x"))
     assert url_of(operation, {"x": value}) == f"/d('{quote(value, safe='')}')"
 
@@ -226,10 +193,6 @@ def test_value_that_completes_a_blocked_path_is_refused(value: str) -> None:
     operation = path_operation("/{x}", Parameter("x", "path", "x"))
     with raises(Refused, code="blocked_path", message="Access to this endpoint is not allowed"):
         build_request(operation, {"x": value}, ["/users", "/x/users"])
-
-
-def test_other_value_on_the_same_template_passes_the_blocklist() -> None:
-    operation = path_operation("/{x}", Parameter("x", "path", "x"))
     assert build_request(operation, {"x": "books"}, ["/users"]).url == BASE + "/books"
 
 

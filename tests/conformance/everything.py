@@ -36,6 +36,13 @@ Context = ServerRequestContext[dict[str, Any], Any]
 
 STATIC_TEXT = "This is the content of the static text resource."
 NOBODY = Principal("nobody")
+PROMPTS: dict[str, tuple[str, ...]] = {
+    "test_simple_prompt": (),
+    "test_prompt_with_arguments": ("arg1", "arg2"),
+    "test_prompt_with_embedded_resource": ("resourceUri",),
+    "test_prompt_with_image": (),
+    "test_input_required_result_prompt": (),
+}
 _FORM: dict[str, Any] = {
     "type": "object",
     "properties": {"context": {"type": "string"}},
@@ -61,9 +68,7 @@ class Everything:
         self.surface = Surface()
         self.bus = InMemorySubscriptionBus()
 
-    async def list_tools(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
         tools = [
             types.Tool(name=name, description=f"{self.surface.changes}", input_schema=schema)
             for name, (schema, _) in TOOLS.items()
@@ -95,27 +100,14 @@ class Everything:
         if name == "test_trigger_prompt_change":
             await self.bus.publish(PromptsListChanged())
 
-    async def list_prompts(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListPromptsResult:
-        argument = types.PromptArgument
+    async def list_prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
         prompts = [
-            types.Prompt(name="test_simple_prompt", description="A prompt without arguments"),
             types.Prompt(
-                name="test_prompt_with_arguments",
-                description="With arguments",
-                arguments=[
-                    argument(name="arg1", required=True),
-                    argument(name="arg2", required=True),
-                ],
-            ),
-            types.Prompt(
-                name="test_prompt_with_embedded_resource",
-                description="With a resource",
-                arguments=[argument(name="resourceUri", required=True)],
-            ),
-            types.Prompt(name="test_prompt_with_image", description="With a picture"),
-            types.Prompt(name="test_input_required_result_prompt", description="Asks back"),
+                name=name,
+                description=name,
+                arguments=[types.PromptArgument(name=each, required=True) for each in arguments],
+            )
+            for name, arguments in PROMPTS.items()
         ]
         return types.ListPromptsResult(prompts=prompts, ttl_ms=0, cache_scope="private")
 
@@ -140,9 +132,7 @@ class Everything:
                 return _asking_prompt(params)
         raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name}")
 
-    async def list_resources(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def list_resources(self, ctx: Context, params: Any) -> types.ListResourcesResult:
         kinds = {"static-text": "text/plain", "static-binary": "image/png"}
         kinds["watched-resource"] = "text/plain"
         resources = [
@@ -151,9 +141,7 @@ class Everything:
         ]
         return types.ListResourcesResult(resources=resources, ttl_ms=0, cache_scope="private")
 
-    async def list_templates(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
+    async def list_templates(self, ctx: Context, params: Any) -> types.ListResourceTemplatesResult:
         template = types.ResourceTemplate(
             uri_template="test://template/{id}/data", name="template", mime_type="application/json"
         )
@@ -161,9 +149,7 @@ class Everything:
             resource_templates=[template], ttl_ms=0, cache_scope="private"
         )
 
-    async def read_resource(
-        self, ctx: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
+    async def read_resource(self, ctx: Context, params: Any) -> types.ReadResourceResult:
         uri = params.uri
         content: types.TextResourceContents | types.BlobResourceContents
         if uri == "test://static-binary":
@@ -179,22 +165,14 @@ class Everything:
             raise MCPError(code, "Resource not found", {"uri": uri})
         return types.ReadResourceResult(contents=[content], ttl_ms=0, cache_scope="private")
 
-    async def subscribe(self, ctx: Context, params: Any) -> types.EmptyResult:
+    async def accept(self, ctx: Context, params: Any) -> types.EmptyResult:
         return types.EmptyResult()
 
-    async def complete(
-        self, ctx: Context, params: types.CompleteRequestParams
-    ) -> types.CompleteResult:
+    async def complete(self, ctx: Context, params: Any) -> types.CompleteResult:
         words = ("paris", "park", "party")
         values = [word for word in words if word.startswith(params.argument.value)]
-        return types.CompleteResult(
-            completion=types.Completion(values=values, total=len(values), has_more=False)
-        )
-
-    async def set_level(
-        self, ctx: Context, params: types.SetLevelRequestParams
-    ) -> types.EmptyResult:
-        return types.EmptyResult()
+        found = types.Completion(values=values, total=len(values), has_more=False)
+        return types.CompleteResult(completion=found)
 
 
 class Told(Caller, kw_only=True):
@@ -284,11 +262,6 @@ async def sampling(surface: Surface, arguments: dict[str, Any], context: Caller)
     return text(f"LLM response: {context.answered('sampling/createMessage', params)}")
 
 
-@tool("test_trigger_prompt_change")
-async def prompts_change(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    return text("The prompts have changed")
-
-
 def server() -> Server[dict[str, Any]]:
     """The SDK's server over everything."""
     everything = Everything()
@@ -305,10 +278,10 @@ def server() -> Server[dict[str, Any]]:
             on_list_resources=everything.list_resources,
             on_list_resource_templates=everything.list_templates,
             on_read_resource=everything.read_resource,
-            on_subscribe_resource=everything.subscribe,
-            on_unsubscribe_resource=everything.subscribe,
+            on_subscribe_resource=everything.accept,
+            on_unsubscribe_resource=everything.accept,
             on_completion=everything.complete,
-            on_set_logging_level=everything.set_level,
+            on_set_logging_level=everything.accept,
             on_subscriptions_listen=ListenHandler(everything.bus),
             get_tool_input_schema=lambda name: TOOLS[name][0] if name in TOOLS else None,
         )

@@ -1,4 +1,4 @@
-"""The tools the conformance runner looks for, behind the real endpoint.
+"""The tools the conformance runner looks for.
 
 The runner prescribes their names and answers. What is tested is the edge: envelopes, streams,
 headers, sessions. Tools that ask back come in two forms, one for each era: `elicit` on the
@@ -11,18 +11,15 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from mcp_types.jsonrpc import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 
 from gateway.calls.record import Caller
-from gateway.catalog.snapshot import Snapshot
-from gateway.errors import Fixable, UnknownTool
+from gateway.errors import Fixable
 from gateway.mcp.messages import RpcError
-from gateway.model import Principal, Scope, Tool, digest
-from tests.mcp.toolbox import SNAPSHOT
 
 Result = dict[str, Any]
 Call = Callable[["Surface", dict[str, Any], Caller], Awaitable[Result]]
@@ -50,86 +47,44 @@ def tool(name: str, schema: dict[str, Any] | None = None) -> Callable[[Call], Ca
 
 @dataclass
 class Surface:
-    """Everybody sees all of it."""
+    """What was changed while the server ran."""
 
     changes: int = 0
-    snapshot: Snapshot = SNAPSHOT
-    bundle_ids: tuple[str, ...] = ()
-    connections: tuple[str, ...] = ()
-    tools: Mapping[str, Tool] = field(default_factory=dict)
-    _listeners: list[Callable[[], None]] = field(default_factory=list)
-
-    @property
-    def digest(self) -> str:
-        return digest(self.page(None) or b"")
-
-    def view(self, principal: Principal, scope: Scope) -> Surface:
-        return self
-
-    def view_of(self, snapshot: Snapshot, principal: Principal, scope: Scope) -> Surface:
-        return self
-
-    def page(self, cursor: str | None) -> bytes | None:
-        if cursor is not None:
-            return None
-        entries = [
-            {"name": name, "description": f"{name}, change {self.changes}", "inputSchema": schema}
-            for name, (schema, _) in TOOLS.items()
-        ]
-        return b'"tools":' + orjson.dumps(entries)
-
-    def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
-        return orjson.dumps(TOOLS[name][0]) if name in TOOLS else None
-
-    async def call(self, name: str, arguments: dict[str, Any], context: Caller) -> Result:
-        if name not in TOOLS:
-            raise UnknownTool(name)
-        return await TOOLS[name][1](self, arguments, context)
-
-    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
 
 
 def text(value: str) -> Result:
     return {"content": [{"type": "text", "text": value}]}
 
 
-@tool("test_simple_text")
-async def simple_text(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    return text("This is a simple text response for testing.")
-
-
-@tool("test_image_content")
-async def image(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    return {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]}
-
-
-@tool("test_audio_content")
-async def audio(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    return {"content": [{"type": "audio", "data": SILENCE, "mimeType": "audio/wav"}]}
-
-
 def _resource(uri: str, mime_type: str, content: str) -> dict[str, Any]:
     return {"type": "resource", "resource": {"uri": uri, "mimeType": mime_type, "text": content}}
 
 
-@tool("test_embedded_resource")
-async def embedded(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    content = "This is an embedded resource content."
-    return {"content": [_resource("test://embedded-resource", "text/plain", content)]}
+def _always(name: str, *content: dict[str, Any], schema: dict[str, Any] | None = None) -> None:
+    """A tool with one answer."""
+
+    async def call(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
+        return {"content": list(content)}
+
+    tool(name, schema)(call)
 
 
-@tool("test_multiple_content_types")
-async def mixed(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    data = '{"test":"data","value":123}'
-    return {
-        "content": [
-            {"type": "text", "text": "Multiple content types test:"},
-            {"type": "image", "data": PIXEL, "mimeType": "image/png"},
-            _resource("test://mixed-content-resource", "application/json", data),
-        ]
-    }
+PICTURE = {"type": "image", "data": PIXEL, "mimeType": "image/png"}
+SIMPLE = {"type": "text", "text": "This is a simple text response for testing."}
+EMBEDDED = "This is an embedded resource content."
+
+_always("test_simple_text", SIMPLE)
+_always("test_image_content", PICTURE)
+_always("test_audio_content", {"type": "audio", "data": SILENCE, "mimeType": "audio/wav"})
+_always("test_embedded_resource", _resource("test://embedded-resource", "text/plain", EMBEDDED))
+_always(
+    "test_multiple_content_types",
+    {"type": "text", "text": "Multiple content types test:"},
+    PICTURE,
+    _resource("test://mixed-content-resource", "application/json", '{"test":"data","value":123}'),
+)
+_always("test_logging_tool", {"type": "text", "text": "Nothing was logged"})
+_always("test_trigger_prompt_change", {"type": "text", "text": "The prompts have changed"})
 
 
 @tool("test_error_handling")
@@ -146,16 +101,9 @@ async def progress(surface: Surface, arguments: dict[str, Any], context: Caller)
     return text("Done in three steps")
 
 
-@tool("test_logging_tool")
-async def logging(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
-    return text("Nothing was logged")
-
-
 @tool("test_trigger_tool_change")
 async def trigger(surface: Surface, arguments: dict[str, Any], context: Caller) -> Result:
     surface.changes += 1
-    for listener in surface._listeners:
-        listener()
     return text("The list has changed")
 
 
@@ -206,8 +154,8 @@ ROUTED: dict[str, Any] = {
     },
 }
 
-tool("json_schema_2020_12_tool", SCHEMA_2020_12)(simple_text)
-tool("test_custom_headers", ROUTED)(simple_text)
+_always("json_schema_2020_12_tool", SIMPLE, schema=SCHEMA_2020_12)
+_always("test_custom_headers", SIMPLE, schema=ROUTED)
 
 
 # --- asking back, 2025: on the request's own stream -----------------------------------------------

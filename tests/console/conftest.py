@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
+from tests.configs import LOCAL, principal, token_of
 from tests.conftest import GatewayMaker, Running, gateway_on
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -21,30 +22,19 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--renderer-process-limit=1",
 )
-TOKENS = {name: f"{name}-token-0123456789" for name in ("root", "eve", "ann")}
-DEMO = """
+TOKENS = {name: token_of(name) for name in ("root", "eve", "ann")}
+DEMO = f"""
 [auth]
 mode = "none"
-[network]
-allow = ["127.0.0.1/32"]
+{LOCAL}
 [permissions]
 level = "execute_with_confirm"
 timeout_seconds = 30
 [demo]
 enabled = true
 """
-WITH_TOKENS = (
-    DEMO.replace('"none"', '"tokens"')
-    + f"""
-[principals.root]
-token = "{TOKENS["root"]}"
-admin = true
-[principals.eve]
-token = "{TOKENS["eve"]}"
-admin = true
-[principals.ann]
-token = "{TOKENS["ann"]}"
-"""
+WITH_TOKENS = DEMO.replace('"none"', '"tokens"') + "".join(
+    principal(name, admin=name != "ann") for name in TOKENS
 )
 # Runs nothing of ours: it only notes what the page's own policy refused.
 NOTE_VIOLATIONS = """
@@ -113,7 +103,7 @@ async def module_guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
         yield made
 
 
-SignedIn = Callable[..., Any]
+SignedIn = Callable[..., Awaitable[Visitor]]
 
 
 @pytest.fixture
@@ -128,6 +118,18 @@ async def signed_in() -> AsyncIterator[SignedIn]:
             return made
 
         yield make
+
+
+@pytest.fixture
+async def someone(shop: Running, signed_in: SignedIn) -> Visitor:
+    """Who is signed in at the shop."""
+    return await signed_in(shop)
+
+
+@pytest.fixture
+async def reader(module_shop: Running, signed_in: SignedIn) -> Visitor:
+    """Who is signed in at the module's shop, and leaves it as it was."""
+    return await signed_in(module_shop)
 
 
 @dataclass

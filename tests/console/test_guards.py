@@ -7,7 +7,7 @@ import pytest
 from gateway.console.app import STATIC
 from gateway.web.guard import PAGE_HEADERS
 from tests.conftest import Running
-from tests.console.conftest import SignedIn, visitor
+from tests.console.conftest import SignedIn, Visitor, visitor
 from tests.console.conftest import module_guarded as guarded
 from tests.console.conftest import module_shop as shop
 
@@ -23,10 +23,7 @@ PAGES = (
 NOWHERE = ("/console/nowhere", "/console/tool?name=nothing", "/console/executions/nothing")
 
 
-async def test_every_page_forbids_what_does_not_come_from_here(
-    shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(shop)
+async def test_every_page_forbids_what_does_not_come_from_here(someone: Visitor) -> None:
     for path in (*PAGES, *NOWHERE):
         answer = await someone.get(path)
         assert (path, answer.status_code) == (path, 404 if path in NOWHERE else 200)
@@ -62,9 +59,8 @@ ACTIONS = (
 
 @pytest.mark.parametrize("token", ["", "0" * 64, "é"])
 async def test_a_form_without_the_sessions_token_does_nothing(
-    shop: Running, signed_in: SignedIn, token: str
+    shop: Running, token: str, someone: Visitor
 ) -> None:
-    someone = await signed_in(shop)
     before = shop.app.gateway.snapshot
     for path in ACTIONS:
         answer = await someone.http.post(path, data={"csrf": token, "level": "full_access"})
@@ -91,9 +87,8 @@ FOREIGN = (
 
 @pytest.mark.parametrize("path", ["/console/permissions", "/console/sign-in"])
 async def test_a_form_of_another_site_does_nothing(
-    shop: Running, signed_in: SignedIn, path: str
+    shop: Running, path: str, someone: Visitor
 ) -> None:
-    someone = await signed_in(shop)
     form = {"csrf": someone.csrf, "level": "full_access"}
     for headers in FOREIGN:
         answer = await someone.http.post(path, data=form, headers=headers)
@@ -101,8 +96,7 @@ async def test_a_form_of_another_site_does_nothing(
     assert shop.app.gateway.snapshot.permissions.level == "execute_with_confirm"
 
 
-async def test_a_form_that_is_none_is_refused(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_a_form_that_is_none_is_refused(someone: Visitor) -> None:
     answer = await someone.http.post(
         "/console/permissions",
         content=b'{"level": "full_access"}',

@@ -11,7 +11,7 @@ from gateway.console.app import partials
 from gateway.limits import STREAMS_A_PRINCIPAL
 from gateway.web.guard import Say
 from tests.conftest import Running
-from tests.console.conftest import SignedIn, Visitor
+from tests.console.conftest import Visitor
 from tests.peers import provider
 
 
@@ -37,8 +37,7 @@ async def stream(someone: Visitor, at: str) -> AsyncIterator[Any]:
         yield following
 
 
-async def test_only_the_parts_that_changed_are_sent(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_only_the_parts_that_changed_are_sent(shop: Running, someone: Visitor) -> None:
     async with provider() as peer, stream(someone, "/approvals") as following:
         first = await following()
         assert all(f'hx-target="#{id}"' in first for id in ("nav", "side", "cards", "feed"))
@@ -50,8 +49,7 @@ async def test_only_the_parts_that_changed_are_sent(shop: Running, signed_in: Si
         assert await following() == "event: catalog\ndata: "
 
 
-async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_a_session_that_ends_ends_its_streams(shop: Running, someone: Visitor) -> None:
     async with stream(someone, "") as following:
         await following()
         await someone.post("/console/sign-out")
@@ -60,8 +58,7 @@ async def test_a_session_that_ends_ends_its_streams(shop: Running, signed_in: Si
         assert await following() == ""
 
 
-async def test_draining_ends_the_streams(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_draining_ends_the_streams(shop: Running, someone: Visitor) -> None:
     async with stream(someone, "/tools") as following:
         await following()
         shop.app.gateway.feed.close()
@@ -69,23 +66,17 @@ async def test_draining_ends_the_streams(shop: Running, signed_in: SignedIn) -> 
     assert (await someone.get("/console/events")).status_code == 503
 
 
-async def test_one_visitor_has_a_bounded_number_of_streams(
-    shop: Running, signed_in: SignedIn
-) -> None:
+async def test_one_visitor_has_a_bounded_number_of_streams(shop: Running, someone: Visitor) -> None:
     async def step(say: Say) -> bool:
         return True
 
-    someone = await signed_in(shop)
     for _ in range(STREAMS_A_PRINCIPAL):
         shop.app.gateway.feed.stream("local", step)
     answer = await someone.get("/console/events")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
-async def test_a_page_that_is_none_has_only_what_all_pages_have(
-    shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(shop)
+async def test_a_page_that_is_none_has_only_what_all_pages_have(someone: Visitor) -> None:
     for at in ("/nowhere", "//evil.example/", "?x", "/tools"):
         async with stream(someone, at) as following:
             first = await following()

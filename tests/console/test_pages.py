@@ -33,20 +33,16 @@ BY_FILTER = {
 }
 
 
-async def test_tools_are_filtered_by_the_address(module_shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(module_shop)
+async def test_tools_are_filtered_by_the_address(reader: Visitor) -> None:
     for query, names in BY_FILTER.items():
-        found = await rows(someone, f"/console/tools?format=json&{query}", "tools")
+        found = await rows(reader, f"/console/tools?format=json&{query}", "tools")
         listed = {row["name"] for row in found}
         assert listed == names if "q=" not in query else names <= listed
-        page = (await someone.get(f"/console/tools?{query}")).text
+        page = (await reader.get(f"/console/tools?{query}")).text
         assert all(f"<code>{name}</code>" in page for name in names)
 
 
-async def test_calls_are_listed_with_facets_and_given_as_csv(
-    shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(shop)
+async def test_calls_are_listed_with_facets_and_given_as_csv(someone: Visitor) -> None:
     for id in ("1", "999"):
         await someone.post("/console/tool?name=demo_get_book", **{"/id": id})
     await calls(someone, 2)
@@ -74,12 +70,11 @@ async def calls(someone: Visitor, count: int) -> list[dict[str, Any]]:
 
 
 async def test_a_call_of_a_tool_that_is_not_there_is_listed(
-    shop: Running, signed_in: SignedIn
+    shop: Running, someone: Visitor
 ) -> None:
     async with Client(shop.mcp) as agent:
         with pytest.raises(MCPError):
             await agent.call_tool("demo_burn_books", {})
-    someone = await signed_in(shop)
     await calls(someone, 1)
     [row] = await rows(someone, "/console/executions?format=json", "executions")
     assert (row["tool"], row["connection"], row["status"]) == ("demo_burn_books", "", "denied")
@@ -88,19 +83,13 @@ async def test_a_call_of_a_tool_that_is_not_there_is_listed(
         assert answer.status_code == 200 and "demo_burn_books" in answer.text
 
 
-async def test_an_unknown_format_is_told_which_there_are(
-    module_shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(module_shop)
-    answer = await someone.get("/console/tools?format=xml")
+async def test_an_unknown_format_is_told_which_there_are(reader: Visitor) -> None:
+    answer = await reader.get("/console/tools?format=xml")
     assert answer.status_code == 422
     assert "json, csv" in answer.text
 
 
-async def test_a_tool_is_tried_through_its_form_and_its_record_replayed(
-    shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(shop)
+async def test_a_tool_is_tried_through_its_form_and_its_record_replayed(someone: Visitor) -> None:
     page = (await someone.get("/console/tool?name=demo_search_books")).text
     assert 'name="/q"' in page
     result = await someone.post("/console/tool?name=demo_search_books", **{"/q": "calvino"})
@@ -112,8 +101,7 @@ async def test_a_tool_is_tried_through_its_form_and_its_record_replayed(
     assert 'value="calvino"' in again
 
 
-async def test_a_tool_that_asks_waits_for_its_decision(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_a_tool_that_asks_waits_for_its_decision(someone: Visitor) -> None:
     asked = await someone.post("/console/tool?name=demo_delete_book", **{"/id": "2"})
     assert "It waits for a decision" in asked.text
     [card] = await rows(someone, "/console/approvals?format=json", "approvals")
@@ -128,64 +116,55 @@ async def test_a_tool_that_asks_waits_for_its_decision(shop: Running, signed_in:
     assert again.status_code in (403, 409)
 
 
-async def test_a_form_without_a_decision_denies(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_a_form_without_a_decision_denies(someone: Visitor) -> None:
     await someone.post("/console/tool?name=demo_delete_book", **{"/id": "2"})
     [card] = await rows(someone, "/console/approvals?format=json", "approvals")
     assert "Denied" in (await someone.post(f"/console/approvals/{card['id']}")).text
 
 
 async def test_a_connection_is_previewed_added_refreshed_and_deleted(
-    module_shop: Running, signed_in: SignedIn
+    module_shop: Running, reader: Visitor
 ) -> None:
-    someone = await signed_in(module_shop)
     async with provider() as peer:
         form = {"kind": "openapi", "source": peer.spec, "name": "items"}
-        preview = (await someone.post("/console/connections/preview", **form)).text
+        preview = (await reader.post("/console/connections/preview", **form)).text
         assert "items_get_items" in preview and "1 tool" in preview
         assert "items" not in module_shop.app.gateway.snapshot.connections
-        added = await someone.post("/console/connections", **form)
+        added = await reader.post("/console/connections", **form)
         assert added.headers["hx-redirect"] == "/console/connections/items"
-        assert "items_get_items" in (await someone.get("/console/connections/items")).text
-        again = await someone.post("/console/connections", **form)
+        assert "items_get_items" in (await reader.get("/console/connections/items")).text
+        again = await reader.post("/console/connections", **form)
         assert again.status_code == 422
-        refreshed = await someone.post("/console/connections/items/refresh")
+        refreshed = await reader.post("/console/connections/items/refresh")
         assert "nothing has changed" in refreshed.text
-        await someone.post("/console/connections/items/delete")
+        await reader.post("/console/connections/items/delete")
     assert "items" not in module_shop.app.gateway.snapshot.connections
 
 
 async def test_a_preview_of_an_mcp_server_says_whose_sessions_there_will_be(
-    module_shop: Running, signed_in: SignedIn
+    reader: Visitor,
 ) -> None:
-    someone = await signed_in(module_shop)
     words = {"handshake": "Each principal has a session of its own", "modern": "share one session"}
     for era, said in words.items():
         async with mcp_peer("handshake" if era == "handshake" else "modern") as peer:
             form = {"kind": "mcp", "source": peer.url, "name": "up"}
-            assert said in (await someone.post("/console/connections/preview", **form)).text
+            assert said in (await reader.post("/console/connections/preview", **form)).text
 
 
-async def test_a_definition_that_can_not_be_read_says_why(
-    module_shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(module_shop)
-    preview = await someone.post(
+async def test_a_definition_that_can_not_be_read_says_why(reader: Visitor) -> None:
+    preview = await reader.post(
         "/console/connections/preview", kind="openapi", source="http://127.0.0.1:9/none.json"
     )
     assert preview.status_code == 200
     assert "can&#39;t be fetched" in preview.text
 
 
-async def test_secrets_of_a_connection_are_never_shown_again(
-    module_shop: Running, signed_in: SignedIn
-) -> None:
-    someone = await signed_in(module_shop)
+async def test_secrets_of_a_connection_are_never_shown_again(reader: Visitor) -> None:
     async with provider() as peer:
         form = {"kind": "openapi", "source": peer.spec, "name": "items"}
-        await someone.post("/console/connections", **form, auth="bearer", secret="very-secret-1")
-        page = (await someone.get("/console/connections/items")).text
-        await someone.post("/console/connections/items/delete")
+        await reader.post("/console/connections", **form, auth="bearer", secret="very-secret-1")
+        page = (await reader.get("/console/connections/items")).text
+        await reader.post("/console/connections/items/delete")
     assert "&#34;type&#34;: &#34;bearer&#34;" in page
     assert "very-secret-1" not in page
 
@@ -195,9 +174,8 @@ def level_of(gateway: Running) -> str:
 
 
 async def test_an_admin_sets_what_runs_and_gives_config_toml_its_force_back(
-    shop: Running, signed_in: SignedIn
+    shop: Running, someone: Visitor
 ) -> None:
-    someone = await signed_in(shop)
     await someone.post("/console/permissions", level="read_only")
     assert level_of(shop) == "read_only"
     assert "As in config.toml" in (await someone.get("/console/access")).text
@@ -275,8 +253,7 @@ def test_a_connection_nobody_named_gets_a_fitting_name(source: str, kind: str, n
     assert suggest_name(source, kind) == name
 
 
-async def test_forms_work_without_scripts_too(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_forms_work_without_scripts_too(shop: Running, someone: Visitor) -> None:
     answer = await someone.http.post(
         "/console/permissions",
         data={"csrf": someone.csrf, "level": "read_only"},
@@ -291,8 +268,7 @@ async def test_forms_work_without_scripts_too(shop: Running, signed_in: SignedIn
     assert elsewhere.headers["location"] == "/console"
 
 
-async def test_a_call_that_waits_can_be_cancelled(shop: Running, signed_in: SignedIn) -> None:
-    someone = await signed_in(shop)
+async def test_a_call_that_waits_can_be_cancelled(someone: Visitor) -> None:
     await someone.post("/console/tool?name=demo_delete_book", **{"/id": "2"})
     [row] = await calls(someone, 1)
     assert "Cancel the call" in (await someone.get(f"/console/executions/{row['id']}")).text

@@ -16,7 +16,7 @@ from mcp.client.session import ElicitationFnT
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from tests.callers import Api, api, client
-from tests.configs import principal, table
+from tests.configs import LOCAL, principal
 from tests.conftest import Running, gateway_on
 from tests.definitions import an_object, openapi, operation
 from tests.peers import Provider
@@ -27,7 +27,6 @@ IDEMPOTENT = 'idempotency_header = "Idempotency-Key"'
 ORDER = {"book": "Emma"}
 CALL = "/tools/shop_place_order/call"
 NAMES = ("ann", "bob", "root", "eve")
-LOCAL = table("network", allow=["127.0.0.1/32"])
 
 
 def orders_api(url: str, **operations: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from tests.callers import Operator
+from tests.conftest import Running
 from tests.databases import migrated_file, own_postgres, postgres, store_url
 from tests.journeys.confirming import FREELY, IDEMPOTENT, Shop, config, orders_api, shop_on
 from tests.peers import Provider, provider
@@ -32,6 +35,20 @@ def peer(module_peer: Provider) -> Provider:
     module_peer.requests.clear()
     module_peer.headers.clear()
     return module_peer
+
+
+@pytest.fixture
+async def items() -> AsyncIterator[Provider]:
+    """An API with one read, by which items are got."""
+    async with provider() as made:
+        yield made
+
+
+@pytest.fixture
+async def operator(gateway: Running) -> AsyncIterator[Operator]:
+    """Who looks after the test's gateway."""
+    async with aiohttp.ClientSession() as http:
+        yield Operator(http, gateway.mcp, "2026")
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.callers import api
-from tests.configs import principal
+from tests.configs import LOCAL, principal
 from tests.conftest import OPEN, GatewayMaker, gateway_on
 from tests.journeys.azure_office import Office, OfficeMaker, make_office
-from tests.journeys.confirming import LOCAL
 from tests.mcp.speakers import Speaker
 from tests.peers import provider
 from tests.peers_arm import Azure, azure, fixture

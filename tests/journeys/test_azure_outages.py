@@ -9,10 +9,9 @@ import httpx2
 import pytest
 
 from tests.callers import api
-from tests.configs import principal
+from tests.configs import LOCAL, principal
 from tests.conftest import OPEN
 from tests.journeys.azure_office import OfficeMaker, make_office, peer
-from tests.journeys.confirming import LOCAL
 from tests.peers import until
 from tests.peers_arm import GROUP, MANAGED, Azure, fixture
 

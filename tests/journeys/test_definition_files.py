@@ -7,19 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from mcp.client.client import Client
 from structlog.testing import capture_logs
 
-from tests.callers import names, own_call
+from tests.callers import Operator, api, names
 from tests.conftest import OPEN, GatewayMaker, Running, two_gateways
 from tests.connectors.manifests import LIBRARY
 from tests.peers import items_api, until
 
 SHOP = f'{OPEN}[connections.shop]\nkind = "openapi"\nspec = "apis/shop.json"\n'
-SOON = 10.0  # a second, where the machine has nothing else to do
+SOON = 20.0  # a second, where the machine has nothing else to do
 
 Save = Callable[[Path, bytes], None]
 
@@ -100,8 +99,8 @@ async def test_a_bad_save_is_reported_once_and_the_last_good_tools_stay(
         # It is tried again like everything that fails, and nothing is said of it anew.
         await shop.app.gateway.catalog.refresh(["shop"], by="schedule")
     assert [line["event"] for line in logged].count("refresh failed") == 1
-    async with aiohttp.ClientSession() as http, http.get(f"{shop.url}/health") as answer:
-        assert (await answer.json())["status"] == "degraded"
+    async with api(shop.url) as rest:
+        assert (await rest("GET", "//health"))[1]["status"] == "degraded"
     by_rename(file, definition("pears"))
     await until(lambda: tools(shop) == {"shop_get_pears"}, SOON)
     assert (state().status, state().problems) == ("connected", ())
@@ -130,17 +129,15 @@ async def test_a_manifest_of_ones_own_is_watched_too(
 
 
 async def test_what_was_put_with_a_file_is_watched_and_what_was_deleted_is_not(
-    gateway: Running, file: Path
+    gateway: Running, operator: Operator, file: Path
 ) -> None:
-    async with Client(gateway.mcp) as client:
-        put = {"kind": "openapi", "spec": str(file)}
-        await own_call(client, "put_connection", name="shop", **put)
-        by_rename(file, definition("pears"))
-        await until(lambda: tools(gateway) == {"shop_get_pears"}, SOON)
-        await own_call(client, "delete_connection", name="shop")
-        by_rename(file, b"{")
-        await own_call(client, "put_connection", name="other", kind="openapi", spec="{}")
-        assert tools(gateway) == set()
+    await operator.put("shop", str(file))
+    by_rename(file, definition("pears"))
+    await until(lambda: tools(gateway) == {"shop_get_pears"}, SOON)
+    await operator.own("delete_connection", name="shop")
+    by_rename(file, b"{")
+    await operator.put("other", "{}")
+    assert tools(gateway) == set()
 
 
 @pytest.fixture
@@ -161,7 +158,6 @@ async def test_a_save_that_several_replicas_see_is_one_change(
     for replica in replicas:
         await until(lambda each=replica: tools(each) == wanted, SOON)  # type: ignore[misc]
         await replica.app.gateway.catalog.refresh(["shop"], by="ann")
-    url = f"{replicas[0].url}/api/v1/changes"
-    async with aiohttp.ClientSession() as http, http.get(url) as answer:
-        changes = (await answer.json())["changes"]
+    async with api(replicas[0].url) as rest:
+        changes = (await rest("GET", "/changes"))[1]["changes"]
     assert [(each["kind"], each["tool"]) for each in changes] == [("added", "shop_get_pears")]

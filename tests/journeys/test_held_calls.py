@@ -20,9 +20,9 @@ from mcp_types import ElicitResult
 
 from tests.asking_peer import PAGE, AskingPeer
 from tests.callers import Api, api, client
-from tests.configs import table
+from tests.configs import LOCAL, table
 from tests.conftest import Running, gateway_on, two_gateways
-from tests.journeys.confirming import FREELY, LOCAL, principals
+from tests.journeys.confirming import FREELY, principals
 from tests.mcp.speakers import Speaker
 from tests.peers import until
 from tests.peers_mcp import Era, mcp_peer

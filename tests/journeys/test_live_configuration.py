@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import httpx2
+import pytest
 from mcp.client.client import Client
 from starlette.requests import Request
 from starlette.responses import Response
 from structlog.testing import capture_logs
 
-from tests.callers import own_call
+from tests.callers import Api, Operator, api, own_call
+from tests.configs import principal, table
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import provider, until
+from tests.peers import Provider, provider, until
 from tests.peers_mcp import scripted_peer
 
 
@@ -26,27 +28,33 @@ def edit(config: Path, text: str) -> None:
     beside.replace(config)
 
 
-async def health(gateway: Running) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as http, http.get(f"{gateway.url}/health") as answer:
-        report: dict[str, Any] = await answer.json()
-        return report
+@pytest.fixture
+async def rest(gateway: Running) -> AsyncIterator[Api]:
+    async with api(gateway.url) as made:
+        yield made
+
+
+async def offers(gateway: Running, offered: bool = True) -> None:
+    """Returns when the tool of the items is there, or gone."""
+    await until(lambda: ("shop_get_items" in gateway.app.gateway.snapshot.tools) == offered)
 
 
 async def test_a_narrowed_connection_narrows_without_asking_its_server(gateway: Running) -> None:
     async with provider() as peer:
-        table = f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
-        edit(gateway.config, table)
-        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
-    edit(gateway.config, table + 'blocklist = ["/items"]\n')
-    await until(lambda: "shop_get_items" not in gateway.app.gateway.snapshot.tools)
+        edit(gateway.config, OPEN + peer.table())
+        await offers(gateway)
+    edit(gateway.config, OPEN + peer.table(blocklist=["/items"]))
+    await offers(gateway, False)
 
 
-async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(gateway: Running) -> None:
+async def test_a_bad_edit_is_reported_and_the_last_good_settings_stay(
+    gateway: Running, rest: Api
+) -> None:
     before = gateway.app.gateway.snapshot
     edit(gateway.config, OPEN + "\n[limits]\ncall_timeout = 3\n")
     await until(lambda: gateway.app.health.config_problem is not None)
     assert gateway.app.gateway.snapshot is before
-    report = await health(gateway)
+    _, report = await rest("GET", "//health")
     assert report["status"] == "degraded"
     assert "limits.call_timeout: unknown key" in report["config_problem"]
     edit(gateway.config, OPEN)
@@ -64,35 +72,33 @@ async def test_an_edit_does_not_wait_for_a_server_that_the_last_one_brought(
         return Response(status_code=503)
 
     async with scripted_peer(slow) as url:
-        table = f'{OPEN}\n[connections.slow]\nkind = "mcp"\nurl = "{url}"\n'
-        edit(gateway.config, table)
-        await asyncio.wait_for(asked.wait(), 10)
-        edit(gateway.config, f"{table}\n[bundles.later]\nconnections = []\n")
-        await until(lambda: "later" in gateway.app.gateway.snapshot.settings.bundles, 10)
+        text = OPEN + table("connections.slow", kind="mcp", url=url)
+        edit(gateway.config, text)
+        await asyncio.wait_for(asked.wait(), 15)
+        edit(gateway.config, text + table("bundles.later", connections=[]))
+        await until(lambda: "later" in gateway.app.gateway.snapshot.settings.bundles)
         may_answer.set()
 
 
 async def test_no_edit_opens_a_bundle_to_an_untrusted_connection_that_was_put(
-    gateway: Running,
+    gateway: Running, operator: Operator, items: Provider
 ) -> None:
-    before = {"kind": "openapi", "trust": "untrusted"}
-    bundle = f'{OPEN}\n[bundles.all]\nconnections = ["shop"]\n'
-    async with provider() as peer, Client(gateway.mcp) as client:
-        await own_call(client, "put_connection", name="shop", spec=peer.spec, **before)
-        edit(gateway.config, bundle)
-        await until(lambda: gateway.app.health.config_problem is not None)
-        problem = str(gateway.app.health.config_problem)
-        assert 'bundles.all.mode: must be "meta": shop is an untrusted connection' in problem
-        assert not gateway.app.gateway.snapshot.settings.bundles
-        edit(gateway.config, f'{bundle}mode = "meta"\nallow = ["get_*"]\n')
-        await until(lambda: bool(gateway.app.gateway.snapshot.settings.bundles))
+    bundle = OPEN + table("bundles.all", connections=["shop"])
+    await operator.put("shop", items.spec, trust="untrusted")
+    edit(gateway.config, bundle)
+    await until(lambda: gateway.app.health.config_problem is not None)
+    problem = str(gateway.app.health.config_problem)
+    assert 'bundles.all.mode: must be "meta": shop is an untrusted connection' in problem
+    assert not gateway.app.gateway.snapshot.settings.bundles
+    edit(gateway.config, f'{bundle}mode = "meta"\nallow = ["get_*"]\n')
+    await until(lambda: bool(gateway.app.gateway.snapshot.settings.bundles))
 
 
 async def test_a_key_that_is_read_at_start_is_named(gateway: Running) -> None:
-    first, state = f"{OPEN}[limits]\npage_tools = 7\n", gateway.app.gateway
+    first, state = OPEN + table("limits", page_tools=7), gateway.app.gateway
     edit(gateway.config, first)
     await until(lambda: state.snapshot.settings.limits.page_tools == 7)  # it is being watched
-    edit(gateway.config, f"{first}[server]\nshutdown_seconds = 7\n")
+    edit(gateway.config, first + table("server", shutdown_seconds=7))
     await until(lambda: gateway.app.health.config_problem is not None)
     assert gateway.app.health.config_problem == "needs a restart: server.shutdown_seconds"
 
@@ -104,19 +110,19 @@ async def console(gateway: Running) -> str:
         return (await http.get("/console")).text
 
 
-async def test_a_stricter_edit_is_told_of_while_what_was_put_is_in_force(gateway: Running) -> None:
+async def test_a_stricter_edit_is_told_of_while_what_was_put_is_in_force(
+    gateway: Running, rest: Api
+) -> None:
     stricter = OPEN.replace('level = "full_access"', 'level = "read_only"')
     with capture_logs() as logged:
-        async with aiohttp.ClientSession() as http:
-            permissions = f"{gateway.url}/api/v1/permissions"
-            assert (await http.put(permissions, json={"level": "full_access"})).status == 200
-            assert (await health(gateway))["problems"] == []
-            edit(gateway.config, stricter)
-            catalog = gateway.app.gateway.catalog
-            await until(lambda: catalog.current.settings.permissions.level == "read_only")
-            report, page = await health(gateway), await console(gateway)
-            assert (await http.delete(permissions)).status == 200
-            after = await health(gateway)
+        assert (await rest("PUT", "/permissions", {"level": "full_access"}))[0] == 200
+        assert (await rest("GET", "//health"))[1]["problems"] == []
+        edit(gateway.config, stricter)
+        catalog = gateway.app.gateway.catalog
+        await until(lambda: catalog.current.settings.permissions.level == "read_only")
+        (_, report), page = await rest("GET", "//health"), await console(gateway)
+        assert (await rest("DELETE", "/permissions"))[0] == 200
+        _, after = await rest("GET", "//health")
     words = (
         "config.toml says read_only, which is stricter, but full_access was put at run time and "
         "stays in force until DELETE /api/v1/permissions"
@@ -129,64 +135,48 @@ async def test_a_stricter_edit_is_told_of_while_what_was_put_is_in_force(gateway
     assert told == [{**problem, "event": "configuration problem", "log_level": "warning"}]
 
 
-async def test_names_that_match_nothing_are_told_of(gateway: Running) -> None:
-    async with provider() as peer:
-        table = f"""{OPEN}
-tools = {{ shop_get_items = "confirm", shop_get_item = "blocked" }}
-[connections.shop]
-kind = "openapi"
-spec = "{peer.spec}"
-operations = {{ deleteAll = {{ access = "dangerous" }} }}
-"""
-        with capture_logs() as logged:
-            edit(gateway.config, table)
-            await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
-        report, page = await health(gateway), await console(gateway)
-        async with aiohttp.ClientSession() as http:
-            async with http.get(f"{gateway.url}/api/v1/connections/shop") as answer:
-                [problem] = (await answer.json())["problems"]
-            values = {"kind": "openapi", "spec": peer.spec, "exclude": ["nothing"]}
-            url = f"{gateway.url}/api/v1/connections/preview"
-            async with http.post(url, json=values) as answer:
-                [previewed] = (await answer.json())["problems"]
-    assert (report["status"], [each["where"] for each in report["problems"]]) == (
-        "ok",
-        ["permissions.tools.shop_get_item"],
-    )
-    assert problem["where"] == "operations.deleteAll"
-    assert previewed["message"] == "'nothing' matches no operation"
-    assert "permissions.tools.shop_get_item does not hold" in page
+async def test_names_that_match_nothing_are_told_of(
+    gateway: Running, rest: Api, items: Provider
+) -> None:
+    tools = 'tools = { shop_get_items = "confirm", shop_get_item = "blocked" }\n'
+    shop = items.table(operations={"deleteAll": {"access": "dangerous"}})
+    with capture_logs() as logged:
+        edit(gateway.config, OPEN + tools + shop)
+        await offers(gateway)
+    (_, report), page = await rest("GET", "//health"), await console(gateway)
+    where = "permissions.tools.shop_get_item"
+    assert (report["status"], [each["where"] for each in report["problems"]]) == ("ok", [where])
+    assert f"{where} does not hold" in page
     assert "operations.deleteAll: matches no operation" in page
+    [problem] = (await rest("GET", "/connections/shop"))[1]["problems"]
+    assert problem["where"] == "operations.deleteAll"
+    values = {"kind": "openapi", "spec": items.spec, "exclude": ["nothing"]}
+    [previewed] = (await rest("POST", "/connections/preview", values))[1]["problems"]
+    assert previewed["message"] == "'nothing' matches no operation"
     told = [line for line in logged if line["event"] == "configuration problem"]
     assert {(line.get("connection"), line["where"]) for line in told} == {
-        (None, "permissions.tools.shop_get_item"),
+        (None, where),
         ("shop", "operations.deleteAll"),
     }
 
 
 async def test_a_removed_token_no_longer_opens(make_gateway: GatewayMaker) -> None:
-    principal = '[principals.{0}]\ntoken = "{0}-token-0123456789"\n'
-    gateway = await make_gateway(principal.format("ann") + principal.format("bob"))
-    headers = {"Authorization": "Bearer ann-token-0123456789"}
-    async with aiohttp.ClientSession(headers=headers) as http:
-        async with http.get(f"{gateway.url}/api/v1/capabilities") as answer:
-            assert answer.status == 200
-        edit(gateway.config, principal.format("bob"))
+    gateway = await make_gateway(principal("ann") + principal("bob"))
+    async with api(gateway.url, "ann") as ann:
+        assert (await ann("GET", "/capabilities"))[0] == 200
+        edit(gateway.config, principal("bob"))
         await until(lambda: "ann" not in gateway.app.gateway.snapshot.settings.principals)
-        async with http.get(f"{gateway.url}/api/v1/capabilities") as answer:
-            assert answer.status == 401
+        assert (await ann("GET", "/capabilities"))[0] == 401
 
 
 async def test_clients_stay_connected_while_edits_bring_and_take_connections(
-    gateway: Running,
+    gateway: Running, items: Provider
 ) -> None:
-    async with provider() as peer, Client(gateway.mcp, mode="legacy") as client:
+    async with Client(gateway.mcp, mode="legacy") as client:
         await client.list_tools()
-        edit(
-            gateway.config, f'{OPEN}\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
-        )
-        await until(lambda: "shop_get_items" in gateway.app.gateway.snapshot.tools)
-        result = await client.call_tool("shop_get_items", {"id": "1"})
-        assert result.structured_content == {"path": "/items/1", "method": "GET"}
+        edit(gateway.config, OPEN + items.table())
+        await offers(gateway)
+        answer = await own_call(client, "shop_get_items", id="1")
+        assert answer == {"path": "/items/1", "method": "GET"}
         edit(gateway.config, OPEN)
-        await until(lambda: "shop" not in gateway.app.gateway.snapshot.connections)
+        await offers(gateway, False)

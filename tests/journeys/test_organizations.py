@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.callers import Api, api
-from tests.configs import principal, token_of
+from tests.configs import LOCAL, principal, token_of
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import visitor
 from tests.definitions import openapi, operation
-from tests.journeys.confirming import FREELY, LOCAL
+from tests.journeys.confirming import FREELY
 from tests.peers import provider
 
 ADMINS = (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,57 +13,34 @@ import pytest
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
 
-from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
+from tests.callers import api
+from tests.configs import LOCAL, bearer, principal, stdio_table, table
+from tests.conftest import OPEN, GatewayMaker, Running, gateway_on, two_gateways
 from tests.library_peer import library_peer
 from tests.mcp.speakers import Era, Speaker
 from tests.peers import until
 from tests.peers_mcp import mcp_peer, serving
-from tests.upstream.upstream_doors import free_port, running
+from tests.upstream.test_upstream_life import free_port
+from tests.upstream.upstream_doors import running
 
-STDIO_PEER = Path(__file__).parents[1] / "stdio_peer.py"
 SLOW_START = 20.0
 
-CONFIG = """
-[network]
-allow = ["127.0.0.1/32"]
-[permissions]
-level = "full_access"
-[principals.ann]
-token = "ann-token-0123456789"
-admin = true
-[principals.bob]
-token = "bob-token-0123456789"
-"""
-
-
-def child(name: str = "pages", more: str = "") -> str:
-    return f"""
-[connections.{name}]
-kind = "mcp"
-transport = "stdio"
-command = {json.dumps(sys.executable)}
-args = [{json.dumps(str(STDIO_PEER))}]
-{more}
-"""
-
-
-def server(url: str, more: str = "") -> str:
-    return f'\n[connections.up]\nkind = "mcp"\nurl = "{url}"\n{more}\n'
+CONFIG = (
+    LOCAL
+    + table("permissions", level="full_access")
+    + principal("ann", admin=True)
+    + principal("bob")
+)
 
 
 @asynccontextmanager
 async def speaker(gateway: Running, who: str, era: Era = "2026") -> AsyncIterator[Speaker]:
-    headers = {"Authorization": f"Bearer {who}-token-0123456789"}
-    async with aiohttp.ClientSession(headers=headers) as http:
+    async with aiohttp.ClientSession(headers=bearer(who)) as http:
         yield await Speaker(http, gateway.mcp, era).meet()
 
 
-async def call(client: Speaker, tool: str, **arguments: Any) -> Any:
-    return await client.request("tools/call", {"name": tool, "arguments": arguments})
-
-
 async def said(client: Speaker, tool: str, **arguments: Any) -> str:
-    result = await call(client, tool, **arguments)
+    result = await client.call(tool, **arguments)
     assert not result.get("isError"), result
     return str(result["content"][0]["text"])
 
@@ -78,7 +53,7 @@ async def served(gateway: Running, tool: str) -> None:
 async def test_what_one_principal_has_open_no_other_one_reads(
     make_gateway: GatewayMaker, era: Era
 ) -> None:
-    gateway = await make_gateway(CONFIG + child())
+    gateway = await make_gateway(CONFIG + stdio_table("pages"))
     await served(gateway, "pages_keep")
     async with speaker(gateway, "ann", era) as ann, speaker(gateway, "bob", era) as bob:
         await said(ann, "pages_keep", text="a page of ann")
@@ -93,16 +68,16 @@ async def test_what_one_principal_has_open_no_other_one_reads(
 async def test_more_principals_than_sessions_are_told_to_try_again_and_an_edit_makes_room(
     make_gateway: GatewayMaker,
 ) -> None:
-    text = CONFIG + child() + "[limits]\nupstream_sessions = 1\n"
+    text = CONFIG + stdio_table("pages") + "[limits]\nupstream_sessions = 1\n"
     gateway = await make_gateway(text)
     await served(gateway, "pages_slow")
     async with speaker(gateway, "ann", "2025") as ann, speaker(gateway, "bob") as bob:
         await said(ann, "pages_pid")
-        slow = asyncio.create_task(call(ann, "pages_slow"))
+        slow = asyncio.create_task(ann.call("pages_slow"))
         async with asyncio.timeout(15):
             while "slow" not in await said(ann, "pages_seen"):  # it has not arrived yet
                 pass
-        refused = await call(bob, "pages_kept")
+        refused = await bob.call("pages_kept")
         assert refused["isError"]
         assert refused["structuredContent"]["error"]["code"] == "busy"
         more = text.replace("upstream_sessions = 1", "upstream_sessions = 2")
@@ -121,14 +96,16 @@ async def test_children_of_principals_end_with_the_connection_and_with_the_gatew
     tmp_path: Path,
 ) -> None:
     async with AsyncExitStack() as stack:
-        made = gateway_on(tmp_path / "config.toml", CONFIG + child() + child("other"))
+        made = gateway_on(
+            tmp_path / "config.toml", CONFIG + stdio_table("pages") + stdio_table("other")
+        )
         gateway = await stack.enter_async_context(made)
         await served(gateway, "pages_pid")
         await served(gateway, "other_pid")
         async with speaker(gateway, "ann") as ann, speaker(gateway, "bob") as bob:
             pids = [int(await said(who, "pages_pid")) for who in (ann, bob)]
             kept = int(await said(bob, "other_pid"))
-            text = CONFIG + child("other")
+            text = CONFIG + stdio_table("other")
             await asyncio.to_thread(gateway.config.write_text, text, encoding="utf-8")
             await until(lambda: not any(map(running, pids)), 10)
             assert int(await said(bob, "other_pid")) == kept
@@ -141,7 +118,7 @@ async def test_updates_of_a_resource_reach_its_principal_and_no_other(
 ) -> None:
     uri = "fiction://news"
     async with library_peer("2025") as peer:
-        gateway = await make_gateway(CONFIG + server(peer.url, 'prefix = ""'))
+        gateway = await make_gateway(CONFIG + peer.table(prefix=""))
         await served(gateway, "ask")
         async with speaker(gateway, "ann", "2025") as ann, speaker(gateway, "bob", "2025") as bob:
             for client in (ann, bob):
@@ -165,13 +142,12 @@ PREVIEWS: list[tuple[Any, dict[str, str], str]] = [
 
 
 async def test_a_preview_says_whose_sessions_there_will_be(gateway: Running) -> None:
-    async with aiohttp.ClientSession() as http:
+    async with api(gateway.url) as rest:
         for era, more, session in PREVIEWS:
             async with mcp_peer(era) as peer:
                 values = {"name": "up", "kind": "mcp", "url": peer.url, **more}
-                url = f"{gateway.url}/api/v1/connections/preview"
-                async with http.post(url, json=values) as answer:
-                    assert (await answer.json())["session"] == session, era
+                _, preview = await rest("POST", "/connections/preview", values)
+                assert preview["session"] == session, era
 
 
 class Name(BaseModel):
@@ -189,18 +165,19 @@ async def test_a_server_whose_questions_need_the_older_era_is_spoken_to_in_it(
         return (await ctx.elicit("Who are you?", Name)).action
 
     async with serving(asking.streamable_http_app()) as base, aiohttp.ClientSession() as http:
-        table = server(f"{base}/mcp", f'protocol = "{protocol}"')
-        gateway = await make_gateway(OPEN + table)
+        url = f"{base}/mcp"
+        asks = table("connections.up", kind="mcp", url=url, protocol=protocol)
+        gateway = await make_gateway(OPEN + asks)
         await served(gateway, "up_ask")
         answer = {"action": "accept", "content": {"name": "Ann"}}
         client = Speaker(http, gateway.mcp, "2025", {"elicitation": {}}, lambda question: answer)
-        result = await call(await client.meet(), "up_ask")
+        result = await (await client.meet()).call("up_ask")
         assert (result["content"][0]["text"] == "accept") is works
 
 
 async def shown(client: Speaker, gateway: Running) -> tuple[str, str, str]:
     """What is said of the connection by get_connection and /health, and the first problem."""
-    row = (await call(client, "get_connection", name="up"))["structuredContent"]
+    row = (await client.call("get_connection", name="up"))["structuredContent"]
     async with client.http.get(f"{gateway.url}/health") as answer:
         health = await answer.json()
     [status] = [each["status"] for each in health["connections"] if each["name"] == "up"]
@@ -209,14 +186,14 @@ async def shown(client: Speaker, gateway: Running) -> tuple[str, str, str]:
     return row["status"], health["status"], "".join(errors[:1])
 
 
-@pytest.mark.parametrize(("era", "lazy"), [("handshake", "lazy = true"), ("modern", "")])
+@pytest.mark.parametrize(("era", "lazy"), [("handshake", True), ("modern", False)])
 async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
-    make_gateway: GatewayMaker, era: Any, lazy: str
+    make_gateway: GatewayMaker, era: Any, lazy: bool
 ) -> None:
     port = free_port()
     async with AsyncExitStack() as first:
         peer = await first.enter_async_context(mcp_peer(era, port=port))
-        gateway = await make_gateway(OPEN + server(peer.url, lazy))
+        gateway = await make_gateway(OPEN + peer.table(lazy=lazy))
         async with aiohttp.ClientSession() as http:
             client = await Speaker(http, gateway.mcp, "2026").meet()
             await client.request("tools/list")
@@ -224,7 +201,7 @@ async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
             assert await said(client, "up_echo", text="hi") == "hi"
             assert await shown(client, gateway) == ("connected", "ok", "")
             await first.aclose()
-            failed = await call(client, "up_echo", text="hi")
+            failed = await client.call("up_echo", text="hi")
             assert failed["structuredContent"]["error"]["code"] == "upstream_unreachable"
 
             def state() -> str:
@@ -242,29 +219,19 @@ async def test_a_dead_server_is_shown_at_once_and_so_is_that_it_is_back(
 
 
 async def test_a_dead_server_is_shown_by_processes_that_have_not_called_it(tmp_path: Path) -> None:
-    store = f"""
-[store]
-url = "sqlite:///{tmp_path}/gateway.db"
-secret_key_file = "{tmp_path}/secret.key"
-"""
-    async with AsyncExitStack() as peers, AsyncExitStack() as stack:
+    async with AsyncExitStack() as peers, aiohttp.ClientSession() as http:
         peer = await peers.enter_async_context(mcp_peer("modern"))
-        text = OPEN + store + server(peer.url, "lazy = true")
-        gateways: list[Running] = []
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            made = gateway_on(tmp_path / name / "config.toml", text)
-            gateways.append(await stack.enter_async_context(made))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        client = await Speaker(http, gateways[0].mcp, "2026").meet()
-        await client.request("tools/list")
-        for gateway in gateways:
-            await served(gateway, "up_echo")
-        await said(client, "up_echo", text="hi")
-        await peers.aclose()
-        assert (await call(client, "up_echo", text="hi"))["isError"]
+        text, store = OPEN + peer.table(lazy=True), f"sqlite:///{tmp_path}/gateway.db"
+        async with two_gateways(tmp_path, text, store) as gateways:
+            client = await Speaker(http, gateways[0].mcp, "2026").meet()
+            await client.tools()
+            for gateway in gateways:
+                await served(gateway, "up_echo")
+            await said(client, "up_echo", text="hi")
+            await peers.aclose()
+            assert (await client.call("up_echo", text="hi"))["isError"]
 
-        def statuses() -> set[str]:
-            return {one.app.gateway.snapshot.connections["up"].status for one in gateways}
+            def statuses() -> set[str]:
+                return {one.app.gateway.snapshot.connections["up"].status for one in gateways}
 
-        await until(lambda: statuses() == {"failing"}, 10)
+            await until(lambda: statuses() == {"failing"})

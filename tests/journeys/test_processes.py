@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,22 +15,14 @@ from urllib.parse import urlsplit
 import psutil
 
 from gateway.server import bind
+from tests.configs import STDIO_PEER, stdio_table
 from tests.conftest import OPEN
 from tests.journeys.trio import asked, plain_http
 from tests.peers import provider, until
 from tests.processes import ForkedGateway, gateway_process, users_process
-from tests.upstream.upstream_doors import STDIO_PEER
 
 READER = "gateway.reader"
 SOON_SECONDS = 60.0  # a second, where the machine has nothing else to do
-
-
-def stdio_table(name: str, *options: str) -> str:
-    args = ", ".join(f'"{each}"' for each in (STDIO_PEER, *options))
-    return (
-        f'[connections.{name}]\nkind = "mcp"\ntransport = "stdio"\n'
-        f'command = "{sys.executable}"\nargs = [{args}]\n'
-    )
 
 
 @asynccontextmanager

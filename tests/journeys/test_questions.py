@@ -32,22 +32,12 @@ from mcp_types import (
 from pydantic import FileUrl
 
 from tests.asking_peer import PAGE, TO_MODEL, TOOLS, asking_peer
-from tests.conftest import gateway_on
+from tests.conftest import OPEN, gateway_on
 from tests.peers import until
 
 CLIENTS = ("legacy", "2026-07-28")
 SERVERS = ("http 2025", "http 2026", "stdio 2025", "stdio 2026")
-CONFIG = """
-[auth]
-mode = "none"
-[network]
-allow = ["127.0.0.1/32"]
-[demo]
-enabled = false
-[permissions]
-level = "execute_with_confirm"
-timeout_seconds = 30
-"""
+CONFIG = OPEN.replace("full_access", "execute_with_confirm") + "timeout_seconds = 30\n"
 CONNECTION = """
 [connections.{name}]
 kind = "mcp"
@@ -123,8 +113,15 @@ class Person:
         return ElicitResult(action="cancel")
 
 
-def said(result: CallToolResult) -> str:
-    return str(getattr(result.content[0], "text", ""))
+async def called(
+    shops: Shops, client: str, server: str, tool: str, title: str = "", **how: Any
+) -> tuple[str, CallToolResult]:
+    """What a call ends with, in words and as a whole; `want` and `page` are arguments of it."""
+    more = {key: how.pop(key) for key in ("want", "page") if key in how}
+    async with Client(f"{shops.url}/mcp", mode=client, **how) as made:
+        arguments = {"title": title or uuid.uuid4().hex, **more}
+        result = await made.call_tool(f"{name_of(server)}_{tool}", arguments)
+    return str(getattr(result.content[0], "text", "")), result
 
 
 every_client = pytest.mark.parametrize("client", CLIENTS)
@@ -149,14 +146,11 @@ each_pair = pytest.mark.parametrize(
 async def test_a_question_is_asked_and_answered_once(
     shops: Shops, client: str, server: str, tool: str, asked: list[str]
 ) -> None:
-    name, title = f"{name_of(server)}_{tool}", uuid.uuid4().hex
-    person = Person(shops, in_console=tool == "buy")
-    async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=person) as made:
-        result = await made.call_tool(name, {"title": title})
-    assert said(result) == "accept Ann"
-    assert person.asked == [*asked, "Who are you?"]
+    person, title = Person(shops, in_console=tool == "buy"), uuid.uuid4().hex
+    said, _ = await called(shops, client, server, tool, title, elicitation_callback=person)
+    assert (said, person.asked) == ("accept Ann", [*asked, "Who are you?"])
     assert shops.happened(title) == [f"{title} Ann {tool == 'held'}"]
-    assert await shops.rows(title) == [(name, "completed")]
+    assert await shops.rows(title) == [(f"{name_of(server)}_{tool}", "completed")]
 
 
 @each_pair
@@ -166,8 +160,8 @@ async def test_what_is_always_allowed_still_asks_its_own_questions(
     name = f"{name_of(server)}_{'keep' if client == 'legacy' else 'keep_too'}"
     person, titles = Person(shops, decision="always_allow"), [uuid.uuid4().hex, uuid.uuid4().hex]
     async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=person) as made:
-        results = [await made.call_tool(name, {"title": title}) for title in titles]
-    assert [said(result) for result in results] == ["accept Ann", "accept Ann"]
+        for title in titles:
+            await made.call_tool(name, {"title": title})
     assert person.asked == ["approval", "Who are you?", "Who are you?"]
     for title in titles:
         assert shops.happened(title) == [f"{title} Ann False"]
@@ -175,44 +169,34 @@ async def test_what_is_always_allowed_still_asks_its_own_questions(
 
 
 @each_pair
-@pytest.mark.parametrize("action", ["decline", "cancel"])
+@pytest.mark.parametrize("action", ["decline", "cancel", "none to ask"])
 async def test_a_no_is_passed_on_as_what_it_is(
     shops: Shops, client: str, server: str, action: str
 ) -> None:
-    name, title = f"{name_of(server)}_book", uuid.uuid4().hex
-    person = Person(shops, action=action)
-    async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=person) as made:
-        result = await made.call_tool(name, {"title": title})
-    assert (said(result), shops.happened(title)) == (f"{action} None", [])
-    assert await shops.rows(title) == [(name, "completed")]
-
-
-@each_pair
-async def test_for_a_client_that_can_not_be_asked_a_question_is_declined(
-    shops: Shops, client: str, server: str
-) -> None:
-    name, title = f"{name_of(server)}_look", uuid.uuid4().hex
-    async with Client(f"{shops.url}/mcp", mode=client) as made:
-        result = await made.call_tool(name, {"title": title})
-    assert (said(result), shops.happened(title)) == ("decline None", [])
-    assert await shops.rows(title) == [(name, "completed")]
+    title, how = uuid.uuid4().hex, dict[str, Any]()
+    if action == "none to ask":  # a client that can't be asked declines
+        action = "decline"
+    else:
+        how["elicitation_callback"] = Person(shops, action=action)
+    said, _ = await called(shops, client, server, "look", title, **how)
+    assert (said, shops.happened(title)) == (f"{action} None", [])
+    assert await shops.rows(title) == [(f"{name_of(server)}_look", "completed")]
 
 
 @each_pair
 async def test_a_page_is_opened_by_a_client_that_opens_pages(
     shops: Shops, client: str, server: str
 ) -> None:
-    person, name = Person(shops), f"{name_of(server)}_look"
-    async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=person) as made:
-        result = await made.call_tool(name, {"title": uuid.uuid4().hex, "page": True})
-    assert (said(result), person.asked) == ("accept None", [PAGE])
+    person = Person(shops)
+    said, _ = await called(shops, client, server, "look", page=True, elicitation_callback=person)
+    assert (said, person.asked) == ("accept None", [PAGE])
 
 
 LONG = 4_000
 
 
 @each_pair
-async def test_a_server_is_told_what_the_clients_model_says(
+async def test_a_server_is_told_what_the_clients_model_says_and_where_it_works(
     shops: Shops, client: str, server: str
 ) -> None:
     asked: list[CreateMessageRequestParams] = []
@@ -222,25 +206,16 @@ async def test_a_server_is_told_what_the_clients_model_says(
         content = TextContent(text="brief" * LONG)
         return CreateMessageResult(role="assistant", content=content, model="m1")
 
-    arguments = {"title": uuid.uuid4().hex, "want": "sampling"}
-    async with Client(f"{shops.url}/mcp", mode=client, sampling_callback=say) as made:
-        result = await made.call_tool(f"{name_of(server)}_look", arguments)
-    assert said(result) == "m1: " + "brief" * LONG
-    told = [(one.messages, one.max_tokens, one.system_prompt) for one in asked]
-    assert told == [(TO_MODEL["messages"], 100, "Be brief")]
-
-
-@each_pair
-async def test_a_server_is_told_where_the_client_works(
-    shops: Shops, client: str, server: str
-) -> None:
     async def roots(context: Any) -> ListRootsResult:
         return ListRootsResult(roots=[Root(uri=FileUrl("file:///home/ann"))])
 
-    arguments = {"title": uuid.uuid4().hex, "want": "roots"}
-    async with Client(f"{shops.url}/mcp", mode=client, list_roots_callback=roots) as made:
-        result = await made.call_tool(f"{name_of(server)}_look", arguments)
-    assert said(result) == "file:///home/ann"
+    how = {"sampling_callback": say, "list_roots_callback": roots}
+    said, _ = await called(shops, client, server, "look", want="sampling", **how)
+    assert said == "m1: " + "brief" * LONG
+    told = [(one.messages, one.max_tokens, one.system_prompt) for one in asked]
+    assert told == [(TO_MODEL["messages"], 100, "Be brief")]
+    said, _ = await called(shops, client, server, "look", want="roots", **how)
+    assert said == "file:///home/ann"
 
 
 @each_pair
@@ -248,10 +223,9 @@ async def test_a_server_is_told_where_the_client_works(
 async def test_a_server_learns_that_a_client_offers_neither(
     shops: Shops, client: str, server: str, want: str
 ) -> None:
-    arguments = {"title": uuid.uuid4().hex, "want": want}
-    async with Client(f"{shops.url}/mcp", mode=client, elicitation_callback=Person(shops)) as made:
-        result = await made.call_tool(f"{name_of(server)}_look", arguments)
-    assert "asks for something that this client does not offer" in said(result)
+    how: dict[str, Any] = {"want": want, "elicitation_callback": Person(shops)}
+    said, result = await called(shops, client, server, "look", **how)
+    assert "asks for something that this client does not offer" in said
     assert result.is_error == (server.endswith("2026"))
 
 
@@ -260,8 +234,7 @@ async def test_a_server_learns_that_the_clients_user_said_no(shops: Shops, serve
     async def refuse(context: Any, params: CreateMessageRequestParams) -> ErrorData:
         return ErrorData(code=-1, message="User rejected sampling request")
 
-    arguments = {"title": uuid.uuid4().hex, "want": "sampling"}
-    async with Client(f"{shops.url}/mcp", mode="legacy", sampling_callback=refuse) as made:
-        result = await made.call_tool(f"{name_of(server)}_look", arguments)
-    assert "User rejected sampling request" in said(result)
+    how: dict[str, Any] = {"want": "sampling", "sampling_callback": refuse}
+    said, result = await called(shops, "legacy", server, "look", **how)
+    assert "User rejected sampling request" in said
     assert result.is_error == (server.endswith("2026"))

@@ -7,12 +7,11 @@ import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from mcp.client.client import Client
 
 from gateway.model import Principal, Scope
-from tests.callers import names, own_call
+from tests.callers import api, names, own_call
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
 from tests.peers import items_api, provider, until
 
@@ -41,12 +40,9 @@ async def test_what_is_put_chosen_changed_and_deleted_on_one_holds_on_the_other(
         await until(lambda: tools() == {"shop_get_pears"})
         answer = await own_call(other, "shop_get_pears", id="7")
         assert answer == {"path": "/pears/7", "method": "GET"}
-        url = f"{one.url}/api/v1/access/shop"
-        async with (
-            aiohttp.ClientSession() as http,
-            http.put(url, json={"access": "disabled"}) as ok,
-        ):
-            assert (await ok.json())["effective_access"] == "disabled"
+        async with api(one.url) as rest:
+            _, chosen = await rest("PUT", "/access/shop", {"access": "disabled"})
+        assert chosen["effective_access"] == "disabled"
         await until(lambda: ("local", "shop") in two.app.gateway.snapshot.choices)
         assert "shop_get_pears" not in await names(other)
         await own_call(client, "delete_connection", name="shop")

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import mcp_types as types
 from mcp.client.client import Client
 
-from tests.callers import names, own_call
+from tests.callers import Operator, names
+from tests.configs import stdio_table
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import provider, until
+from tests.peers import Provider, until
 from tests.peers_mcp import PLAIN_SCHEMA, Context, McpPeer, mcp_peer
 
-STDIO_PEER = Path(__file__).parents[1] / "stdio_peer.py"
 
-
-async def test_advice_of_the_validator_arrives_later_and_changes_no_tool(gateway: Running) -> None:
-    async with provider() as peer, Client(gateway.mcp) as client:
-        del peer.document["info"]["version"]
-        await own_call(client, "put_connection", name="shop", kind="openapi", spec=peer.spec)
-        before = gateway.app.gateway.snapshot.tools
-        await until(lambda: bool(gateway.app.gateway.snapshot.connections["shop"].problems), 15)
-        assert gateway.app.gateway.snapshot.tools == before
-        shown = await own_call(client, "get_connection", name="shop")
-        assert "version" in str(shown["problems"])
+async def test_advice_of_the_validator_arrives_later_and_changes_no_tool(
+    gateway: Running, operator: Operator, items: Provider
+) -> None:
+    del items.document["info"]["version"]
+    await operator.put("shop", items.spec)
+    before = gateway.app.gateway.snapshot.tools
+    await until(lambda: bool(gateway.app.gateway.snapshot.connections["shop"].problems))
+    assert gateway.app.gateway.snapshot.tools == before
+    shown = await operator.own("get_connection", name="shop")
+    assert "version" in str(shown["problems"])
 
 
 async def test_a_lazy_server_is_started_by_the_first_view_that_needs_it(
     make_gateway: GatewayMaker,
 ) -> None:
-    table = f"""
-[connections.peer]
-kind = "mcp"
-transport = "stdio"
-command = {sys.executable!r}
-args = [{str(STDIO_PEER)!r}]
-lazy = true
-"""
-    gateway = await make_gateway(OPEN + table)
+    gateway = await make_gateway(OPEN + stdio_table("peer", lazy=True))
 
     def status() -> str:
         return gateway.app.gateway.snapshot.connections["peer"].status
@@ -48,7 +39,7 @@ lazy = true
     assert status() == "pending"
     async with Client(gateway.mcp) as client:
         await client.list_tools()
-        await until(lambda: status() == "connected", 10)
+        await until(lambda: status() == "connected")
         assert any(name.startswith("peer_") for name in await names(client))
 
 
@@ -59,9 +50,7 @@ class SlowToList(McpPeer):
     may_list: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def list_tools(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
         self.asked.set()
         await self.may_list.wait()
         return await super().list_tools(ctx, params)
@@ -74,7 +63,7 @@ async def test_a_server_that_is_slow_to_list_holds_up_no_change_of_another(
     slow.may_list.set()
     async with mcp_peer() as quick, mcp_peer(peer=slow):
         peers = {"quick": quick, "slow": slow}
-        tables = (f'[connections.{n}]\nkind = "mcp"\nurl = "{p.url}"\n' for n, p in peers.items())
+        tables = (peer.table(name) for name, peer in peers.items())
         gateway = await make_gateway(OPEN + "".join(tables))
 
         def offered(name: str) -> bool:

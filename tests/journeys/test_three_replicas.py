@@ -81,24 +81,8 @@ async def test_every_request_of_a_session_is_answered_by_whoever_gets_it(
 ) -> None:
     speaker = await Speaker(http, f"{three.url}/mcp", era).meet()
     for number in range(9):
-        params = {"name": "shop_get_items", "arguments": {"id": str(number)}}
-        answer = await speaker.request("tools/call", params)
-        assert answer["structuredContent"] == {"got": f"/items/{number}"}
+        assert await speaker.own("shop_get_items", id=str(number)) == {"got": f"/items/{number}"}
     assert sorted(three.balancer.served.values()) in ([3, 3, 4], [3, 4, 4])
-
-
-@pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize(("decision", "outcome"), [("approve", None), ("deny", "approval_denied")])
-async def test_a_call_that_waits_on_one_goes_on_when_it_is_decided_on_another(
-    three: Trio, http: aiohttp.ClientSession, era: Era, decision: str, outcome: str | None
-) -> None:
-    speaker = await Speaker(http, f"{three.urls[0]}/mcp", era).meet()
-    params = {"name": "shop_add_permit", "arguments": {"number": 7}}
-    call = asyncio.create_task(speaker.request("tools/call", params))
-    await decided(http, three.urls[2], decision)
-    answer = (await call)["structuredContent"]
-    assert answer.get("error", {}).get("code") == outcome
-    assert [path for _, path, _ in three.peer.requests] == ([] if outcome else ["/permits"])
 
 
 async def decided(http: aiohttp.ClientSession, url: str, decision: str) -> None:
@@ -146,9 +130,8 @@ async def everywhere(http: aiohttp.ClientSession, three: Trio, tool: str) -> Non
 async def test_postgresql_may_be_restarted_under_load(
     three: Trio, http: aiohttp.ClientSession, own_postgres: PostgresServer
 ) -> None:
-    params = {"name": "shop_add_permit", "arguments": {"number": 8}}
     speaker = await Speaker(http, f"{three.urls[0]}/mcp", "2026", seconds=WAIT_SECONDS).meet()
-    waiting = asyncio.create_task(speaker.request("tools/call", params))
+    waiting = asyncio.create_task(speaker.own("shop_add_permit", number=8))
     customers = Customers(http, three.url)
     async with customers.at_work(CUSTOMERS):
         await customers.more("completed", 20)
@@ -165,7 +148,7 @@ async def test_postgresql_may_be_restarted_under_load(
     await assert_orders_are_right(three, customers)
     await everywhere(http, three, "shop_get_items")
     await decided(http, three.urls[1], "approve")
-    assert (await waiting)["structuredContent"] == {"got": 8}
+    assert await waiting == {"got": 8}
 
 
 async def test_one_may_be_killed_under_load(three: Trio, http: aiohttp.ClientSession) -> None:

@@ -21,6 +21,8 @@ META = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 
+SERVER = {"name": "dynamic-mcp-gateway", "title": "Dynamic MCP gateway", "version": "0.1.0"}
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -69,6 +71,16 @@ def _read(body: bytes) -> Any:
         return body.decode()
 
 
+def hello(version: str, capabilities: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a client of 2025 begins with."""
+    client = {"name": "raw", "version": "1"}
+    return {
+        "protocolVersion": version,
+        "capabilities": capabilities or {},
+        "clientInfo": client,
+    }
+
+
 async def session(
     edge: Edge,
     version: str = "2025-11-25",
@@ -76,12 +88,7 @@ async def session(
     capabilities: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """Say hello; the headers of the session."""
-    hello = {
-        "protocolVersion": version,
-        "capabilities": capabilities or {},
-        "clientInfo": {"name": "raw", "version": "1"},
-    }
-    answer = await post(edge, request("initialize", hello), headers)
+    answer = await post(edge, request("initialize", hello(version, capabilities)), headers)
     assert answer.status == 200, answer
     agreed = answer.body["result"]["protocolVersion"]
     own = {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": agreed}

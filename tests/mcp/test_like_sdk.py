@@ -6,7 +6,7 @@ what it expects where it expects it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -26,7 +26,7 @@ from gateway.calls.record import Caller
 from gateway.errors import UnknownTool
 from gateway.model import Principal, Scope
 from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
-from tests.mcp.raw import META, call, modern, post, request, session
+from tests.mcp.raw import META, call, hello, modern, post, request, session
 from tests.mcp.toolbox import Toolbox
 from tests.peers_mcp import serving
 
@@ -85,191 +85,150 @@ STRICT = "the SDK answers -32602 where JSON-RPC has a code of its own for this"
 NOT_DROPPED = "the SDK takes it for a notification and drops it; whoever sent an id waits"
 TWICE = "the SDK takes the last of two values; the next reader may take the first"
 UNSAID = "the SDK takes it for the handshake era; its message says which era it is of"
-LEGACY = {"mcp-protocol-version": "2025-11-25"}
+STATUS = "415 is the status for it"
+VERSION_HEADER = "mcp-protocol-version"
+LEGACY = {VERSION_HEADER: "2025-11-25"}
 LISTED = modern(request("tools/list"))
 CALLED = modern(call("echo", a=1))
 
 
-def envelope(**changes: Any) -> tuple[Any, dict[str, str]]:
-    """A listing of 2026 with a changed envelope."""
-    meta = {**META, **{globals()[name.upper()]: value for name, value in changes.items()}}
-    meta = {key: value for key, value in meta.items() if value != "absent"}
-    message, headers = LISTED
-    return {**message, "params": {"_meta": meta}}, dict(headers)
+def modern_rows() -> Iterator[Row]:
+    plain, headers = LISTED
+    for method in "tools/list server/discover ping initialize prompts/list no/such/method".split():
+        yield Row(*modern(request(method)))
+    yield Row(*modern(request("logging/setLevel", {"level": "info"})))
+    yield Row(*modern(request("prompts/get", {"name": 7})))
+    for cursor in (7, "nonsense", None):
+        yield Row(*modern(request("tools/list", {"cursor": cursor})))
+    for params in CALLS:
+        yield Row(*modern(request("tools/call", params)))
+    for message in (call("echo", a=1), call("routed", region="eu")):
+        yield Row(*modern(message))
+    for key, values in ENVELOPE.items():
+        for value in values:
+            meta = {key: value} if value != "absent" else {}
+            rest = {name: known for name, known in META.items() if name != key}
+            yield Row({**plain, "params": {"_meta": rest | meta}}, headers)
+    for params in (None, {"_meta": []}, [], "x"):
+        yield Row(request("tools/list", params), headers)
+    yield Row(plain, {"mcp-method": "tools/list"}, (400, -32020), UNSAID)
+    for changed in ({"mcp-method": "tools/call"}, *({VERSION_HEADER: v} for v in ("2030", "x"))):
+        yield Row(plain, headers | changed)
+    for name in ("other", "=?base64?ZWNobw==?=", "=?base64?%%?="):
+        yield Row(CALLED[0], CALLED[1] | {"mcp-name": name})
+    yield Row(CALLED[0], {name: CALLED[1][name] for name in (VERSION_HEADER, "mcp-method")})
+    for id in (None, 1.5, True, {}, "", -1, 2**70):
+        yield Row(plain | {"id": id}, headers)
+    for changes in ({"jsonrpc": "1.0"}, {"method": 7}, {"extra": 7}):
+        yield Row(plain | changes, headers)
+    for message in ([plain], [], 7, None, b"", b"{", b"\xff", {"method": CANCELLED["method"]}):
+        yield Row(message, headers)
+    for message in ({"id": 1, "result": {}}, CANCELLED, {"method": 7}):
+        yield Row({"jsonrpc": "2.0", **message}, headers)
+    yield Row(b'{"jsonrpc":"2.0","method":"x","method":"y"}', headers, (400, -32700), TWICE)
+    yield Row(plain, headers | {"accept": "text/html"}, (406, -32600), "ours has a body")
+    for accept in ("application/json", "application/*;q=0.1"):
+        yield Row(plain, headers | {"accept": accept})
+    yield Row(plain, headers | {"content-type": "text/plain"}, (415, -32600), STATUS)
+    for method in ("GET", "DELETE"):
+        yield Row(b"", headers, (405, -32600), "ours has a body", method=method)
 
 
-def modern_params(method: str, **params: Any) -> tuple[Any, dict[str, str]]:
-    return modern(request(method, params))
-
-
-MODERN = [
-    Row(*LISTED),
-    Row(*CALLED),
-    Row(*modern(request("server/discover"))),
-    Row(*modern(request("ping"))),
-    Row(*modern(request("initialize"))),
-    Row(*modern(request("logging/setLevel", {"level": "info"}))),
-    Row(*modern(request("prompts/list"))),
-    Row(*modern(request("prompts/get", {"name": 7}))),
-    Row(*modern(request("no/such/method"))),
-    Row(*modern_params("tools/list", cursor=7)),
-    Row(*modern_params("tools/list", cursor="nonsense")),
-    Row(*modern_params("tools/list", cursor=None)),
-    Row(*modern_params("tools/call", name="echo", arguments=None)),
-    Row(*modern_params("tools/call", name="echo", arguments=[])),
-    Row(*modern_params("tools/call", name="echo", arguments="x")),
-    Row(*modern_params("tools/call", arguments={})),
-    Row(*modern_params("tools/call", name=None)),
-    Row(*modern_params("tools/call", name=7)),
-    Row(*modern_params("tools/call", name="nothing")),
-    Row(*modern_params("tools/call", name="echo", inputResponses=7)),
-    Row(*modern_params("tools/call", name="echo", inputResponses={"a": 1})),
-    Row(*modern_params("tools/call", name="echo", requestState=7)),
-    Row(*modern_params("tools/call", name="fail")),
-    Row(*envelope(version="absent")),
-    Row(*envelope(version=None)),
-    Row(*envelope(version=7)),
-    Row(*envelope(version="2025-11-25")),
-    Row(*envelope(capabilities="absent")),
-    Row(*envelope(capabilities=None)),
-    Row(*envelope(capabilities=[])),
-    Row(*envelope(capabilities={"sampling": 7})),
-    Row(*envelope(capabilities={"other": {}})),
-    Row(*envelope(info="absent")),
-    Row(*envelope(info=None)),
-    Row(*envelope(info={"name": "x"})),
-    Row(*envelope(info={"name": 7, "version": "1"})),
-    Row(*modern(request("tools/list"), progressToken=1.5)),
-    Row(*modern(request("tools/list"), progressToken=True)),
-    Row(*modern(request("tools/list"), **{"io.modelcontextprotocol/logLevel": "loud"})),
-    Row(request("tools/list"), LISTED[1]),
-    Row(request("tools/list", {"_meta": []}), LISTED[1]),
-    Row(request("tools/list", []), LISTED[1]),
-    Row(request("tools/list", "x"), LISTED[1]),
-    Row(LISTED[0], {**LISTED[1], "mcp-method": "tools/call"}),
-    Row(LISTED[0], {"mcp-method": "tools/list"}, (400, -32020), UNSAID),
-    Row(LISTED[0], {**LISTED[1], "mcp-protocol-version": "2030-01-01"}),
-    Row(LISTED[0], {**LISTED[1], "mcp-protocol-version": "nonsense"}),
-    Row(CALLED[0], {**CALLED[1], "mcp-name": "other"}),
-    Row(CALLED[0], {**CALLED[1], "mcp-name": "=?base64?ZWNobw==?="}),
-    Row(CALLED[0], {**CALLED[1], "mcp-name": "=?base64?%%?="}),
-    Row(CALLED[0], {name: CALLED[1][name] for name in ("mcp-protocol-version", "mcp-method")}),
-    Row(*modern(call("routed", region="eu"))),
-    Row({**LISTED[0], "id": None}, LISTED[1]),
-    Row({**LISTED[0], "id": 1.5}, LISTED[1]),
-    Row({**LISTED[0], "id": True}, LISTED[1]),
-    Row({**LISTED[0], "id": {}}, LISTED[1]),
-    Row({**LISTED[0], "id": ""}, LISTED[1]),
-    Row({**LISTED[0], "id": -1}, LISTED[1]),
-    Row({**LISTED[0], "id": 2**70}, LISTED[1]),
-    Row({**LISTED[0], "jsonrpc": "1.0"}, LISTED[1]),
-    Row({**LISTED[0], "method": 7}, LISTED[1]),
-    Row({**LISTED[0], "extra": 7}, LISTED[1]),
-    Row([LISTED[0]], LISTED[1]),
-    Row([], LISTED[1]),
-    Row(7, LISTED[1]),
-    Row(None, LISTED[1]),
-    Row({"jsonrpc": "2.0", "id": 1, "result": {}}, LISTED[1]),
-    Row({"jsonrpc": "2.0", "method": "notifications/cancelled"}, LISTED[1]),
-    Row({"jsonrpc": "2.0", "method": 7}, LISTED[1]),
-    Row({"method": "notifications/cancelled"}, LISTED[1]),
-    Row(b"", LISTED[1]),
-    Row(b"{", LISTED[1]),
-    Row(b"\xff", LISTED[1]),
-    Row(b'{"jsonrpc":"2.0","method":"x","method":"y"}', LISTED[1], (400, -32700), TWICE),
-    Row(LISTED[0], {**LISTED[1], "accept": "text/html"}, (406, -32600), "ours has a body"),
-    Row(LISTED[0], {**LISTED[1], "accept": "application/json"}),
-    Row(LISTED[0], {**LISTED[1], "accept": "application/*;q=0.1"}),
-    Row(
-        LISTED[0],
-        {**LISTED[1], "content-type": "text/plain"},
-        (415, -32600),
-        "415 is the status for it",
-    ),
-    Row(b"", LISTED[1], (405, -32600), "ours has a body", method="GET"),
-    Row(b"", LISTED[1], (405, -32600), "ours has a body", method="DELETE"),
+CANCELLED = {"method": "notifications/cancelled"}
+CALLS: list[dict[str, Any]] = [
+    *({"name": "echo", "arguments": arguments} for arguments in (None, [], "x")),
+    {"arguments": {}},
+    *({"name": name} for name in (None, 7, "nothing", "fail")),
+    *({"name": "echo", "inputResponses": given} for given in (7, {"a": 1})),
+    {"name": "echo", "requestState": 7},
 ]
-
-HELLO = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {},
-    "clientInfo": {"name": "c", "version": "1"},
+ENVELOPE: dict[str, list[Any]] = {
+    VERSION: ["absent", None, 7, "2025-11-25"],
+    CAPABILITIES: ["absent", None, [], {"sampling": 7}, {"other": {}}],
+    INFO: ["absent", None, {"name": "x"}, {"name": 7, "version": "1"}],
+    "progressToken": [1.5, True],
+    "io.modelcontextprotocol/logLevel": ["loud"],
 }
-HANDSHAKE = [
-    Row(request("initialize", HELLO), {}),
-    Row(request("initialize", {**HELLO, "protocolVersion": "1999-01-01"}), {}),
-    Row(request("initialize", {**HELLO, "protocolVersion": 7}), {}),
-    Row(request("initialize", {**HELLO, "capabilities": None}), {}),
-    Row(request("initialize", {**HELLO, "clientInfo": {"name": "c"}}), {}),
-    Row(request("initialize"), {}),
-]
 
-SESSION = [
-    Row(request("ping"), LEGACY),
-    Row(request("ping", {"_meta": {"progressToken": 1}}), LEGACY),
-    Row(request("ping", {"_meta": 7}), LEGACY),
-    Row(request("tools/list"), LEGACY),
-    Row(request("tools/list", {}), LEGACY),
-    Row(request("tools/list", {"cursor": 7}), LEGACY),
-    Row(request("tools/list", {"cursor": "nonsense"}), LEGACY),
-    Row(call("echo", a=1), LEGACY),
-    Row(request("tools/call", {"name": "echo"}), LEGACY),
-    Row(request("tools/call", {"name": "echo", "arguments": None}), LEGACY),
-    Row(request("tools/call", {"name": "echo", "arguments": []}), LEGACY),
-    Row(request("tools/call", {"name": 7}), LEGACY),
-    Row(request("tools/call", {"name": "echo", "task": 7}), LEGACY),
-    Row(request("tools/call", {"name": "echo", "_meta": {"progressToken": {}}}), LEGACY),
-    Row(request("tools/call"), LEGACY),
-    Row(call("nothing"), LEGACY),
-    Row(request("server/discover"), LEGACY),
-    Row(request("subscriptions/listen", {"notifications": {}}), LEGACY),
-    Row(request("prompts/list"), LEGACY),
-    Row(request("prompts/get", {}), LEGACY),
-    Row(request("resources/read", {"uri": "x:y"}), LEGACY),
-    Row(request("completion/complete", {}), LEGACY),
-    Row(request("logging/setLevel", {"level": "info"}), LEGACY),
-    Row(request("no/such/method"), LEGACY),
-    Row({"jsonrpc": "2.0", "method": "notifications/initialized"}, LEGACY),
-    Row({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}}, LEGACY),
-    Row({"jsonrpc": "2.0", "method": "no/such/notification"}, LEGACY),
-    Row({"jsonrpc": "2.0", "id": 9, "result": {}}, LEGACY),
-    Row({"jsonrpc": "2.0", "id": 9, "error": {"code": 1, "message": "x"}}, LEGACY),
-    Row(request("ping", request_id=""), LEGACY),
-    Row(request("ping", request_id=None), LEGACY, (400, -32600), NOT_DROPPED),
-    Row(request("ping", request_id=1.5), LEGACY, (400, -32600), NOT_DROPPED),
-    Row(request("ping", request_id=True), LEGACY, (400, -32600), NOT_DROPPED),
-    Row(request("ping", []), LEGACY, (400, -32600), STRICT),
-    Row({**request("ping"), "jsonrpc": "1.0"}, LEGACY, (400, -32600), STRICT),
-    Row([request("ping")], LEGACY, (400, -32600), STRICT),
-    Row(7, LEGACY, (400, -32600), STRICT),
-    Row({"jsonrpc": "2.0", "id": 1}, LEGACY, (400, -32600), STRICT),
-    Row(b"{", LEGACY),
-    Row(b"", LEGACY),
-    Row(b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}', LEGACY, (400, -32700), TWICE),
-    Row(call("fail"), LEGACY, (200, -32603), "the SDK shows the exception's text, with code 0"),
-    Row(request("ping"), {**LEGACY, "accept": "text/html"}),
-    Row(request("ping"), {**LEGACY, "accept": "application/json"}),
-    Row(
-        request("ping"),
-        {**LEGACY, "content-type": "text/plain"},
-        (415, -32600),
-        "415 is the status for it",
-    ),
-    Row(request("ping"), LEGACY, method="PUT"),
-]
+HELLO = hello("2025-11-25")
+
+
+def handshake_rows() -> Iterator[Row]:
+    for changes in (
+        {},
+        *({"protocolVersion": version} for version in ("1999-01-01", 7)),
+        {"capabilities": None},
+        {"clientInfo": {"name": "c"}},
+    ):
+        yield Row(request("initialize", {**HELLO, **changes}), {})
+    yield Row(request("initialize"), {})
+
+
+def session_rows() -> Iterator[Row]:
+    for params in (None, {"_meta": {"progressToken": 1}}, {"_meta": 7}):
+        yield Row(request("ping", params), LEGACY)
+    for params in (None, {}, {"cursor": 7}, {"cursor": "nonsense"}):
+        yield Row(request("tools/list", params), LEGACY)
+    for call_params in (
+        None,
+        *({"name": name} for name in ("echo", 7, "nothing")),
+        *({"name": "echo", "arguments": arguments} for arguments in ({"a": 1}, None, [])),
+        {"name": "echo", "task": 7},
+        {"name": "echo", "_meta": {"progressToken": {}}},
+    ):
+        yield Row(request("tools/call", call_params), LEGACY)
+    for method, params in OTHERS.items():
+        yield Row(request(method, params), LEGACY)
+    for message in (
+        *({"method": f"notifications/{kind}"} for kind in ("initialized", "nothing")),
+        {**CANCELLED, "params": {}},
+        {"id": 9, "result": {}},
+        {"id": 9, "error": {"code": 1, "message": "x"}},
+    ):
+        yield Row({"jsonrpc": "2.0", **message}, LEGACY)
+    yield Row(request("ping", request_id=""), LEGACY)
+    for id in (None, 1.5, True):
+        yield Row(request("ping", request_id=id), LEGACY, (400, -32600), NOT_DROPPED)
+    ping = request("ping")
+    bare = {"jsonrpc": "2.0", "id": 1}
+    for odd in (request("ping", []), ping | {"jsonrpc": "1.0"}, [ping], 7, bare):
+        yield Row(odd, LEGACY, (400, -32600), STRICT)
+    for body in (b"{", b""):
+        yield Row(body, LEGACY)
+    yield Row(b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}', LEGACY, (400, -32700), TWICE)
+    yield Row(
+        call("fail"), LEGACY, (200, -32603), "the SDK shows the exception's text, with code 0"
+    )
+    for accept in ("text/html", "application/json"):
+        yield Row(ping, LEGACY | {"accept": accept})
+    yield Row(ping, LEGACY | {"content-type": "text/plain"}, (415, -32600), STATUS)
+    yield Row(ping, LEGACY, method="PUT")
+
+
+OTHERS: dict[str, Any] = {
+    "server/discover": None,
+    "subscriptions/listen": {"notifications": {}},
+    "prompts/list": None,
+    "prompts/get": {},
+    "resources/read": {"uri": "x:y"},
+    "completion/complete": {},
+    "logging/setLevel": {"level": "info"},
+    "no/such/method": None,
+}
 
 
 @pytest.mark.parametrize(
-    ("rows", "in_session"), [(MODERN, False), (HANDSHAKE, False), (SESSION, True)]
+    ("rows", "in_session"),
+    [(modern_rows, False), (handshake_rows, False), (session_rows, True)],
 )
 async def test_odd_requests_are_answered_as_the_sdk_does(
-    edge: Edge, rows: list[Row], in_session: bool
+    edge: Edge, rows: Callable[[], Iterator[Row]], in_session: bool
 ) -> None:
     own = await session(edge) if in_session else {}
     wrong: list[tuple[Any, ...]] = []
     async with sdk_server() as base:
         reference = Edge(edge.toolbox, edge.identity, edge.endpoint, base, edge.http)
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows()):
             theirs = await post(reference, row.message, row.headers, row.method)
             ours = await post(edge, row.message, {**own, **row.headers}, row.method)
             expected = row.ours or (theirs.status, theirs.code)

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import OPEN, gateway_on
 from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
-from tests.peers_mcp import NAME_FORM
+from tests.raising import raises
 
 ONLY = """
 [demo]
@@ -79,6 +79,10 @@ async def test_the_server_says_what_it_offers_and_how_to_use_it(pair: Pair) -> N
     assert pair.through.hello["instructions"] == "Read fiction quietly. [redacted]"
 
 
+PROMPT = {"type": "ref/prompt", "name": "review"}
+RESOURCE = {"type": "ref/resource", "uri": "fiction://books/{id}"}
+
+
 @pytest.mark.parametrize(
     ("method", "params"),
     [
@@ -87,20 +91,8 @@ async def test_the_server_says_what_it_offers_and_how_to_use_it(pair: Pair) -> N
         ("resources/list", {}),
         ("resources/templates/list", {}),
         ("resources/read", {"uri": "fiction://books/7"}),
-        (
-            "completion/complete",
-            {
-                "ref": {"type": "ref/prompt", "name": "review"},
-                "argument": {"name": "book", "value": "E"},
-            },
-        ),
-        (
-            "completion/complete",
-            {
-                "ref": {"type": "ref/resource", "uri": "fiction://books/{id}"},
-                "argument": {"name": "id", "value": "7"},
-            },
-        ),
+        ("completion/complete", {"ref": PROMPT, "argument": {"name": "book", "value": "E"}}),
+        ("completion/complete", {"ref": RESOURCE, "argument": {"name": "id", "value": "7"}}),
     ],
 )
 async def test_what_is_asked_is_answered_as_by_the_server(
@@ -113,21 +105,23 @@ async def test_what_is_asked_is_answered_as_by_the_server(
         assert through.get("cacheScope", "private") == "private"
 
 
+MISSING = "fiction://missing/missing"
+ERRORS = [
+    ("resources/read", {"uri": MISSING}, -32002, "No such book, says [redacted]", {"uri": MISSING}),
+    (
+        "tools/call",
+        {"name": "refuse", "arguments": {}},
+        -32077,
+        "No: [redacted]",
+        {"shelf": "fiction", "token": "[redacted]"},
+    ),
+]
+
+
 async def test_the_servers_own_errors_are_passed_on_without_secrets(pair: Pair) -> None:
-    with pytest.raises(Refusal) as refused:
-        await pair.through.request("resources/read", {"uri": "fiction://missing/missing"})
-    assert refused.value.error == {
-        "code": -32002,
-        "message": "No such book, says [redacted]",
-        "data": {"uri": "fiction://missing/missing"},
-    }
-    with pytest.raises(Refusal) as refused:
-        await pair.through.request("tools/call", {"name": "refuse", "arguments": {}})
-    assert refused.value.error == {
-        "code": -32077,
-        "message": "No: [redacted]",
-        "data": {"shelf": "fiction", "token": "[redacted]"},
-    }
+    for method, params, code, message, data in ERRORS:
+        with raises(Refusal, error={"code": code, "message": message, "data": data}):
+            await pair.through.request(method, params)
 
 
 async def test_updates_of_a_resource_reach_who_watches_it(pair: Pair) -> None:
@@ -158,29 +152,6 @@ async def test_other_prompts_are_told_to_who_listens(pair: Pair) -> None:
     assert said["method"] == "notifications/prompts/list_changed"
     found = await pair.through.request("prompts/list")
     assert [prompt["name"] for prompt in found["prompts"]] == ["review", "summary"]
-
-
-async def test_a_servers_question_reaches_a_client_that_can_answer(pair: Pair) -> None:
-    client = await pair.speak(
-        capabilities={"elicitation": {}},
-        answer=lambda question: {"action": "accept", "content": {"name": "Ann"}},
-    )
-    result = await client.request("tools/call", {"name": "ask", "arguments": {}})
-    if pair.client == "2026":
-        key = "who" if pair.server == "2026" else "question"  # in 2025 a question has no name
-        question = {"message": "Who are you?", "requestedSchema": NAME_FORM, "mode": "form"}
-        asked = {key: {"method": "elicitation/create", "params": question}}
-        state = result["requestState"]
-        assert plain(result) == {"inputRequests": asked, "requestState": state}
-        answers = {key: {"action": "accept", "content": {"name": "Ann"}}}
-        again = {"name": "ask", "arguments": {}, "inputResponses": answers, "requestState": state}
-        result = await client.request("tools/call", again)
-    assert result["content"][0]["text"] == "accept Ann"
-
-
-async def test_a_servers_question_is_declined_for_a_client_that_can_not_answer(pair: Pair) -> None:
-    result = await pair.through.request("tools/call", {"name": "ask", "arguments": {}})
-    assert result["content"][0]["text"] == "decline None"
 
 
 async def test_logs_of_a_call_reach_its_caller_from_the_level_it_wants(pair: Pair) -> None:

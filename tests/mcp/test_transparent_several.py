@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,52 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.mcp.pass_through import INSTRUCTIONS, join_instructions
+from tests.configs import bearer, principal, table
 from tests.conftest import OPEN, Running, gateway_on
 from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
 from tests.peers import until
+from tests.raising import raises
 
-SEVERAL = """
-[demo]
-enabled = false
-[connections.fiction]
-kind = "mcp"
-url = "{fiction}"
-[connections.science]
-kind = "mcp"
-url = "{science}"
-prefix = "sci_"
-[connections.dead]
-kind = "mcp"
-url = "http://127.0.0.1:1/mcp"
-timeout_seconds = 1
-[bundles.whole]
-connections = ["science"]
-[bundles.some]
-connections = ["science"]
-allow = ["ask"]
-[bundles.hidden]
-connections = ["science"]
-mode = "meta"
-"""
-TOKENS = {"ann": "ann-token-0123456789", "bob": "bob-token-0123456789"}
+DEAD = {"kind": "mcp", "url": "http://127.0.0.1:1/mcp", "timeout_seconds": 1}
+BUNDLES = (
+    table("bundles.whole", connections=["science"])
+    + table("bundles.some", connections=["science"], allow=["ask"])
+    + table("bundles.hidden", connections=["science"], mode="meta")
+)
 
 
 def with_tokens(text: str) -> str:
     """The configuration with two principals: ann reads science alone, bob reads nothing."""
-    hashes = {name: hashlib.sha256(token.encode()).hexdigest() for name, token in TOKENS.items()}
-    return (
-        text.replace('mode = "none"', 'mode = "tokens"')
-        + f"""
-[principals.ann]
-token_sha256 = "{hashes["ann"]}"
-access = "disabled"
-connections = {{ science = "read-only" }}
-[principals.bob]
-token_sha256 = "{hashes["bob"]}"
-access = "disabled"
-"""
-    )
+    ann = principal("ann", access="disabled", connections={"science": "read-only"})
+    tokens = text.replace('mode = "none"', 'mode = "tokens"')
+    return tokens + ann + principal("bob", access="disabled")
 
 
 @dataclass
@@ -81,8 +54,8 @@ class Libraries:
     async def speaker(self, url: str, era: Era, token: str = "") -> Speaker:
         http = self.http
         if token:
-            headers = {"authorization": f"Bearer {TOKENS[token]}"}
-            http = await self.stack.enter_async_context(aiohttp.ClientSession(headers=headers))
+            made = aiohttp.ClientSession(headers=bearer(token))
+            http = await self.stack.enter_async_context(made)
         return await Speaker(http, url, era).meet()
 
 
@@ -92,7 +65,8 @@ async def libraries(tmp_path: Path) -> AsyncIterator[Libraries]:
         fiction = await stack.enter_async_context(library_peer("2025", "fiction"))
         science = await stack.enter_async_context(library_peer("2026", "science"))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        text = OPEN + SEVERAL.format(fiction=fiction.url, science=science.url)
+        tables = fiction.table("fiction") + science.table("science", prefix="sci_")
+        text = OPEN + tables + table("connections.dead", **DEAD) + BUNDLES
         yield Libraries(fiction, science, text, tmp_path, http, stack)
 
 
@@ -163,14 +137,11 @@ async def test_lists_are_put_together_and_names_lead_to_their_owner(libraries: L
     prompts = (await client.request("prompts/list"))["prompts"]
     assert [prompt["name"] for prompt in prompts] == ["fiction_review", "sci_review"]
     resources = (await client.request("resources/list"))["resources"]
-    assert [one["uri"] for one in resources] == ["fiction://news", "library://index"] + [
-        "science://news"
-    ]
+    uris = ["fiction://news", "library://index", "science://news"]
+    assert [one["uri"] for one in resources] == uris
     templates = (await client.request("resources/templates/list"))["resourceTemplates"]
-    assert [one["uriTemplate"] for one in templates] == [
-        "fiction://books/{id}",
-        "science://books/{id}",
-    ]
+    books = [one["uriTemplate"] for one in templates]
+    assert books == ["fiction://books/{id}", "science://books/{id}"]
 
     asked = {"name": "sci_review", "arguments": {"book": "Cosmos"}}
     got = await client.request("prompts/get", asked)
@@ -181,11 +152,9 @@ async def test_lists_are_put_together_and_names_lead_to_their_owner(libraries: L
         ("library://index", "fiction"),  # both list it: the first by name has it
     ):
         assert plain(await client.request("resources/read", {"uri": uri})) == _read(uri, shelf)
-    completion = {
-        "ref": {"type": "ref/resource", "uri": "science://books/{id}"},
-        "argument": {"name": "id", "value": "7"},
-    }
-    completed = await client.request("completion/complete", completion)
+    ref = {"type": "ref/resource", "uri": "science://books/{id}"}
+    asked = {"ref": ref, "argument": {"name": "id", "value": "7"}}
+    completed = await client.request("completion/complete", asked)
     assert completed["completion"]["values"] == ["science 7"]
 
 
@@ -195,16 +164,11 @@ async def test_what_nobody_has_is_not_found_in_the_words_of_the_era(
 ) -> None:
     gateway = await libraries.gateway()
     client = await libraries.speaker(gateway.mcp, era)
-    with pytest.raises(Refusal) as refused:
-        await client.request("resources/read", {"uri": "poetry://news"})
-    assert refused.value.error == {
-        "code": code,
-        "message": "Resource not found",
-        "data": {"uri": "poetry://news"},
-    }
-    with pytest.raises(Refusal) as refused:
+    asked = {"uri": "poetry://news"}
+    with raises(Refusal, error={"code": code, "message": "Resource not found", "data": asked}):
+        await client.request("resources/read", asked)
+    with raises(Refusal, error={"code": -32602, "message": "Unknown prompt: review"}):
         await client.request("prompts/get", {"name": "review"})
-    assert refused.value.error == {"code": -32602, "message": "Unknown prompt: review"}
 
 
 async def test_a_bundle_gives_prompts_only_with_the_whole_server(libraries: Libraries) -> None:
@@ -215,9 +179,8 @@ async def test_a_bundle_gives_prompts_only_with_the_whole_server(libraries: Libr
     for bundle in ("some", "hidden", "some+whole"):
         client = await libraries.speaker(f"{gateway.mcp}/bundles/{bundle}", "2026")
         assert client.hello["capabilities"] == {"tools": {"listChanged": True}}
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(Refusal, match="-32601"):
             await client.request("prompts/list")
-        assert refused.value.error["code"] == -32601
 
 
 async def test_who_may_read_a_connection_reads_its_resources_and_nobody_else(
@@ -229,9 +192,8 @@ async def test_who_may_read_a_connection_reads_its_resources_and_nobody_else(
     assert [one["uri"] for one in resources] == ["science://news", "library://index"]
     bob = await libraries.speaker(gateway.mcp, "2026", "bob")
     assert bob.hello["capabilities"] == {"tools": {"listChanged": True}}
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Refusal, match="-32601"):
         await bob.request("resources/read", {"uri": "science://news"})
-    assert refused.value.error["code"] == -32601
 
 
 async def test_watchers_of_two_servers_hear_of_their_own(libraries: Libraries) -> None:

@@ -10,16 +10,11 @@ import pytest
 
 from gateway.mcp.pass_through import INSTRUCTIONS
 from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
-from tests.mcp.raw import call, listening, modern, opened, post, request
+from tests.mcp.raw import SERVER, call, listening, modern, opened, post, request
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
-STAMP = {
-    "io.modelcontextprotocol/serverInfo": {
-        "name": "dynamic-mcp-gateway",
-        "title": "Dynamic MCP gateway",
-        "version": "0.1.0",
-    }
-}
+STAMP = {"io.modelcontextprotocol/serverInfo": SERVER}
+WHOLE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": STAMP}
 
 
 async def test_discover_says_what_is_served(edge: Edge) -> None:
@@ -31,10 +26,7 @@ async def test_discover_says_what_is_served(edge: Edge) -> None:
             "supportedVersions": ["2026-07-28"],
             "capabilities": {"tools": {"listChanged": True}},
             "instructions": INSTRUCTIONS,
-            "resultType": "complete",
-            "ttlMs": 0,
-            "cacheScope": "private",
-            "_meta": STAMP,
+            **WHOLE,
         },
     }
 
@@ -43,12 +35,7 @@ async def test_list_is_complete_private_and_stamped(edge: Edge) -> None:
     answer = await post(edge, *modern(request("tools/list")))
     result = answer.body["result"]
     assert [one["name"] for one in result.pop("tools")] == list(edge.toolbox.tools)
-    assert result == {
-        "resultType": "complete",
-        "ttlMs": 0,
-        "cacheScope": "private",
-        "_meta": STAMP,
-    }
+    assert result == WHOLE
     assert "mcp-session-id" not in answer.headers
 
 
@@ -68,16 +55,11 @@ async def test_call_is_complete_and_stamped(edge: Edge) -> None:
 
 async def test_answers_to_missing_input_reach_the_call(edge: Edge) -> None:
     message, headers = modern(call("echo"))
-    message["params"] |= {
-        "inputResponses": {"ok": {"action": "accept", "content": {"ok": True}}},
-        "requestState": "sealed",
-    }
+    answers = {"ok": {"action": "accept", "content": {"ok": True}}}
+    message["params"] |= {"inputResponses": answers, "requestState": "sealed"}
     assert (await post(edge, message, headers)).status == 200
     context = edge.toolbox.calls[0][2]
-    assert (context.input_responses, context.request_state) == (
-        {"ok": {"action": "accept", "content": {"ok": True}}},
-        "sealed",
-    )
+    assert (context.input_responses, context.request_state) == (answers, "sealed")
 
 
 async def test_unsupported_version_is_told_what_is_supported(edge: Edge) -> None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from tests.configs import table
 from tests.conftest import OPEN, GatewayMaker, Running
-from tests.peers import Provider, provider
+from tests.mcp.speakers import Speaker
+from tests.peers import provider
 
-ONE_A_MINUTE = "rate_limit = { requests = 1, window_seconds = 60 }"
-
-
-@asynccontextmanager
-async def shop(make_gateway: GatewayMaker, more: str = "") -> AsyncIterator[Running]:
-    """A gateway with one connection, `shop`."""
-    async with provider() as peer:
-        gateway = await make_gateway(OPEN + connection(peer, more))
-        yield gateway
-
-
-def connection(peer: Provider, more: str) -> str:
-    return f'\n[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n{more}\n'
+CALL = ("POST", "/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}})
 
 
 async def ask(
@@ -41,10 +29,11 @@ async def ask(
 
 
 async def test_a_call_over_the_rate_says_when_to_come_again(make_gateway: GatewayMaker) -> None:
-    async with shop(make_gateway, ONE_A_MINUTE) as gateway:
-        call = ("POST", "/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}})
-        assert (await ask(gateway, *call))[0] == 200
-        status, body, headers = await ask(gateway, *call)
+    async with provider() as peer:
+        limit = {"requests": 1, "window_seconds": 60}
+        gateway = await make_gateway(OPEN + peer.table(rate_limit=limit))
+        assert (await ask(gateway, *CALL))[0] == 200
+        status, body, headers = await ask(gateway, *CALL)
     assert (status, body["error"]["code"]) == (429, "rate_limited")
     assert headers["retry-after"] == str(body["error"]["retry_after"])
 
@@ -63,11 +52,8 @@ async def test_every_refusal_has_the_one_shape(
     gateway: Running, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     found, body, names = await ask(gateway, method, path, **headers)
-    assert (found, set(body), set(body["error"])) == (
-        status,
-        {"error"},
-        {"code", "message", "hint"},
-    )
+    assert (found, set(body)) == (status, {"error"})
+    assert set(body["error"]) == {"code", "message", "hint"}
     assert ("allow" in names) == (status == 405)
     assert status != 405 or set(names["allow"].split(", ")) == {"GET", "HEAD"}
 
@@ -75,19 +61,16 @@ async def test_every_refusal_has_the_one_shape(
 async def test_metadata_leads_to_the_issuer(make_gateway: GatewayMaker, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text('{"keys": []}', encoding="utf-8")
     auth = {"issuer": "https://issuer.example", "audience": "gateway", "jwks_file": "keys.json"}
-    said = "".join(f'{name} = "{value}"\n' for name, value in auth.items())
-    gateway = await make_gateway(f'[auth]\nmode = "jwt"\n{said}')
+    gateway = await make_gateway(table("auth", mode="jwt", **auth))
     where = "/.well-known/oauth-protected-resource"
     for path in (where, f"{where}/mcp"):
         status, document, _ = await ask(gateway, "GET", path)
-        assert (status, document) == (
-            200,
-            {
-                "resource": f"{gateway.url}/mcp",
-                "authorization_servers": ["https://issuer.example"],
-                "bearer_methods_supported": ["header"],
-            },
-        )
+        assert status == 200
+        assert document == {
+            "resource": f"{gateway.url}/mcp",
+            "authorization_servers": ["https://issuer.example"],
+            "bearer_methods_supported": ["header"],
+        }
     assert (await ask(gateway, "GET", "/.well-known/other"))[0] == 404
 
 
@@ -98,32 +81,22 @@ async def test_without_an_issuer_there_is_no_metadata(gateway: Running) -> None:
 async def test_a_call_is_found_by_its_id_as_soon_as_it_is_answered(
     make_gateway: GatewayMaker,
 ) -> None:
-    async with shop(make_gateway) as gateway:
-        call = ("POST", "/api/v1/tools/shop_get_items/call", {"arguments": {"id": "1"}})
-        _, answered, _ = await ask(gateway, *call)
+    async with provider() as peer:
+        gateway = await make_gateway(OPEN + peer.table())
+        _, answered, _ = await ask(gateway, *CALL)
         _, listed, _ = await ask(gateway, "GET", "/api/v1/executions")
-        _, again, _ = await ask(gateway, *call)
+        _, again, _ = await ask(gateway, *CALL)
         status, found, _ = await ask(gateway, "GET", f"/api/v1/executions/{again['execution_id']}")
     assert [each["id"] for each in listed["executions"]] == [answered["execution_id"]]
     assert (status, found["status"]) == (200, "completed")
 
 
 async def test_health_counts_the_sessions_that_are_open(gateway: Running) -> None:
-    hello = {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "x", "version": "1"},
-    }
-    accept = {"Accept": "application/json, text/event-stream"}
-    async with aiohttp.ClientSession(headers=accept) as http:
-        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
-        async with http.post(gateway.mcp, json=message) as answer:
-            session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
-        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-        async with http.post(gateway.mcp, json=ping, headers=session) as answer:
-            assert answer.status == 200
+    async with aiohttp.ClientSession() as http:
+        speaker = await Speaker(http, gateway.mcp, "2025").meet()
+        await speaker.request("ping")
         assert (await ask(gateway, "GET", "/health"))[1]["sessions"] == 1
-        async with http.delete(gateway.mcp, headers=session) as answer:
+        async with http.delete(gateway.mcp, headers=speaker._headers) as answer:
             assert answer.status == 200
         assert (await ask(gateway, "GET", "/health"))[1]["sessions"] == 0
 
@@ -131,33 +104,10 @@ async def test_health_counts_the_sessions_that_are_open(gateway: Running) -> Non
 async def test_a_refresh_of_all_names_only_connections_one_may_know(
     make_gateway: GatewayMaker,
 ) -> None:
-    other = """organization = "acme"
-[demo]
-enabled = true
-[principals.local]
-admin = true
-organization = "globex"
-"""
-    async with shop(make_gateway, other) as gateway, aiohttp.ClientSession() as http:
-        message = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "tools/call",
-            "params": {"name": "refresh_tools", "arguments": {}, "_meta": META},
-        }
-        async with http.post(gateway.mcp, json=message, headers=MODERN) as answer:
-            result = (await answer.json())["result"]["structuredContent"]
-    assert [each["name"] for each in result["connections"]] == ["demo"]
-
-
-META = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-MODERN = {
-    "Accept": "application/json, text/event-stream",
-    "MCP-Protocol-Version": "2026-07-28",
-    "Mcp-Method": "tools/call",
-    "Mcp-Name": "refresh_tools",
-}
+    admin = table("principals.local", admin=True, organization="globex")
+    demo = table("demo", enabled=True)
+    async with provider() as peer, aiohttp.ClientSession() as http:
+        shop = peer.table(organization="acme")
+        gateway = await make_gateway(OPEN + admin + demo + shop)
+        refreshed = await Speaker(http, gateway.mcp, "2026").own("refresh_tools")
+    assert [each["name"] for each in refreshed["connections"]] == ["demo"]
