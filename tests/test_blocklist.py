@@ -24,23 +24,12 @@ SPELLINGS: dict[str | None, str] = {
 }
 
 
-USERS = r"""/users /users/ /users/{id} /users/1/photo /USERS /users%00.json /%75sers /%2575sers
-/%252575sers /%u0075sers //users /./users /books/../users /books/%2e%2e/users /books%2f..%2fusers
-/books/%252e%252e%252fusers /books/..;/users /books/..\users /books/%c0%ae%c0%ae/users /users;x=1
-/users;/1 /users%3Bx=1/1 /users. /users%20 /users%00 /users%3Fx /users?x=1 /users#x /ｕｓｅｒｓ
-users /../v1/users /../../users""".split()
-SPELLINGS = {
-    "/users": [*USERS, "/u\u200bsers"],
-    "/admin/**": ["/admin", "/admin/x/y"],
-    "/a/*/b": ["/a/1/b", "/a/{id}/b", "/a/1/b/c"],
-    None: "/v1/users /userships /my/users /administrators /a/b /a/1/2/b /{id} /".split(),
-}
-
-
-@pytest.mark.parametrize("pattern", SPELLINGS)
-def test_path_is_blocked_in_every_spelling_and_only_then(pattern: str | None) -> None:
-    found = {path: blocked_by(PATTERNS, BASE, path) for path in SPELLINGS[pattern]}
-    assert found == dict.fromkeys(SPELLINGS[pattern], pattern)
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [(path, pattern) for pattern, paths in SPELLINGS.items() for path in paths.split()],
+)
+def test_path_is_blocked_in_every_spelling_and_only_then(path: str, pattern: str | None) -> None:
+    assert blocked_by(PATTERNS, BASE, path) == pattern
 
 
 @pytest.mark.parametrize(
@@ -65,6 +54,10 @@ def test_pattern_means_what_an_operator_would_expect(
     pattern: str, path: str, blocked: bool
 ) -> None:
     assert (blocked_by([pattern], BASE, path) is not None) is blocked
+
+
+def test_no_patterns_block_nothing() -> None:
+    assert blocked_by([], BASE, "/users") is None
 
 
 noise = st.sampled_from(["/", "//", "/./", "/x/../", "/;a=1/", "/%2e/", "/x/%2E%2E/", "\\"])

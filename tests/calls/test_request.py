@@ -115,7 +115,7 @@ DOTS = r""". .. ../x x/.. ..\x %2e%2e %2E. %252e%252e ..;a=1 ..;/x %c0%ae%c0%ae 
     " .. "
 ]
 LEAVING = "x/../../y %2e%2e%2f x%2fy x%2Fy x%252fy x%5cy x%00 x%0d%0ay".split()
-UNSENT = ["", " ", "x\0", "x\r\ny", "\x7f", "\u0085", None, [], [""], ["", ""], {}]
+UNSENT: list[Any] = ["", " ", "x\0", "x\r\ny", "\x7f", "\u0085", None, [], [""], ["", ""], {}]
 
 
 @pytest.mark.parametrize("value", [*DOTS, *LEAVING, *UNSENT])

@@ -177,7 +177,7 @@ async def test_signing_out_ends_the_cookie_for_good(
     module_guarded: Running, signed_in: SignedIn
 ) -> None:
     ann = await signed_in(module_guarded, "ann")
-    [kept] = [c.value for c in ann.http.cookies.jar if c.name == COOKIE]
+    [kept] = [str(c.value) for c in ann.http.cookies.jar if c.name == COOKIE]
     answer = await ann.post("/console/sign-out")
     assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in")
     async with visitor(module_guarded) as thief:

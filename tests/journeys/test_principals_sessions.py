@@ -20,8 +20,7 @@ from tests.library_peer import library_peer
 from tests.mcp.speakers import Era, Speaker
 from tests.peers import until
 from tests.peers_mcp import mcp_peer, serving
-from tests.upstream.test_upstream_life import free_port
-from tests.upstream.upstream_doors import running
+from tests.upstream.upstream_doors import free_port, running
 
 SLOW_START = 20.0
 

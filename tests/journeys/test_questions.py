@@ -117,7 +117,7 @@ async def called(
     shops: Shops, client: str, server: str, tool: str, title: str = "", **how: Any
 ) -> tuple[str, CallToolResult]:
     """What a call ends with, in words and as a whole; `want` and `page` are arguments of it."""
-    more = {key: how.pop(key) for key in ("want", "page") if key in how}
+    more: dict[str, Any] = {key: how.pop(key) for key in ("want", "page") if key in how}
     async with Client(f"{shops.url}/mcp", mode=client, **how) as made:
         arguments = {"title": title or uuid.uuid4().hex, **more}
         result = await made.call_tool(f"{name_of(server)}_{tool}", arguments)
@@ -173,7 +173,8 @@ async def test_what_is_always_allowed_still_asks_its_own_questions(
 async def test_a_no_is_passed_on_as_what_it_is(
     shops: Shops, client: str, server: str, action: str
 ) -> None:
-    title, how = uuid.uuid4().hex, dict[str, Any]()
+    title = uuid.uuid4().hex
+    how: dict[str, Any] = {}
     if action == "none to ask":  # a client that can't be asked declines
         action = "decline"
     else:
@@ -209,7 +210,7 @@ async def test_a_server_is_told_what_the_clients_model_says_and_where_it_works(
     async def roots(context: Any) -> ListRootsResult:
         return ListRootsResult(roots=[Root(uri=FileUrl("file:///home/ann"))])
 
-    how = {"sampling_callback": say, "list_roots_callback": roots}
+    how: dict[str, Any] = {"sampling_callback": say, "list_roots_callback": roots}
     said, _ = await called(shops, client, server, "look", want="sampling", **how)
     assert said == "m1: " + "brief" * LONG
     told = [(one.messages, one.max_tokens, one.system_prompt) for one in asked]

@@ -92,38 +92,42 @@ LISTED = modern(request("tools/list"))
 CALLED = modern(call("echo", a=1))
 
 
+def every(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
 def modern_rows() -> Iterator[Row]:
     plain, headers = LISTED
     for method in "tools/list server/discover ping initialize prompts/list no/such/method".split():
         yield Row(*modern(request(method)))
     yield Row(*modern(request("logging/setLevel", {"level": "info"})))
     yield Row(*modern(request("prompts/get", {"name": 7})))
-    for cursor in (7, "nonsense", None):
+    for cursor in every(7, "nonsense", None):
         yield Row(*modern(request("tools/list", {"cursor": cursor})))
     for params in CALLS:
         yield Row(*modern(request("tools/call", params)))
-    for message in (call("echo", a=1), call("routed", region="eu")):
+    for message in every(call("echo", a=1), call("routed", region="eu")):
         yield Row(*modern(message))
     for key, values in ENVELOPE.items():
         for value in values:
             meta = {key: value} if value != "absent" else {}
             rest = {name: known for name, known in META.items() if name != key}
             yield Row({**plain, "params": {"_meta": rest | meta}}, headers)
-    for params in (None, {"_meta": []}, [], "x"):
+    for params in every(None, {"_meta": []}, [], "x"):
         yield Row(request("tools/list", params), headers)
     yield Row(plain, {"mcp-method": "tools/list"}, (400, -32020), UNSAID)
     for changed in ({"mcp-method": "tools/call"}, *({VERSION_HEADER: v} for v in ("2030", "x"))):
         yield Row(plain, headers | changed)
-    for name in ("other", "=?base64?ZWNobw==?=", "=?base64?%%?="):
+    for name in every("other", "=?base64?ZWNobw==?=", "=?base64?%%?="):
         yield Row(CALLED[0], CALLED[1] | {"mcp-name": name})
-    yield Row(CALLED[0], {name: CALLED[1][name] for name in (VERSION_HEADER, "mcp-method")})
-    for id in (None, 1.5, True, {}, "", -1, 2**70):
+    yield Row(CALLED[0], {name: CALLED[1][name] for name in every(VERSION_HEADER, "mcp-method")})
+    for id in every(None, 1.5, True, {}, "", -1, 2**70):
         yield Row(plain | {"id": id}, headers)
-    for changes in ({"jsonrpc": "1.0"}, {"method": 7}, {"extra": 7}):
+    for changes in every({"jsonrpc": "1.0"}, {"method": 7}, {"extra": 7}):
         yield Row(plain | changes, headers)
-    for message in ([plain], [], 7, None, b"", b"{", b"\xff", {"method": CANCELLED["method"]}):
+    for message in every([plain], [], 7, None, b"", b"{", b"\xff", {"method": CANCELLED["method"]}):
         yield Row(message, headers)
-    for message in ({"id": 1, "result": {}}, CANCELLED, {"method": 7}):
+    for message in every({"id": 1, "result": {}}, CANCELLED, {"method": 7}):
         yield Row({"jsonrpc": "2.0", **message}, headers)
     yield Row(b'{"jsonrpc":"2.0","method":"x","method":"y"}', headers, (400, -32700), TWICE)
     yield Row(plain, headers | {"accept": "text/html"}, (406, -32600), "ours has a body")
@@ -136,10 +140,10 @@ def modern_rows() -> Iterator[Row]:
 
 CANCELLED = {"method": "notifications/cancelled"}
 CALLS: list[dict[str, Any]] = [
-    *({"name": "echo", "arguments": arguments} for arguments in (None, [], "x")),
+    *({"name": "echo", "arguments": arguments} for arguments in every(None, [], "x")),
     {"arguments": {}},
-    *({"name": name} for name in (None, 7, "nothing", "fail")),
-    *({"name": "echo", "inputResponses": given} for given in (7, {"a": 1})),
+    *({"name": name} for name in every(None, 7, "nothing", "fail")),
+    *({"name": "echo", "inputResponses": given} for given in every(7, {"a": 1})),
     {"name": "echo", "requestState": 7},
 ]
 ENVELOPE: dict[str, list[Any]] = {
@@ -154,7 +158,7 @@ HELLO = hello("2025-11-25")
 
 
 def handshake_rows() -> Iterator[Row]:
-    for changes in (
+    for changes in every(
         {},
         *({"protocolVersion": version} for version in ("1999-01-01", 7)),
         {"capabilities": None},
@@ -165,21 +169,21 @@ def handshake_rows() -> Iterator[Row]:
 
 
 def session_rows() -> Iterator[Row]:
-    for params in (None, {"_meta": {"progressToken": 1}}, {"_meta": 7}):
+    for params in every(None, {"_meta": {"progressToken": 1}}, {"_meta": 7}):
         yield Row(request("ping", params), LEGACY)
-    for params in (None, {}, {"cursor": 7}, {"cursor": "nonsense"}):
+    for params in every(None, {}, {"cursor": 7}, {"cursor": "nonsense"}):
         yield Row(request("tools/list", params), LEGACY)
-    for call_params in (
+    for call_params in every(
         None,
-        *({"name": name} for name in ("echo", 7, "nothing")),
-        *({"name": "echo", "arguments": arguments} for arguments in ({"a": 1}, None, [])),
+        *({"name": name} for name in every("echo", 7, "nothing")),
+        *({"name": "echo", "arguments": arguments} for arguments in every({"a": 1}, None, [])),
         {"name": "echo", "task": 7},
         {"name": "echo", "_meta": {"progressToken": {}}},
     ):
         yield Row(request("tools/call", call_params), LEGACY)
     for method, params in OTHERS.items():
         yield Row(request(method, params), LEGACY)
-    for message in (
+    for message in every(
         *({"method": f"notifications/{kind}"} for kind in ("initialized", "nothing")),
         {**CANCELLED, "params": {}},
         {"id": 9, "result": {}},
@@ -187,11 +191,11 @@ def session_rows() -> Iterator[Row]:
     ):
         yield Row({"jsonrpc": "2.0", **message}, LEGACY)
     yield Row(request("ping", request_id=""), LEGACY)
-    for id in (None, 1.5, True):
+    for id in every(None, 1.5, True):
         yield Row(request("ping", request_id=id), LEGACY, (400, -32600), NOT_DROPPED)
     ping = request("ping")
     bare = {"jsonrpc": "2.0", "id": 1}
-    for odd in (request("ping", []), ping | {"jsonrpc": "1.0"}, [ping], 7, bare):
+    for odd in every(request("ping", []), ping | {"jsonrpc": "1.0"}, [ping], 7, bare):
         yield Row(odd, LEGACY, (400, -32600), STRICT)
     for body in (b"{", b""):
         yield Row(body, LEGACY)

@@ -106,7 +106,7 @@ async def test_what_is_asked_is_answered_as_by_the_server(
 
 
 MISSING = "fiction://missing/missing"
-ERRORS = [
+ERRORS: list[tuple[str, dict[str, Any], int, str, dict[str, str]]] = [
     ("resources/read", {"uri": MISSING}, -32002, "No such book, says [redacted]", {"uri": MISSING}),
     (
         "tools/call",
