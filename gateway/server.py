@@ -25,6 +25,7 @@ from typing import Any
 import structlog
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.config.settings import Settings
@@ -88,13 +89,15 @@ class GatewayServer(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=max(1, round(grace)),
             )
         )
         self._mcp = mcp
-        self._others = others
+        proxied: Any = ProxyHeadersMiddleware  # says whose address it is; MCP does not ask
+        self._others: ASGIApp = proxied(others, self.config.forwarded_allow_ips)
         self._turn_away = turn_away
         self._drain = drain
         self._grace = grace
@@ -203,6 +206,7 @@ class PatientProtocol(HttpToolsProtocol):
     """
 
     seconds: float
+    _in_head = False
 
     def connection_made(self, transport: Any) -> None:
         joined: Any = JoinedWrites(self.loop, transport)
@@ -220,16 +224,19 @@ class PatientProtocol(HttpToolsProtocol):
         if self.cycle is None or not self.cycle.more_body:  # a request begins here
             data = without_upgrade(data)
         super().data_received(data)
+        if self._in_head:
+            self._request.start()
         if self.parser is not None and self.parser.should_upgrade():
             # The offer came in pieces, and the parser stopped at it: a body would be taken for a
             # request.
             self.send_400_response("Changing to another protocol is not possible here.")
 
     def on_message_begin(self) -> None:
-        self._request.start()
+        self._in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         self._request.stop()
         super().on_headers_complete()
 

@@ -124,12 +124,11 @@ class Egress:
             connector=JudgedConnector(self._judge),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "gzip, deflate", **OWN_AGENT},
-            skip_auto_headers=("Accept", "Content-Type"),
             timeout=aiohttp.ClientTimeout(),  # none of its own: `send` and `open` have theirs
             read_bufsize=STEP_BYTES,
             max_line_size=STEP_BYTES,
             max_field_size=STEP_BYTES,
-            middlewares=(_send_once,),
+            response_class=_Response,
         )
         return self
 
@@ -217,10 +216,11 @@ class Egress:
             try:
                 response = await self._session.request(request.method, url, **options)
                 break
-            except NoAnswer as error:
-                crossed = isinstance(error.__cause__, _CROSSED) and not progress.get().dialled
-                if not (crossed and repeatable):
-                    raise
+            except (_Lost, aiohttp.ClientError, OSError) as failure:
+                error = failure.error if isinstance(failure, _Lost) else failure
+                now, proxied = progress.get(), proxy is not None
+                if now.dialled or not (repeatable and isinstance(error, _CROSSED)):
+                    raise no_answer(error, sent=now.sent, proxied=proxied) from error
                 repeatable = False
         if response.status < 200 or (response.status == 407 and proxy and url.scheme == "http"):
             response.close()
@@ -328,20 +328,25 @@ class JudgedConnector(aiohttp.TCPConnector):
 _CROSSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
-async def _send_once(
-    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-) -> ClientResponse:
-    """Send, and name what goes wrong.
+class _Lost(Exception):
+    """A connection was lost before the head of an answer came."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Response(ClientResponse):
+    """An answer that is not asked for twice.
 
     aiohttp itself repeats a GET, PUT or DELETE whose connection was lost, unless the error is one
     it does not know.
     """
-    try:
-        return await send(request)
-    except (aiohttp.ClientError, OSError) as error:
-        raise no_answer(
-            error, sent=progress.get().sent, proxied=request.proxy is not None
-        ) from error
+
+    async def start(self, connection: Connection) -> ClientResponse:
+        try:
+            return await super().start(connection)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Lost(error) from error
 
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -353,7 +358,11 @@ def _options(request: Request) -> dict[str, Any]:
         raise Fixable("invalid_arguments", "The method is not one of HTTP's that can be sent.")
     body = request.body
     data = BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
-    return {"headers": _sendable(request.headers), "allow_redirects": False, "data": data}
+    headers = _sendable(request.headers)
+    options = {"headers": headers, "allow_redirects": False, "data": data}
+    if body is not None or not headers or headers[0][0] != "Accept":
+        options["skip_auto_headers"] = ("Accept", "Content-Type")  # aiohttp's own are not sent
+    return options
 
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
