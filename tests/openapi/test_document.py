@@ -18,43 +18,36 @@ PLAIN = {"swagger": "2.0", "info": {"title": "Größe"}, "paths": {}}
 TEXT = '{"swagger": "2.0", "info": {"title": "Größe"}, "paths": {}}'
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        TEXT.encode(),
-        codecs.BOM_UTF8 + TEXT.encode(),
-        TEXT.encode("utf-16"),
-        TEXT.encode("cp1252"),
-        TEXT.replace("{}}", "{},}").encode(),
-        b'{"properties": {"swagger": ' + TEXT.encode() + b"}}",
-        b'{"properties": {"apiDefinitions": {"value": ' + TEXT.encode() + b"}}}",
-        "swagger: '2.0'\ninfo: {title: Größe}\npaths: {}\n".encode(),
-    ],
-    ids=[
-        "utf-8",
-        "byte order mark",
-        "utf-16 with mark",
-        "windows-1252",
-        "trailing comma",
-        "wrapped as properties.swagger",
-        "wrapped as properties.apiDefinitions.value",
-        "yaml",
-    ],
-)
+SPELLINGS = {
+    "utf-8": TEXT.encode(),
+    "byte order mark": codecs.BOM_UTF8 + TEXT.encode(),
+    "utf-16 with mark": TEXT.encode("utf-16"),
+    "windows-1252": TEXT.encode("cp1252"),
+    "trailing comma": TEXT.replace("{}}", "{},}").encode(),
+    "properties.swagger": b'{"properties": {"swagger": ' + TEXT.encode() + b"}}",
+    "apiDefinitions": b'{"properties": {"apiDefinitions": {"value": ' + TEXT.encode() + b"}}}",
+    "yaml": "swagger: '2.0'\ninfo: {title: Größe}\npaths: {}\n".encode(),
+}
+
+
+@pytest.mark.parametrize("raw", SPELLINGS.values(), ids=SPELLINGS.keys())
 def test_every_encoding_syntax_and_wrapper_gives_the_same_definition(raw: bytes) -> None:
     assert read_definition(raw) == PLAIN
 
 
-def test_whole_numbers_beyond_64_bits_are_fractions() -> None:
-    raw = b'{"a": 99999999999999999999, "b": [18446744073709551615, {"c": -9223372036854775809}]}'
-
-    assert read_definition(raw) == {"a": 1e20, "b": [2**64 - 1, {"c": -(2.0**63)}]}
-
-
-def test_raw_control_characters_become_spaces() -> None:
-    raw = b'{"swagger": "2.0", "info": {"title": "a\x02b"},}'
-
-    assert read_definition(raw) == {"swagger": "2.0", "info": {"title": "a b"}}
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (b'{"a": 99999999999999999999}', {"a": 1e20}),
+        (b'{"b": [18446744073709551615, {"c": -9223372036854775809}]}',
+         {"b": [2**64 - 1, {"c": -(2.0**63)}]}),
+        (b'{"info": {"title": "a\x02b"},}', {"info": {"title": "a b"}}),
+    ],
+)  # fmt: skip
+def test_large_numbers_become_fractions_and_raw_control_characters_spaces(
+    raw: bytes, read: Json
+) -> None:
+    assert read_definition(raw) == read
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,15 @@ def test_a_mapping_says_which_value_stands_for_which_alternative(
     assert schema_of(tool)["$defs"]["Pet"] == {"anyOf": alternatives}
 
 
-def test_a_body_that_says_its_kind_takes_what_any_kind_has() -> None:
-    tool = only_tool(posting(_ref("Pet"), required=True, schemas=_extended("components/schemas")))
+@pytest.mark.parametrize("home", ["components/schemas", "definitions"])
+def test_a_body_that_says_its_kind_takes_what_any_kind_has(home: str) -> None:
+    make = swagger if home == "definitions" else None
+    definition = posting(_ref("Pet", home), make=make, required=True)
+    shared = {"components": {"schemas": _extended(home)}, "definitions": _extended(home)}
+    tool = only_tool({**definition, **shared})
 
     properties = {"kind": TEXT, "lives": NUMBER, "size": {}, "tricks": TEXT}
     assert schema_of(tool) == an_object(properties, "kind", additionalProperties=False)
-
-
-def test_a_body_of_swagger_that_says_its_kind_takes_what_any_kind_has() -> None:
-    definition = posting({"$ref": "#/definitions/Pet"}, make=swagger)
-    tool = only_tool({**definition, "definitions": _extended("definitions")})
-
-    assert list(schema_of(tool)["properties"]) == ["kind", "lives", "size", "tricks"]
 
 
 def test_a_body_of_one_kind_takes_only_what_that_kind_has() -> None:

@@ -29,6 +29,11 @@ _ADDRESS = {"type": "string", "x-ms-notification-url": True}
             "it needs a callback address (webhook)",
         ),
         (
+            "post",
+            {"parameters": [{"in": "body", "name": name, "schema": {}} for name in "ab"]},
+            "it has more than one body",
+        ),
+        (
             "get",
             {"parameters": [{"$ref": "#/parameters/none"}]},
             "reference leads nowhere: #/parameters/none",
@@ -106,6 +111,7 @@ def _revision(family: str, number: Any, **more: Any) -> Json:
             {"A": _revision("A", 1), "A_V2": _revision("A", 2, **{"x-ms-visibility": "internal"})},
             ["A"],
         ),
+        ({"A": {}, "A_V2": _revision("A", 2, parameters=[{}])}, ["A"]),
         ({"A": _revision("A", "x"), "B": _revision("A", 1)}, ["A"]),
         ({"A": {}, "A_V2": {}, "A_V3": {}}, ["A", "A_V2", "A_V3"]),
     ],
@@ -118,19 +124,6 @@ def test_the_newest_revision_among_what_is_usable_stays(
     build = built(swagger(paths, **{"x-ms-capabilities": {}}))
 
     assert [tool.operation for tool in build.tools] == left
-
-
-def test_an_unusable_newer_revision_does_not_take_the_older_one_with_it() -> None:
-    broken = operation(operationId="A_V2", parameters=[{}], **_revision("A", 2))
-    paths = {"/a": {"get": operation(operationId="A")}, "/b": {"get": broken}}
-
-    assert [tool.operation for tool in built(swagger(paths)).tools] == ["A"]
-
-
-def test_twins_without_annotation_both_stay() -> None:
-    paths = {"/a": {"get": operation()}, "/b": {"get": operation()}}
-
-    assert len(built(openapi(paths)).tools) == 2
 
 
 def test_configuration_chooses_by_glob_blocklist_and_danger() -> None:
@@ -163,9 +156,11 @@ def test_an_operation_without_an_id_is_matched_by_its_generated_name() -> None:
     assert [tool.name for tool in build.tools] == ["shop_get_pets_by_id"]
 
 
+LOOKUP = {"x-ms-dynamic-values": {"operationId": "ListThings", "value-path": "id"}}
+
+
 def test_what_look_ups_call_is_kept_but_never_listed() -> None:
-    lookup = {"x-ms-dynamic-values": {"operationId": "ListThings", "value-path": "id"}}
-    parameter = {"name": "thing", "in": "query", "type": "string", **lookup}
+    parameter = {"name": "thing", "in": "query", "type": "string", **LOOKUP}
     paths = {
         "/a": {"get": operation(operationId="Use", parameters=[parameter])},
         "/b": {"get": operation(operationId="ListThings", **{"x-ms-visibility": "internal"})},
@@ -181,9 +176,8 @@ def test_what_look_ups_call_is_kept_but_never_listed() -> None:
 
 
 def test_what_is_excluded_or_blocked_is_not_even_looked_up() -> None:
-    lookup = {"x-ms-dynamic-values": {"operationId": "ListThings", "value-path": "id"}}
     paths = {
-        "/a": {"get": operation(operationId="Use", **lookup)},
+        "/a": {"get": operation(operationId="Use", **LOOKUP)},
         "/b": {"get": operation(operationId="ListThings")},
     }
 

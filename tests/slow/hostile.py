@@ -113,7 +113,7 @@ FAMILY: dict[str, Hostile] = {
     "silent": Hostile(lambda: b"", manner="silent"),
     "refs-loop": Hostile(multiplied.loop),
     "refs-chain": Hostile(lambda: multiplied.chain(100_000)),
-    "refs-path-items": Hostile(lambda: multiplied.chain(100_000, "pathItems")),
+    "refs-path-items": Hostile(lambda: multiplied.chain_of_paths(100_000)),
     "refs-exponential-allOf": Hostile(multiplied.exponential),
     "refs-crossed-wide": Hostile(lambda: multiplied.crossed(1_600, 1_600)),
     "refs-crossed-words": Hostile(lambda: multiplied.crossed(3_000, 2_000, words=5_000)),

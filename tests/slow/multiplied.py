@@ -6,11 +6,12 @@ As many as the reader's bounds let through, or a few more.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from tests.definitions import openapi, operation, swagger
+from tests.definitions import Json, an_object, openapi, operation, swagger
 
 MAX_CONTAINERS = 300_000  # GitHub's 13 MB have about 100,000
 HEAD = b'{"openapi":"3.1.0","info":{"title":"T","version":"1"},"servers":[{"url":"http://127.0.0.1:9"}]'
@@ -22,20 +23,34 @@ def plus(rest: bytes) -> bytes:
     return b"".join((HEAD, ONE_PATH, b",", rest, b"}"))
 
 
-def _ref(name: Any, kind: str = "schemas") -> dict[str, str]:
-    return {"$ref": f"#/components/{kind}/{name}"}
+def _ref(name: Any, kind: str = "components/schemas") -> dict[str, str]:
+    return {"$ref": f"#/{kind}/{name}"}
 
 
-def _body(schema: Any) -> dict[str, Any]:
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+def _content(schema: Any) -> Json:
+    return {"content": {"application/json": {"schema": schema}}}
 
 
-def _answer(schema: Any) -> dict[str, Any]:
-    return {
-        "responses": {
-            "200": {"description": "", "content": {"application/json": {"schema": schema}}}
+def _posting(bodies: Mapping[str, Any], schemas: Any = None, answers: Any = None) -> bytes:
+    """One operation for each name, with this body and, where it is given, this answer."""
+    paths = {
+        f"/{name}": {
+            "post": operation(
+                operationId=name,
+                requestBody=_content(body),
+                responses={"200": _content(answers[name])} if answers else {},
+            )
         }
+        for name, body in bodies.items()
     }
+    return orjson.dumps(openapi(paths, components={"schemas": schemas or {}}))
+
+
+def _getting(operations: Mapping[str, Json], **more: Any) -> bytes:
+    """One operation for each name."""
+    named = {name: {"operationId": name, **own} for name, own in operations.items()}
+    paths = {f"/{name}": {"get": operation(**own)} for name, own in named.items()}
+    return orjson.dumps(openapi(paths) | more)
 
 
 def crossed(schemas: int, operations: int, words: int = 0) -> bytes:
@@ -43,64 +58,45 @@ def crossed(schemas: int, operations: int, words: int = 0) -> bytes:
     pick = random.Random(1)
     refs = (MAX_CONTAINERS - 14 * operations - 4 * schemas) // schemas
 
-    def schema() -> dict[str, Any]:
-        targets = [_ref(f"S{pick.randrange(schemas)}") for _ in range(refs)]
-        more = {"description": "w" * words} if words else {}
-        properties = {f"p{i}": target for i, target in enumerate(targets)}
-        return {"type": "object", "properties": properties, **more}
+    def schema() -> Json:
+        properties = {f"p{n}": _ref(f"S{pick.randrange(schemas)}") for n in range(refs)}
+        return an_object(properties, **({"description": "w" * words} if words else {}))
 
-    paths = {
-        f"/p{n}": {
-            "post": {
-                "operationId": f"o{n}",
-                **_body(_ref(f"S{n % schemas}")),
-                **_answer(_ref(f"S{(n * 7) % schemas}")),
-            }
-        }
-        for n in range(operations)
-    }
-    return orjson.dumps(
-        openapi(paths, components={"schemas": {f"S{n}": schema() for n in range(schemas)}})
+    return _posting(
+        {f"o{n}": _ref(f"S{n % schemas}") for n in range(operations)},
+        {f"S{n}": schema() for n in range(schemas)},
+        {f"o{n}": _ref(f"S{(n * 7) % schemas}") for n in range(operations)},
     )
 
 
 def exponential() -> bytes:
     """Each level ten times the next, sixty deep."""
-    levels: dict[str, Any] = {f"S{n}": {"allOf": [_ref(f"S{n + 1}")] * 10} for n in range(60)}
-    levels["S60"] = {"type": "string"}
-    return orjson.dumps(
-        openapi(
-            {f"/{n}": {"post": operation(**_body(_ref(f"S{n}")))} for n in range(60)},
-            components={"schemas": levels},
-        )
-    )
+    levels: Json = {f"S{n}": {"allOf": [_ref(f"S{n + 1}")] * 10} for n in range(60)}
+    bodies = {f"o{n}": _ref(f"S{n}") for n in range(60)}
+    return _posting(bodies, {**levels, "S60": {"type": "string"}})
 
 
-def chain(length: int, kind: str = "schemas") -> bytes:
+def chain(length: int) -> bytes:
     """References that only lead to references."""
-    links: dict[str, Any] = {f"S{n}": _ref(f"S{n + 1}", kind) for n in range(length)}
-    paths: dict[str, Any] = {"/a": {"post": operation(**_body(_ref("S0")))}}
-    if kind == "pathItems":
-        paths = {f"/p{n}": _ref(f"S{n}", kind) for n in range(min(length, 9_000))}
-    return orjson.dumps(openapi(paths, components={kind: links}))
+    return _posting({"a": _ref("S0")}, {f"S{n}": _ref(f"S{n + 1}") for n in range(length)})
+
+
+def chain_of_paths(length: int) -> bytes:
+    """Path items that only lead to path items."""
+    links = {f"S{n}": _ref(f"S{n + 1}", "components/pathItems") for n in range(length)}
+    paths = {f"/p{n}": _ref(f"S{n}", "components/pathItems") for n in range(min(length, 9_000))}
+    return orjson.dumps(openapi(paths, components={"pathItems": links}))
 
 
 def discriminator() -> bytes:
     """One base of thousands of kinds, each of which is the base and more."""
     names = [f"S{n}" for n in range(3_000)]
     mapping = {name: f"#/components/schemas/{name}" for name in names}
-    base = {
-        "oneOf": [_ref(name) for name in names],
-        "discriminator": {"propertyName": "k", "mapping": mapping},
-    }
-    shared: dict[str, Any] = {
-        name: {"allOf": [_ref("B")], "properties": {"k": {}}} for name in names
-    }
-    paths = {
-        f"/{name}": {"post": operation(operationId=name, **_body(_ref("B")), **_answer(_ref(name)))}
-        for name in names
-    }
-    return orjson.dumps(openapi(paths, components={"schemas": {**shared, "B": base}}))
+    told = {"propertyName": "k", "mapping": mapping}
+    base = {"oneOf": [_ref(name) for name in names], "discriminator": told}
+    shared: Json = {name: {"allOf": [_ref("B")], "properties": {"k": {}}} for name in names}
+    bodies, answers = dict.fromkeys(names, _ref("B")), {name: _ref(name) for name in names}
+    return _posting(bodies, {**shared, "B": base}, answers)
 
 
 def operations(count: int) -> bytes:
@@ -111,16 +107,11 @@ def operations(count: int) -> bytes:
 
 def busy_operations(count: int, parameters: int) -> bytes:
     """One path item that many paths share."""
-    listed = [
-        {"name": f"p{n}", "in": "query", "schema": {"type": "string"}} for n in range(parameters)
-    ]
-    shared = {"P": {"get": operation(operationId="x", parameters=listed)}}
-    return orjson.dumps(
-        openapi(
-            {f"/{n}": _ref("P", "pathItems") for n in range(count)},
-            components={"pathItems": shared},
-        )
-    )
+    text = {"in": "query", "schema": {"type": "string"}}
+    listed = [{"name": f"p{n}", **text} for n in range(parameters)]
+    shared = {"pathItems": {"P": {"get": operation(operationId="x", parameters=listed)}}}
+    paths = {f"/{n}": _ref("P", "components/pathItems") for n in range(count)}
+    return orjson.dumps(openapi(paths, components=shared))
 
 
 def parameters(count: int) -> bytes:
@@ -131,15 +122,12 @@ def parameters(count: int) -> bytes:
 
 def long(key: str) -> bytes:
     """Texts of a megabyte, thirty times."""
-    text = "x y" * 340_000
-    made: dict[str, Any] = {
-        "path": {f"/{text.replace(' ', '/')}{n}": {"get": {"responses": {}}} for n in range(30)},
-        "property": {
-            f"/{n}": {"post": _body({"properties": {text: {"type": "string"}}})} for n in range(30)
-        },
-        "description": {f"/{n}": {"get": {"description": text}} for n in range(30)},
-    }
-    return orjson.dumps(openapi(made[key]))
+    text, numbers = "x y" * 340_000, [str(n) for n in range(30)]
+    if key == "path":
+        return _getting({f"{text.replace(' ', '/')}{n}": {"operationId": n} for n in numbers})
+    if key == "property":
+        return _posting(dict.fromkeys(numbers, {"properties": {text: {"type": "string"}}}))
+    return _getting(dict.fromkeys(numbers, {"description": text}))
 
 
 def enum(count: int) -> bytes:
@@ -153,17 +141,9 @@ def enum(count: int) -> bytes:
 
 def patterns(count: int, pattern: str) -> bytes:
     """So many different patterns."""
-    shared = {f"p{n}": {"type": "string", "pattern": pattern % n} for n in range(count)}
-    paths = {
-        f"/{n}": {
-            "post": operation(
-                operationId=f"o{n}",
-                **_body({"properties": dict(list(shared.items())[n * 50 : n * 50 + 50])}),
-            )
-        }
-        for n in range(count // 50)
-    }
-    return orjson.dumps(openapi(paths))
+    texts = [(f"p{n}", {"type": "string", "pattern": pattern % n}) for n in range(count)]
+    parts = {f"o{n}": dict(texts[n : n + 50]) for n in range(0, count, 50)}
+    return _posting({name: {"properties": part} for name, part in parts.items()})
 
 
 def servers() -> bytes:
@@ -171,70 +151,43 @@ def servers() -> bytes:
     variables = {
         f"v{n}": {"default": f"{{v{n + 1}}}{{v{n + 1}}}", "enum": ["x"] * 100} for n in range(1_000)
     }
-    servers = [{"url": "http://{v0}", "variables": variables}] + [
-        {"url": f"http://h{n}"} for n in range(100_000)
-    ]
-    return orjson.dumps(
-        {
-            **openapi(
-                {
-                    f"/{n}": {
-                        "get": operation(
-                            operationId=f"o{n}",
-                            servers=[
-                                {
-                                    "url": "http://{v0}" * 3,
-                                    "variables": {"v0": {"default": "y" * 2_000}},
-                                }
-                            ]
-                            * 2,
-                        )
-                    }
-                    for n in range(2_000)
-                }
-            ),
-            "servers": servers,
-        }
+    many = [{"url": f"http://h{n}"} for n in range(100_000)]
+    own = {"url": "http://{v0}" * 3, "variables": {"v0": {"default": "y" * 2_000}}}
+    return _getting(
+        {f"o{n}": {"servers": [own] * 2} for n in range(2_000)},
+        servers=[{"url": "http://{v0}", "variables": variables}, *many],
     )
 
 
 def security() -> bytes:
     """Credentials by the thousand."""
     schemes = {f"k{n}": {"type": "apiKey", "in": "header", "name": f"K{n}"} for n in range(30_000)}
-    needs: list[Any] = [{f"k{n}": [], f"k{n + 1}": []} for n in range(18_000)]
-    paths = {
-        f"/{n}": {"get": operation(operationId=f"o{n}", security=[{f"k{n}": []}] * 10)}
-        for n in range(3_000)
-    }
-    return orjson.dumps(openapi(paths, components={"securitySchemes": schemes}, security=needs))
+    return _getting(
+        {f"o{n}": {"security": [{f"k{n}": []}] * 10} for n in range(3_000)},
+        components={"securitySchemes": schemes},
+        security=[{f"k{n}": [], f"k{n + 1}": []} for n in range(18_000)],
+    )
 
 
 def microsoft() -> bytes:
     """Callback addresses looked for in bodies that share everything, and look-ups of look-ups."""
     shared = {
-        f"S{n}": {
-            "type": "object",
-            "properties": {
-                f"p{i}": {"$ref": f"#/definitions/S{(n * 31 + i) % 2_000}"} for i in range(40)
-            },
-        }
+        f"S{n}": an_object(
+            {f"p{i}": _ref(f"S{(n * 31 + i) % 2_000}", "definitions") for i in range(40)}
+        )
         for n in range(2_000)
     }
-    shared["S0"]["properties"]["u"] = {"type": "string", "x-ms-notification-url": True}  # type: ignore[index]
-    dynamic = {
-        "x-ms-dynamic-values": {
-            "operationId": "o1",
-            "value-path": "a",
-            "parameters": {f"q{i}": {"parameter": "z"} for i in range(40)},
-        }
-    }
+    shared["S0"]["properties"]["u"] = {"type": "string", "x-ms-notification-url": True}
+    asked = {f"q{i}": {"parameter": "z"} for i in range(40)}
+    rule = {"operationId": "o1", "value-path": "a", "parameters": asked}
+    dynamic = {"name": "z", "in": "query", "type": "string", "x-ms-dynamic-values": rule}
     paths = {
         f"/p{n}": {
             "post": operation(
                 operationId=f"o{n}",
                 parameters=[
-                    {"name": "b", "in": "body", "schema": {"$ref": f"#/definitions/S{n}"}},
-                    {"name": "z", "in": "query", "type": "string", **dynamic},
+                    {"name": "b", "in": "body", "schema": _ref(f"S{n}", "definitions")},
+                    dynamic,
                 ],
             )
         }
@@ -245,6 +198,4 @@ def microsoft() -> bytes:
 
 def loop() -> bytes:
     """Two schemas that are each other."""
-    shared = {"A": _ref("B"), "B": _ref("A")}
-    paths = {"/a": {"post": operation(**_body(_ref("A")))}}
-    return orjson.dumps(openapi(paths, components={"schemas": shared}))
+    return _posting({"a": _ref("A")}, {"A": _ref("B"), "B": _ref("A")})

@@ -67,21 +67,24 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_sent_twice(
         for _ in range(CRASHES):
             await crash(config, known)
             await asyncio.to_thread(whole, store_url)
-        async with gateway_process(config) as (_, url):
-            await check(url.removesuffix("/mcp"), known)
+        async with gateway_process(config) as (_, url), rest(url) as http:
+            await check(http, known)
     twice = [number for number, times in known.sent.items() if times > 1]
     assert (twice, known.numbers > CRASHES) == ([], True)
+
+
+def rest(url: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(f"{url.removesuffix('mcp')}api/v1/")
 
 
 async def crash(config: Path, known: Known) -> None:
     """One life of a gateway: looked at, set to work, and killed."""
     known.peer.raw = b"" if known.shop else None  # what it served must come from its own store
-    async with gateway_process(config) as (process, url):
-        base = url.removesuffix("/mcp")
-        await check(base, known)
+    async with gateway_process(config) as (process, url), rest(url) as http:
+        await check(http, known)
         known.peer.raw = None
         jobs = (puts, refreshes, orders, orders, permits, permits)
-        work = [asyncio.create_task(job(base, known)) for job in jobs]
+        work = [asyncio.create_task(job(http, known)) for job in jobs]
         await asyncio.sleep(known.chance.uniform(0.0, WORK_SECONDS))
         process.kill()
         await process.wait()
@@ -92,19 +95,18 @@ async def crash(config: Path, known: Known) -> None:
     known.peer.requests.clear()
 
 
-async def check(base: str, known: Known) -> None:
+async def check(http: aiohttp.ClientSession, known: Known) -> None:
     """What was acknowledged is there, and what is there is whole."""
-    async with aiohttp.ClientSession() as http:
-        found = await answer(http, "GET", f"{base}/api/v1/connections")
-        rows = {row["name"]: row for row in found["connections"]}
-        check_puts(known, rows)
-        await check_shop(http, base, known)
-        for id, may_be in known.called.items():
-            await ended_as(http, f"{base}/api/v1/executions/{id}", may_be)
-        known.called.clear()
-        waiting = await answer(http, "GET", f"{base}/api/v1/approvals")
-        for row in waiting["approvals"]:  # asked for in an earlier life, decided in this one
-            await approve(http, base, known, row["execution_id"], row["id"])
+    found = await answer(http, "GET", "connections")
+    rows = {row["name"]: row for row in found["connections"]}
+    check_puts(known, rows)
+    await check_shop(http, known)
+    for id, may_be in known.called.items():
+        await ended_as(http, f"executions/{id}", may_be)
+    known.called.clear()
+    waiting = await answer(http, "GET", "approvals")
+    for row in waiting["approvals"]:  # asked for in an earlier life, decided in this one
+        await approve(http, known, row["execution_id"], row["id"])
     for row in rows.values():
         assert row["tools"] > 0, f"{row['name']} is there by half: {row}"
 
@@ -120,8 +122,8 @@ def check_puts(known: Known, rows: dict[str, Any]) -> None:
     known.doubtful.clear()
 
 
-async def check_shop(http: aiohttp.ClientSession, base: str, known: Known) -> None:
-    listed = await answer(http, "GET", f"{base}/api/v1/tools?connection=shop")
+async def check_shop(http: aiohttp.ClientSession, known: Known) -> None:
+    listed = await answer(http, "GET", "tools?connection=shop")
     names = {tool["name"] for tool in listed["tools"] if tool["name"].startswith("shop_get_")}
     served = names - {"shop_get_items"} or {""}
     assert len(served) == 1, f"a refresh is there by half: {names}"
@@ -138,59 +140,51 @@ async def ended_as(http: aiohttp.ClientSession, url: str, may_be: tuple[str, ...
             await asyncio.sleep(0.05)
 
 
-async def puts(base: str, known: Known) -> None:
-    async with aiohttp.ClientSession() as http:
-        while True:
-            name = known.chance.choice(NAMES)
-            title = f"{name} {known.chance.randrange(10**9)}"
-            known.doubtful.add(name)
-            known.put.setdefault(name, None)
-            url = f"{base}/api/v1/connections/{name}"
-            if known.put[name] is not None and known.chance.random() < 0.3:
-                await answer(http, "DELETE", url)
-                known.put[name] = None
-            else:
-                values = {"kind": "openapi", "spec": known.peer.spec, "display_name": title}
-                await answer(http, "PUT", url, values)
-                known.put[name] = title
-            known.doubtful.discard(name)
+async def puts(http: aiohttp.ClientSession, known: Known) -> None:
+    while True:
+        name = known.chance.choice(NAMES)
+        title = f"{name} {known.chance.randrange(10**9)}"
+        known.doubtful.add(name)
+        known.put.setdefault(name, None)
+        if known.put[name] is not None and known.chance.random() < 0.3:
+            await answer(http, "DELETE", f"connections/{name}")
+            known.put[name] = None
+        else:
+            values = {"kind": "openapi", "spec": known.peer.spec, "display_name": title}
+            await answer(http, "PUT", f"connections/{name}", values)
+            known.put[name] = title
+        known.doubtful.discard(name)
 
 
-async def refreshes(base: str, known: Known) -> None:
-    async with aiohttp.ClientSession() as http:
-        while True:
-            more = f"more{known.chance.randrange(9)}"
-            known.offered = f"shop_get_{more}"
-            known.shop.add(known.offered)
-            known.peer.document = items_api(known.peer.url, "items", more, **ADD)
-            await answer(http, "POST", f"{base}/api/v1/connections/shop/refresh")
-            known.shop = {known.offered}
+async def refreshes(http: aiohttp.ClientSession, known: Known) -> None:
+    while True:
+        more = f"more{known.chance.randrange(9)}"
+        known.offered = f"shop_get_{more}"
+        known.shop.add(known.offered)
+        known.peer.document = items_api(known.peer.url, "items", more, **ADD)
+        await answer(http, "POST", "connections/shop/refresh")
+        known.shop = {known.offered}
 
 
-async def orders(base: str, known: Known) -> None:
-    async with aiohttp.ClientSession() as http:
-        while True:
-            url = f"{base}/api/v1/tools/shop_add_order/call"
-            done = await answer(http, "POST", url, known.next_call())
-            known.called[done["execution_id"]] = ("completed",)
+async def orders(http: aiohttp.ClientSession, known: Known) -> None:
+    while True:
+        done = await answer(http, "POST", "tools/shop_add_order/call", known.next_call())
+        known.called[done["execution_id"]] = ("completed",)
 
 
-async def permits(base: str, known: Known) -> None:
+async def permits(http: aiohttp.ClientSession, known: Known) -> None:
     """Calls that wait for a decision, which is then given."""
-    async with aiohttp.ClientSession() as http:
-        while True:
-            url = f"{base}/api/v1/tools/shop_add_permit/call"
-            asked = (await answer(http, "POST", url, known.next_call(), 202))["execution_id"]
-            known.called[asked] = ("pending_confirmation", *ENDED)
-            waiting = await answer(http, "GET", f"{base}/api/v1/approvals")
-            ours = [row["id"] for row in waiting["approvals"] if row["execution_id"] == asked]
-            await approve(http, base, known, asked, ours[0])
+    while True:
+        call = "tools/shop_add_permit/call"
+        asked = (await answer(http, "POST", call, known.next_call(), 202))["execution_id"]
+        known.called[asked] = ("pending_confirmation", *ENDED)
+        waiting = await answer(http, "GET", "approvals")
+        ours = [row["id"] for row in waiting["approvals"] if row["execution_id"] == asked]
+        await approve(http, known, asked, ours[0])
 
 
-async def approve(
-    http: aiohttp.ClientSession, base: str, known: Known, execution: str, approval: str
-) -> None:
-    await answer(http, "POST", f"{base}/api/v1/approvals/{approval}", {"decision": "approve"})
+async def approve(http: aiohttp.ClientSession, known: Known, execution: str, approval: str) -> None:
+    await answer(http, "POST", f"approvals/{approval}", {"decision": "approve"})
     known.called[execution] = ENDED
 
 
