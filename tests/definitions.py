@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import orjson
+import yaml
 
-from gateway.model import Body, Build, HttpOperation, Source, Tool
+from gateway.model import Body, Build, HttpOperation, Source, Tool, whole_schema
 from gateway.openapi.build import build_openapi
 
 Json = dict[str, Any]
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
 SOURCE = Source(
     connection="shop",
@@ -107,6 +109,30 @@ def posting(schema: Any, kind: str = "application/json", make: object = None, **
     media: Json = {"schema": schema} | ({"encoding": encoding} if encoding else {})
     post = operation(requestBody={"content": {kind: media}, **more})
     return openapi({"/a": {"post": post}}, components={"schemas": shared})
+
+
+def shown(value: Any) -> Any:
+    """A build as JSON shows it: bytes of JSON as values, and nothing that is as usual."""
+    if isinstance(value, bytes):
+        return orjson.loads(value)
+    if isinstance(value, (tuple, list)):
+        return [shown(each) for each in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if not is_dataclass(value):
+        return value
+    given = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Tool):
+        given["entry"] = orjson.loads(value.entry)
+        assert given["entry"].pop("inputSchema") == schema_of(value)
+        given["whole_schema"] = whole_schema(value) if value.whole_schema else b""
+    usual = {each.name: each.default for each in fields(value)}
+    return {name: shown(each) for name, each in given.items() if each != usual[name]}
+
+
+def golden(name: str) -> Any:
+    """What becomes of a definition, written down whole."""
+    return yaml.safe_load((FIXTURES / "built" / f"{name}.yaml").read_bytes())
 
 
 def skip_reasons(build: Build) -> Mapping[str, str]:
