@@ -18,6 +18,7 @@ from tests.definitions import (
     only_tool,
     openapi,
     operation,
+    rules,
     schema_of,
     swagger,
 )
@@ -77,27 +78,7 @@ def test_a_fragment_tells_operations_apart_and_is_not_sent() -> None:
     assert [tool.path for tool in build.tools] == list(paths)
 
 
-@pytest.mark.parametrize(
-    ("path", "declared", "asked", "address"),
-    [
-        ("/a?q={q}", [], {"q": True}, "/a?q=1"),
-        ("/a?q={q}", [("q", "path", True)], {"q": True}, "/a?q=1"),
-        ("/a?q={q}", [("q", "query", False)], {"q": False}, "/a?q=1"),
-        ("/a?from={start}", [("start", "path", True)], {"from": True}, "/a?from=1"),
-        ("/a?from={start}", [("from", "query", False)], {"from": False}, "/a?from=1"),
-        ("/a?{q}", [("q", "query", False)], {"q": False}, "/a?q=1"),
-        ("/a?", [("q", "query", False)], {"q": False}, "/a?q=1"),
-        ("/a?kind=x&q={q}", [("kind", "query", True)], {"q": True}, "/a?q=1&kind=x"),
-        ("/a?f%5Bx%5D={q}&n={n}", [("n", "query", False)], {"f_x": True, "n": False}, None),
-        ("/{id}?parent={id}", [("id", "path", True)], {"id": True, "parent": True}, None),
-        (
-            "/a?f=name eq '{name}'&n={n}",
-            [("name", "query", False), ("n", "query", False)],
-            {"name": True, "n": False},
-            "/a?f=name%20eq%20'1'&n=1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("path", "declared", "asked", "address"), rules("queries"))
 def test_variables_in_a_query_are_parameters(
     path: str, declared: list[tuple[str, str, bool]], asked: dict[str, bool], address: str | None
 ) -> None:
@@ -131,42 +112,10 @@ def _header(name: str, **more: Any) -> Json:
 
 
 INTERNAL = {"x-ms-visibility": "internal"}
-OURS = {"Accept": "application/json"}
 CALLER = {"name": "body", "in": "body", "schema": {"type": "object", "properties": {"a": STRING}}}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "arguments", "headers"),
-    [
-        ([_header("accept", default="text/csv", **INTERNAL)], {}, {"Accept": "text/csv"}),
-        ([_header("Accept", required=True)], {"Accept": "a/b"}, {"Accept": "a/b"}),
-        ([_header("Accept")], {}, OURS),
-        ([_header("Accept", default="text/csv")], {}, {"Accept": "text/csv"}),
-        ([_header("Accept", default="text/csv")], {"Accept": "a/b"}, {"Accept": "a/b"}),
-        ([_header("Accept", enum=["text/csv", "a/b"])], {}, {"Accept": "text/csv"}),
-        ([_header("Accept", enum=["text/csv", "application/json"])], {}, OURS),
-        (
-            [_header("content-type", default="text/json", required=True, **INTERNAL)],
-            {},
-            {**OURS, "Content-Type": "text/json"},
-        ),
-        (
-            [_header("Content-type"), CALLER],
-            {"Content-Type": "text/json", "a": "x"},
-            {**OURS, "Content-Type": "text/json"},
-        ),
-        (
-            [_header("Content-Type", default=" text/json; v=1", **INTERNAL), CALLER],
-            {"a": "x"},
-            {**OURS, "Content-Type": "text/json; v=1"},
-        ),
-        (
-            [_header("Authorization", required=True)],
-            {"Authorization": "Key x"},
-            {**OURS, "Authorization": "Key x"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "arguments", "headers"), rules("headers"))
 def test_headers_that_swagger_2_names_are_sent(
     parameters: list[Json], arguments: Json, headers: Json
 ) -> None:
@@ -203,22 +152,7 @@ def test_headers_that_cannot_be_sent_are_not_offered(name: str, make: Any) -> No
 # --- what is empty --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("place", "schema", "least"),
-    [
-        ("path", {"type": "string"}, {"minLength": 1}),
-        ("path", {"type": "string", "minLength": 3}, {"minLength": 3}),
-        ("path", {}, {"minLength": 1}),
-        ("path", {"type": "integer"}, {}),
-        ("path", {"enum": ["a"]}, {}),
-        ("path", {"type": "array"}, {"minItems": 1}),
-        ("query", {"type": "array"}, {"minItems": 1}),
-        ("query", {"type": "array", "items": STRING, "enum": ["a"]}, {"minItems": 1}),
-        ("query", {"type": "object"}, {"minProperties": 1}),
-        ("query", {"$ref": "#/components/schemas/Filter"}, {"minProperties": 1}),
-        ("query", {"type": "string"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("place", "schema", "least"), rules("nonempty"))
 def test_what_must_be_there_can_not_be_empty(place: str, schema: Json, least: Json) -> None:
     path = "/a/{p}" if place == "path" else "/a"
     parameter = {"name": "p", "in": place, "required": True, "schema": schema}

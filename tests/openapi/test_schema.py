@@ -19,6 +19,7 @@ from tests.definitions import (
     openapi,
     operation,
     posting,
+    rules,
     schema_of,
 )
 
@@ -31,91 +32,7 @@ def _definition(schema: Any, schemas: Json | None = None, version: str = "3.0.3"
     return getting(parameter, version=version, components={"schemas": schemas or {}})
 
 
-@pytest.mark.parametrize(
-    ("written", "translated"),
-    [
-        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
-        (
-            {"type": "string", "enum": ["a"], "nullable": True},
-            {"type": ["string", "null"], "enum": ["a", None]},
-        ),
-        (
-            {"allOf": [STRING], "nullable": True, "description": "x"},
-            {"anyOf": [{"allOf": [STRING]}, {"type": "null"}], "description": "x"},
-        ),
-        (
-            {"type": "integer", "minimum": 1, "exclusiveMinimum": True},
-            {"type": "integer", "exclusiveMinimum": 1},
-        ),
-        ({"maximum": 9, "exclusiveMaximum": False}, {"maximum": 9}),
-        ({"type": "file"}, {"type": "string", "contentEncoding": "base64"}),
-        ({"type": "string", "enum": [1, 2.5, "x"]}, {"type": "string", "enum": ["1", "2.5", "x"]}),
-        ({"type": "integer", "enum": [1, "2", None]}, {"type": "integer", "enum": [1, 2]}),
-        ({"type": "boolean", "default": "true"}, {"type": "boolean", "default": True}),
-        ({"type": "string", "default": 1}, {"type": "string", "default": "1"}),
-        (
-            {"type": "string", "enum": ["a", None], "nullable": True},
-            {"type": ["string", "null"], "enum": ["a", None]},
-        ),
-        ({"type": "boolean", "enum": ["yes", "no"]}, {"type": "boolean"}),
-        (
-            {"type": "array", "enum": ["a", "b"], "items": STRING},
-            {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
-        ),
-        (
-            {"type": "array", "enum": ["a"], "items": {"type": "integer"}},
-            {"type": "array", "items": {"type": "integer"}},
-        ),
-        ({"type": "any"}, {}),
-        ({"type": ["string", "text"]}, {}),
-        ({"type": "string", "example": "x", "examples": ["y"], "xml": {}}, STRING),
-        ({"type": "string", "required": True, "minLength": "3", "maxLength": -1}, STRING),
-        ({"type": "string", "maxLength": 10.0}, {"type": "string", "maxLength": 10}),
-        ({"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "pattern": "^[a-z]+$"}),
-        ({"type": "string", "pattern": "(?=a)(b"}, STRING),
-        ({"pattern": r"(?!b)[a-z]+(a)\1"}, {}),
-        ({"pattern": r"^(?!no)[a-z]+$"}, {}),
-        ({"pattern": "/^[a-z]+$/i"}, {"pattern": ".*"}),
-        ({"pattern": "/^[a-z]+$/"}, {"pattern": "^[a-z]+$"}),
-        ({"patternProperties": {"(a": STRING}}, {"patternProperties": {}}),
-        ({"items": [STRING, STRING]}, {"prefixItems": [STRING, STRING]}),
-        (
-            {"oneOf": [STRING, {"type": "integer"}], "discriminator": {"propertyName": "x"}},
-            {"anyOf": [STRING, {"type": "integer"}]},
-        ),
-        (
-            {"oneOf": [STRING], "anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}]},
-            {"anyOf": [{"maxLength": 3}], "allOf": [{"minLength": 1}, {"anyOf": [STRING]}]},
-        ),
-        (
-            {"additionalProperties": False, "anyOf": [{"properties": {"a": STRING}}]},
-            {"anyOf": [{"properties": {"a": STRING}}]},
-        ),
-        (
-            {"additionalProperties": False, "anyOf": [{"required": ["a"]}]},
-            {"additionalProperties": False, "anyOf": [{"required": ["a"]}]},
-        ),
-        ({"default": "x", "format": "date"}, {"default": "x", "format": "date"}),
-        (
-            {
-                "type": "object",
-                "required": ["a", "b", "b"],
-                "properties": {"a": {"type": "string", "readOnly": True}, "b": STRING},
-            },
-            {"type": "object", "required": ["b"], "properties": {"b": STRING}},
-        ),
-        (
-            {"type": "string", "title": "P", "x-ms-summary": "Shown", "description": "d\u200be"},
-            {"type": "string", "title": "Shown", "description": "de"},
-        ),
-        (
-            {"enum": ["a"], "x-ms-enum-values": [{"value": "a", "displayName": "Apple"}]},
-            {"enum": ["a"], "description": "Values: a = Apple."},
-        ),
-        (True, True),
-        ("nonsense", {}),
-    ],
-)
+@pytest.mark.parametrize(("written", "translated"), rules("dialects"))
 def test_dialects_become_one(written: Any, translated: Any) -> None:
     assert schema_of(only_tool(_definition(written)))["properties"]["p"] == translated
 

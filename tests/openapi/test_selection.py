@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gateway.model import Override
-from tests.definitions import Json, built, openapi, operation, skip_reasons, swagger
+from tests.definitions import Json, built, openapi, operation, rules, skip_reasons, swagger
 
-_NOTIFIED = {"type": "object", "properties": {"Url": {"$ref": "#/definitions/Address"}}}
 _ADDRESS = {"type": "string", "x-ms-notification-url": True}
 
 
-@pytest.mark.parametrize(
-    ("method", "mark", "reason"),
-    [
-        ("options", {}, "OPTIONS operations are not tools"),
-        ("trace", {}, "TRACE operations are not tools"),
-        ("get", {"deprecated": True}, "deprecated"),
-        ("get", {"x-ms-visibility": "Internal"}, "internal: meant for look-ups only"),
-        ("get", {"x-ms-trigger": "batch"}, "a trigger: it starts workflows and can't be called"),
-        ("get", {"tags": ["agentic"]}, "an MCP server tunnelled through the connector"),
-        ("post", {"x-ms-notification-content": {}}, "it waits for a callback (webhook)"),
-        (
-            "post",
-            {"parameters": [{"in": "body", "name": "b", "schema": _NOTIFIED}]},
-            "it needs a callback address (webhook)",
-        ),
-        (
-            "post",
-            {"parameters": [{"in": "body", "name": name, "schema": {}} for name in "ab"]},
-            "it has more than one body",
-        ),
-        (
-            "get",
-            {"parameters": [{"$ref": "#/parameters/none"}]},
-            "reference leads nowhere: #/parameters/none",
-        ),
-        (
-            "get",
-            {"parameters": [{"$ref": "other.json#/a"}]},
-            "reference to another document is not followed: other.json#/a",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("method", "mark", "reason"), rules("skipped"))
 def test_marked_operations_are_skipped_with_their_reason(
     method: str, mark: Json, reason: str
 ) -> None:
@@ -60,15 +26,7 @@ def test_marked_operations_are_skipped_with_their_reason(
     assert [tool.operation for tool in build.tools] == ["fine"]
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/a/{b", "its path has braces that don't match"),
-        ("/a?{b}={c}", "its path has a query (?) in which a name varies"),
-        ("/a?_method=DEL{c}", "its path has _method in it, which makes it another request"),
-        ("/mail/$subscriptions", "it subscribes a webhook"),
-    ],
-)
+@pytest.mark.parametrize(("path", "reason"), rules("skipped_paths"))
 def test_paths_that_cannot_be_called_are_skipped(path: str, reason: str) -> None:
     build = built(swagger({path: {"get": operation(**{"x-ms-summary": "x"})}}))
 
@@ -96,26 +54,7 @@ def test_a_trigger_hint_and_the_word_subscription_are_ordinary() -> None:
     assert [tool.operation for tool in built(swagger(paths)).tools] == ["a", "b"]
 
 
-def _revision(family: str, number: Any, **more: Any) -> Json:
-    return {"x-ms-api-annotation": {"family": family, "revision": number}, **more}
-
-
-@pytest.mark.parametrize(
-    ("marks", "left"),
-    [
-        ({"A": _revision("A", 1), "A_V2": _revision("A", 2)}, ["A_V2"]),
-        ({"A": {}, "A_V2": _revision("A", 2)}, ["A_V2"]),
-        ({"A": _revision("A", 1), "A_V2": _revision("A", "2")}, ["A_V2"]),
-        ({"A": _revision("A", 1), "A_V2": _revision("A", 2, deprecated=True)}, ["A"]),
-        (
-            {"A": _revision("A", 1), "A_V2": _revision("A", 2, **{"x-ms-visibility": "internal"})},
-            ["A"],
-        ),
-        ({"A": {}, "A_V2": _revision("A", 2, parameters=[{}])}, ["A"]),
-        ({"A": _revision("A", "x"), "B": _revision("A", 1)}, ["A"]),
-        ({"A": {}, "A_V2": {}, "A_V3": {}}, ["A", "A_V2", "A_V3"]),
-    ],
-)
+@pytest.mark.parametrize(("marks", "left"), rules("revisions"))
 def test_the_newest_revision_among_what_is_usable_stays(
     marks: dict[str, Json], left: list[str]
 ) -> None:

@@ -5,58 +5,19 @@ from __future__ import annotations
 import pytest
 
 from gateway.model import Problem
-from tests.definitions import SOURCE, Json, built, openapi, operation, skip_reasons, swagger
+from tests.definitions import SOURCE, Json, built, openapi, operation, rules, skip_reasons, swagger
 
 PATHS = {"/a": {"get": operation()}}
 
 
-@pytest.mark.parametrize(
-    ("definition", "location", "base_url"),
-    [
-        ({"servers": [{"url": "https://a.example/v1/"}]}, "", "https://a.example/v1"),
-        (
-            {
-                "servers": [
-                    {
-                        "url": "https://{region}.a.example:{port}",
-                        "variables": {"region": {"default": "eu"}, "port": {"enum": ["8443"]}},
-                    }
-                ]
-            },
-            "",
-            "https://eu.a.example:8443",
-        ),
-        ({"servers": [{"url": "/v2"}]}, "https://b.example/x/spec.json", "https://b.example/v2"),
-        ({"servers": [{"url": "v2"}]}, "https://b.example/x/spec.json", "https://b.example/x/v2"),
-        ({"servers": []}, "https://b.example/x/spec.json", "https://b.example"),
-        (
-            {"servers": [{"url": "wss://a.example"}, {"url": "http://c.example"}]},
-            "",
-            "http://c.example",
-        ),
-        ({"servers": [{"url": "https://user:pw@a.example"}]}, "", ""),
-        ({"servers": [{"url": "https://{unknown}.example"}]}, "", ""),
-        ({"servers": [{"url": "/v2"}]}, "specs/shop.json", ""),
-        ({"servers": "nonsense"}, "", ""),
-    ],
-)
+@pytest.mark.parametrize(("definition", "location", "base_url"), rules("servers"))
 def test_servers_of_openapi_3(definition: Json, location: str, base_url: str) -> None:
     build = built({**openapi(PATHS), **definition}, location=location)
 
     assert build.base_url == base_url
 
 
-@pytest.mark.parametrize(
-    ("definition", "location", "base_url"),
-    [
-        ({"schemes": ["http", "https"]}, "", "https://api.shop.example/v1"),
-        ({"schemes": ["http"]}, "", "http://api.shop.example/v1"),
-        ({"schemes": ["wss"]}, "", ""),
-        ({"basePath": "/"}, "", "https://api.shop.example"),
-        ({"host": ""}, "https://b.example/spec", "https://b.example/v1"),
-        ({"host": ""}, "", ""),
-    ],
-)
+@pytest.mark.parametrize(("definition", "location", "base_url"), rules("hosts"))
 def test_hosts_of_swagger(definition: Json, location: str, base_url: str) -> None:
     build = built({**swagger(PATHS), **definition}, location=location)
 
