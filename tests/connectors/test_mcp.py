@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +14,9 @@ from jsonschema.validators import validator_for
 
 from gateway.connectors.mcp import NAME_RULE, build_upstream
 from gateway.limits import MAX_TOOL_BYTES
-from gateway.model import Access, Override, Problem, Source, Tool, UpstreamOperation, Wrap, digest
+from gateway.model import Access, Override, Problem, Source, Wrap
 from tests.connectors.listings import (
     BOOK,
-    BOOK_SCHEMA,
     FIND,
     SOURCE,
     WRAP,
@@ -26,37 +24,14 @@ from tests.connectors.listings import (
     source,
     with_schema,
 )
+from tests.definitions import golden, shown
 
 
-def test_upstream_tool_keeps_its_name_its_words_and_its_schema() -> None:
-    build = build_upstream([BOOK], SOURCE)
-    schema = orjson.dumps(BOOK_SCHEMA)
-    words = "[Hotel] Books a room."
-    listed = {"name": "hotel_Create_booking", "description": words, "inputSchema": BOOK_SCHEMA}
-    entry = orjson.dumps(listed)
-    approved = ["", "mcp.example", "", "none", schema.decode(), words, "write", ""]
-    assert build.tools == (
-        Tool(
-            name="hotel_Create_booking",
-            local_name="Create_booking",
-            connection="hotel",
-            operation="Create_booking",
-            method="",
-            path="",
-            access="write",
-            risk="medium",
-            trust="trusted",
-            title="Create_booking",
-            description=words,
-            input_schema=schema,
-            entry=entry,
-            tokens=math.ceil(len(entry) / 4.6),
-            fingerprint=digest(orjson.dumps(approved)),
-            upstream=UpstreamOperation("Create_booking"),
-            keywords="token room email",
-        ),
-    )
-    assert (build.format, build.title, build.base_url) == ("mcp", "Hotel", "https://mcp.example")
+def test_a_list_becomes_whole_tools_as_they_are_and_as_they_are_wrapped() -> None:
+    change = {**BOOK, "name": "Change_booking", "description": "Changes a booking."}
+    build = build_upstream([BOOK, FIND, change], replace(SOURCE, wraps=(WRAP,)))
+
+    assert shown(build) == golden("hotel")
 
 
 PLAIN = {"type": "object"}

@@ -9,11 +9,10 @@ import orjson
 import pytest
 
 from gateway.connectors.mcp import build_upstream, drift
-from gateway.model import Override, Problem, Skipped, UpstreamOperation, Wrap
+from gateway.model import Override, Problem, UpstreamOperation, Wrap
 from tests.connectors.listings import (
     BOOK,
     FIND,
-    ROOM,
     SOURCE,
     WRAP,
     names,
@@ -21,25 +20,6 @@ from tests.connectors.listings import (
     source,
     told,
 )
-
-
-def test_wrapped_tool_fills_in_what_leaves_its_schema_and_hides_the_original() -> None:
-    build = build_upstream([BOOK, FIND], replace(SOURCE, wraps=(WRAP,)))
-    book, find = build.tools
-    assert (book.name, book.local_name, book.operation) == ("book", "book", "Create_booking")
-    assert book.description == "[Hotel] Books a room. 🔑 Auto-generates an idempotency token"
-    assert orjson.loads(book.input_schema) == {
-        "type": "object",
-        "properties": {"room": ROOM},
-        "required": ["room"],
-    }
-    assert book.upstream == UpstreamOperation(
-        "Create_booking", inject=("email",), idempotency_field="token", record=("booking_id",)
-    )
-    assert "annotations" not in orjson.loads(book.entry)  # a new token a call: no repeat is free
-    assert find.name == "hotel_find"
-    assert build.skipped == (Skipped("Create_booking", "", "", "wrapped as book"),)
-    assert build.problems == ()
 
 
 def test_wrap_without_a_name_of_its_own_keeps_the_prefixed_name() -> None:
