@@ -161,21 +161,18 @@ def possible_steps(rules: dict[str, Any]) -> Iterator[Step]:
 
 
 @pytest.mark.parametrize("path", definitions(), ids=lambda path: path.name)
-def test_every_look_up_of_a_definition_can_be_made_or_is_reported(path: Path) -> None:
+def test_every_look_up_of_an_operation_that_is_there_can_be_made(path: Path) -> None:
     source = Source("c", "openapi", "C", "c_", base_url="https://api.example")
     try:
         build = build_openapi(path.read_bytes(), source)
     except DefinitionUnreadable:
         return
     by_id = {tool.operation: tool for tool in (*build.tools, *build.hidden)}
-    reported = " ".join(problem.message for problem in build.problems)
     for tool in build.tools:
         for argument, rules in orjson.loads(tool.lookups or b"{}").items():
             for step in possible_steps(rules):
-                target = by_id.get(step.operation)
-                if target is None:
-                    assert f"{argument} can't be looked up: no {step.operation}" in reported
-                    continue
+                if (target := by_id.get(step.operation)) is None:
+                    continue  # the look-up itself will say so
                 everything = orjson.loads(tool.input_schema)["properties"]
                 known = Known(tool, dict.fromkeys(everything, "x"), {}, node="x")
                 call = call_of(step, target, known, argument)

@@ -74,7 +74,7 @@ def test_odd_answer_is_read_or_refused_never_misread(
     async def read() -> bytes | str:
         async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
             try:
-                return (await ask(egress, server.url, "POST")).body
+                return (await ask(egress, server.url, "POST", deadline=2)).body
             except NoAnswer:
                 return FAILED
 
@@ -124,26 +124,24 @@ def test_answer_to_head_has_no_body_whatever_it_says(loop: Loop) -> None:
     assert run(loop, head()) == (200, b"")
 
 
-def test_word_on_an_idle_connection_ends_it(loop: Loop) -> None:
+def test_word_on_an_idle_connection_is_nobodys_answer(loop: Loop) -> None:
     async def conversation(connection: Connection) -> None:
         await connection.request()
         await connection.write(answer(b"hi"))
         if connection.server.connections == 1:
             await go.wait()
             await connection.write(answer(b"evil"))
-            await connection.request()
-            closed.set()
         await connection.request()
 
     async def twice() -> tuple[bytes, bytes, int]:
         async with raw_server(conversation) as server, Egress(LOOPBACK) as egress:
             first = await ask(egress, server.url)
             go.set()
-            await closed.wait()
+            await asyncio.sleep(0.2)  # until the word has come
             second = await ask(egress, server.url)
         return first.body, second.body, server.connections
 
-    go, closed = asyncio.Event(), asyncio.Event()
+    go = asyncio.Event()
     assert run(loop, twice()) == (b"hi", b"hi", 2)
 
 
