@@ -188,7 +188,7 @@ def _onward(status: int, told: Mapping[str, str]) -> Iterator[str]:
 
 # --- errors ---------------------------------------------------------------------------------------
 
-_HINTS = {
+_HINTS = {  # by status, or by its first digit
     400: "Check the arguments against what the API says.",
     401: "The API does not accept the connection's credentials; an operator must renew them.",
     403: "The connection's credentials do not permit this; use another tool or ask an operator.",
@@ -196,6 +196,9 @@ _HINTS = {
     409: "Read the current state first, then decide.",
     422: "Check the arguments against what the API says.",
     429: "Wait before calling again.",
+    3: "Call the tool for the place it points to, if there is one.",
+    5: "The fault is on the API's side; try again later.",
+    4: "Check the arguments, or try another tool.",
 }
 
 
@@ -213,7 +216,7 @@ def _error(answer: Answer, media_type: str) -> Result:
     error: dict[str, Any] = {
         "code": "upstream_error",
         "message": f"{message}: {said}" if said else f"{message}.",
-        "hint": _hint(status),
+        "hint": _HINTS.get(status) or _HINTS[min(status // 100, 5)],
         "status": status,
     }
     if text:
@@ -234,14 +237,6 @@ _TELLING_HEADERS = (
     ("location", "location"),
     ("x-ms-client-request-id", "client_request_id"),  # what Azure's support asks for
 )
-
-
-def _hint(status: int) -> str:
-    if status < 400:
-        return "Call the tool for the place it points to, if there is one."
-    if status >= 500:
-        return "The fault is on the API's side; try again later."
-    return _HINTS.get(status, "Check the arguments, or try another tool.")
 
 
 # Where APIs put their words, the most telling first.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Literal
@@ -144,7 +143,9 @@ class Attempt(Struct):
     ) -> Execution:
         """The record of a call in this state; `result` is what the caller gets."""
         tool, caller = self.tool, self.caller
-        failure = _failure_of(status, result, error)
+        failure = error.as_dict() if error is not None else None
+        if failure is None and status == "failed" and result is not None:
+            failure = failure_in(result)
         finished = status not in ("executing", "pending_confirmation")
         return Execution(
             id=self.id,
@@ -279,14 +280,8 @@ def refusal_of(
     return replace(attempt.execution("denied", None, error), access="", result=told)
 
 
-def _failure_of(
-    status: str, result: Mapping[str, Any] | None, error: GatewayError | None
-) -> dict[str, Any] | None:
+def failure_in(result: Mapping[str, Any]) -> dict[str, Any]:
     """Why a call failed, as `{code, message, hint, …}`: our reason, or the upstream's answer."""
-    if error is not None:
-        return error.as_dict()
-    if status != "failed" or result is None:
-        return None
     said = (result.get("structuredContent") or {}).get("error")
     if isinstance(said, dict) and said.get("code") in CODES:
         return said
@@ -333,17 +328,13 @@ def _body(result: Result) -> Any:
 
 
 def _named(value: Any, name: str) -> Any:
-    """The value of the nearest field of this name, level by level."""
-    level = deque([value])
-    while level:
-        here = level.popleft()
-        if isinstance(here, dict):
-            if here.get(name) is not None:
-                return here[name]
-            level.extend(here.values())
-        elif isinstance(here, list):
-            level.extend(here)
-    return None
+    """The value of the first field of this name, one of an object before those inside it."""
+    if isinstance(value, dict):
+        if value.get(name) is not None:
+            return value[name]
+        value = list(value.values())
+    inside = (_named(item, name) for item in value) if isinstance(value, list) else iter(())
+    return next((found for found in inside if found is not None), None)
 
 
 def with_token(result: Result, token: str | None) -> Result:

@@ -52,28 +52,25 @@ def build_request(
             "Access to this endpoint is not allowed",
             "The operator of the gateway has blocked this path; use another tool.",
         )
-    query: list[str] = []
-    cookies: list[str] = []
+    texts: dict[str, list[str]] = {"query": [], "cookie": []}
     headers = {"Accept": operation.accept}
     for parameter in operation.parameters:
         value = None if parameter.place == "path" else _value(parameter, arguments)
         if value is None:
             continue
-        if parameter.place == "query":
-            query += _query_texts(operation, parameter, value)
-        elif parameter.place == "header":
+        if parameter.place == "header":
             headers[parameter.name] = _header_text(parameter, value)
         else:
-            cookies += _cookie_texts(parameter, value)
-    if cookies:
-        headers["Cookie"] = "; ".join(cookies)
+            texts[parameter.place] += _texts(operation, parameter, value)
+    if texts["cookie"]:
+        headers["Cookie"] = "; ".join(texts["cookie"])
     body = encode_body(operation.body, arguments) if operation.body else None
     if body:
         headers.setdefault("Content-Type", body[0])
     # No slash is invented or lost but the one that must stand between.
     url = f"{operation.base_url.removesuffix('/')}/{path.removeprefix('/')}"
-    if query:
-        url += f"{'&' if '?' in url else '?'}{'&'.join(query)}"
+    if texts["query"]:
+        url += f"{'&' if '?' in url else '?'}{'&'.join(texts['query'])}"
     content = body[1] if body else None
     return Request(operation.method.upper(), url, tuple(headers.items()), content)
 
@@ -175,24 +172,24 @@ def _check_segment(name: str, text: str) -> None:
 # --- query, headers, cookies ----------------------------------------------------------------------
 
 
-def _query_texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
-    encode = percent_but_reserved if parameter.reserved else percent
+def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
+    """`name=text` of a query or of cookies, as often as the style has it."""
+    place, write, encode = parameter.place, parameter_name, percent
+    if parameter.reserved:
+        encode = percent_but_reserved
+    if place == "cookie":
+        write, encode = percent, _cookie_value
     if isinstance(value, (str, int)) and not parameter.media_type:  # as most are
-        yield f"{parameter_name(parameter.name)}={encode(scalar(value))}"
+        yield f"{write(parameter.name)}={encode(scalar(value))}"
         return
-    style = "form" if parameter.style == "simple" else parameter.style
+    style = "form" if place == "cookie" or parameter.style == "simple" else parameter.style
     value = _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
-        if name != parameter.name:
-            taken = any(p.place == "query" and p.name == name for p in operation.parameters)
-            _check_key(parameter, name, taken)
-        yield f"{parameter_name(name)}={text}"
-
-
-def _check_key(parameter: Parameter, name: str, taken: bool = False) -> None:
-    """The keys of an exploded object are the caller's: none may pass for another parameter."""
-    if taken or may_reroute(name, parameter.place):
-        raise problem(_argument(parameter), f"can't hold the key {name!r} here")
+        # The keys of an exploded object are the caller's: none may pass for another parameter.
+        others = (p.name for p in operation.parameters if p.place == place and p is not parameter)
+        if name != parameter.name and (name in others or may_reroute(name, place)):
+            raise problem(_argument(parameter), f"can't hold the key {name!r} here")
+        yield f"{write(name)}={text}"
 
 
 _HEADER_TEXT = re.compile(r"[\t\x20-\x7e]*")
@@ -207,14 +204,6 @@ def _header_text(parameter: Parameter, value: Any) -> str:
             _argument(parameter), "must be plain ASCII on one line: it is sent as a header"
         )
     return text
-
-
-def _cookie_texts(parameter: Parameter, value: Any) -> Iterator[str]:
-    value = _content(parameter, value)
-    for name, text in pairs("form", parameter.explode, parameter.name, value, _cookie_value):
-        if name != parameter.name:
-            _check_key(parameter, name)
-        yield f"{percent(name)}={text}"
 
 
 def _cookie_value(text: str) -> str:

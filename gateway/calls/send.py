@@ -176,20 +176,17 @@ class Sender:
             return await self._taken_over(attempt, result)
 
     async def _taken_over(self, attempt: Attempt, result: Result) -> Result:
+        """The result as it is; or a preview, in a form that every listed output schema allows."""
         raw, taken = await clear_result(result, attempt.redactor)
-        if len(raw) > attempt.max_output_bytes:
-            return await self._preview(attempt, taken, raw)
-        return {**taken, "content": taken.get("content", []), "isError": bool(taken.get("isError"))}
-
-    async def _preview(self, attempt: Attempt, result: Result, raw: bytes) -> Result:
-        """A preview of the answer, in a form that every listed output schema allows."""
-        if (structured := result.get("structuredContent")) is not None:
+        is_error = bool(taken.get("isError"))
+        if len(raw) <= attempt.max_output_bytes:
+            return {**taken, "content": taken.get("content", []), "isError": is_error}
+        if (structured := taken.get("structuredContent")) is not None:
             data = await asyncio.to_thread(orjson.dumps, structured)
             # An answer whose text only repeats its data is kept as the data.
             raw = data if len(data) * 5 >= len(raw) else raw
         await self._keep_result(attempt, "application/json", raw)
-        shown = preview_result(attempt.id, raw, "application/json")
-        return {**shown, "isError": bool(result.get("isError"))}
+        return {**preview_result(attempt.id, raw, "application/json"), "isError": is_error}
 
 
 def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> Request:

@@ -130,14 +130,17 @@ def permit(
     `judged` is what permissions are asked about, where it is not the tool itself.
     """
     state = snapshot.connections[tool.connection]
-    if not shows(level(snapshot, principal, state), tool):
+    granted, read_only = level(snapshot, principal, state), "You have read-only access to"
+    if not shows(granted, tool):
+        if granted == "read-only":
+            raise Refused("read_only", f"{read_only} {state.display_name}")
         raise Refused("access_denied", f"you have no access to {state.display_name}")
     if tool.access != "read" and "tools:write" in principal.withheld:
         raise InsufficientScope("tools:read", "tools:write")
     decision = decide(judged or tool, snapshot.permissions)
     if decision.outcome == "block":
-        read_only = f"You have read-only access to {state.display_name}"
-        said = read_only if decision.code == "read_only" else f"{tool.name} is blocked"
+        reads = decision.code == "read_only"
+        said = f"{read_only} {state.display_name}" if reads else f"{tool.name} is blocked"
         raise Refused(decision.code, said, decision.reason)
     return decision
 

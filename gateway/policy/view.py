@@ -16,7 +16,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.settings import Bundle
 from gateway.model import Principal, Scope, Tool, elicitation_modes
+from gateway.naming import matching
 from gateway.policy.access import level, visible_tools
 
 CURSOR = re.compile(r"(own|tool):([A-Za-z0-9_.-]{1,128})")
@@ -169,11 +169,7 @@ def _allowed(
 
 
 def _permits(bundle: Bundle, tool: Tool) -> bool:
-    return _matches(bundle.allow, tool) and not _matches(bundle.deny, tool)
-
-
-def _matches(patterns: Iterable[str], tool: Tool) -> bool:
-    return any(fnmatchcase(tool.local_name, pattern) for pattern in patterns)
+    return matching(tool.local_name, bundle.allow) and not matching(tool.local_name, bundle.deny)
 
 
 def _is_meta(bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.calls.record import TOKEN_META, WARNINGS_META, output_of
+from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_of
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.config.connection import SECRET_NAME, ArmConnection, Connection
@@ -230,7 +230,7 @@ def outcome(result: Mapping[str, Any]) -> dict[str, Any]:
     more["execution_id"] = meta["gateway/execution_id"]
     if meta["gateway/status"] in GOING_ON:
         return {"status": meta["gateway/status"], **more}
-    error = _error_of(result) if result.get("isError") else None
+    error = failure_in(result) if result.get("isError") else None
     return {
         "success": error is None,
         "output": None if error else output_of(result),
@@ -238,14 +238,6 @@ def outcome(result: Mapping[str, Any]) -> dict[str, Any]:
         "duration_ms": meta["gateway/duration_ms"],
         **more,
     }
-
-
-def _error_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    structured = result.get("structuredContent")
-    if isinstance(structured, dict) and isinstance(structured.get("error"), dict):
-        found: dict[str, Any] = structured["error"]
-        return found
-    return {"code": "upstream_error", "message": str(output_of(result))[:2000], "hint": ""}
 
 
 def execution_event(execution: Execution) -> dict[str, Any]:

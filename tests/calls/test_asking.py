@@ -112,7 +112,7 @@ def raising(error: Exception) -> Any:
         (snapshot(tool(description="another", fingerprint="other")), find, "has changed"),
         (snapshot(permissions={"level": "read_only"}), find, "read-only"),
         (snapshot(permissions={"tools": {"shop_order": "blocked"}}), find, "is blocked"),
-        (snapshot(principals={"ann": {"access": "read-only"}}), find, "no access"),
+        (snapshot(principals={"ann": {"access": "read-only"}}), find, "read-only access"),
         (snapshot(auth={"mode": "tokens"}), find, "no access"),
         (ALLOWED, raising(Fixable("connection_invalid", "gone")), "no longer there"),
         (ALLOWED, raising(UnknownTool("shop_order")), "no longer there"),
