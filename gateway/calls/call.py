@@ -41,7 +41,6 @@ from gateway.calls.record import (
     status_of,
     with_token,
 )
-from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
@@ -102,23 +101,17 @@ class Invoker:
         `judged` is what permissions are asked about, where it is not the tool itself. `unattended`:
         nobody waits while a person decides.
         """
-        about = (
-            arguments,
-            caller,
-            door,
-            self._redactor(snapshot, tool),
-            self._approvals.replica,
-            bundle_ids,
-        )
-        attempt = Attempt(snapshot, tool, judged or tool, *about)
+        attempt = self._attempt(snapshot, tool, judged or tool, arguments, caller, door)
+        attempt.bundle_ids = bundle_ids
         attempt.background = caller.meta.get(BACKGROUND_META) is True
         attempt.unattended = unattended or attempt.background
         if caller.request_state is None and not attempt.may_be_held:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
-    def _redactor(self, snapshot: Snapshot, tool: Tool) -> Redactor:
-        return self._prepared.of(snapshot, tool.connection).redactor
+    def _attempt(self, snapshot: Snapshot, tool: Tool, *about: Any) -> Attempt:
+        redactor = self._prepared.of(snapshot, tool.connection).redactor
+        return Attempt(snapshot, tool, *about, redactor, self._approvals.replica)
 
     async def _outcome_or_question(self, attempt: Attempt) -> Result:
         """As `_outcome`, for clients that are asked by answering them, and for their answers."""
@@ -329,16 +322,9 @@ class Invoker:
         """Starts a call that was approved after its caller had left."""
         ticket = await self._approvals.open_ticket(approval)
         principal, door = ticket.principal, ticket.door
-        snapshot, tool, judged = await self._approvals.judge(principal, door, approval)
+        found = await self._approvals.judge(principal, door, approval)
         caller = Caller(principal, session=approval.session, client=approval.client)
-        about = (
-            ticket.arguments,
-            caller,
-            door,
-            self._redactor(snapshot, tool),
-            self._approvals.replica,
-        )
-        attempt = Attempt(snapshot, tool, judged, *about)
+        attempt = self._attempt(*found, ticket.arguments, caller, door)
         attempt.id, attempt.at = approval.execution_id, approval.created_at
         attempt.token, attempt.background, attempt.unattended = ticket.token, True, True
         self._decide(attempt)
