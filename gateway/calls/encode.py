@@ -22,7 +22,7 @@ from functools import lru_cache
 from mimetypes import MimeTypes
 from typing import Any
 from urllib.parse import quote
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree.ElementTree import Element, tostring
 
 import orjson
 
@@ -206,7 +206,7 @@ def _text(body: Body, media_type: str, value: Any) -> tuple[str, bytes]:
     if "charset" not in content_type.lower() and media_type.startswith("text/"):
         content_type += "; charset=utf-8"
     if body.xml is not None and isinstance(value, (Mapping, list)):
-        text = XML_DECLARATION + _element("root", value, body.xml)
+        text = XML_DECLARATION + tostring(_element("root", value, body.xml), "unicode")
     elif isinstance(value, list) and media_type.endswith(("ndjson", "jsonl")):
         text = "".join(f"{orjson.dumps(item).decode()}\n" for item in value)
     else:
@@ -240,34 +240,29 @@ XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
 _XML_NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_][\w.-]*)?")
 
 
-def _element(name: str, value: Any, layout: Mapping[str, Any]) -> str:
-    """A value as an element, its properties as the definition's `xml` says."""
-    name = opening = _xml_name(name, layout)
+def _element(name: str, value: Any, layout: Mapping[str, Any]) -> Element:
+    """A value as an element, its properties as the definition's `xml` says.
+
+    A list is as many elements as it has items, unless it is to be wrapped in one.
+    """
+    element = Element(_xml_name(name, layout))
     if isinstance(value, Mapping):
-        inside = ""
         for key, inner in value.items():
             own = layout.get("properties", {}).get(key, {})
-            if inner is None:
-                continue
-            if own.get("attribute"):
-                opening += f" {_xml_name(key, own)}={quoteattr(scalar(inner))}"
-            else:
-                inside += _elements(key, inner, own)
+            if isinstance(inner, list) and not own.get("wrapped"):
+                element.extend(_element(key, item, own.get("items", {})) for item in inner)
+            elif own.get("attribute") and inner is not None:
+                element.set(_xml_name(key, own), scalar(inner))
+            elif inner is not None:
+                element.append(_element(key, inner, own))
     elif isinstance(value, list):
-        inside = "".join(_element(name, item, layout.get("items", {})) for item in value)
+        element.extend(_element(element.tag, each, layout.get("items", {})) for each in value)
     else:
-        inside = escape(scalar(value))
+        element.text = scalar(value)
     if "namespace" in layout:
         prefix = f":{layout['prefix']}" if "prefix" in layout else ""
-        opening += f" xmlns{prefix}={quoteattr(layout['namespace'])}"
-    return f"<{opening}>{inside}</{name}>"
-
-
-def _elements(name: str, value: Any, layout: Mapping[str, Any]) -> str:
-    """A property's elements: of a list as many, unless it is to be wrapped in one."""
-    if not isinstance(value, list) or layout.get("wrapped"):
-        return _element(name, value, layout)
-    return "".join(_element(name, item, layout.get("items", {})) for item in value)
+        element.set(f"xmlns{prefix}", layout["namespace"])
+    return element
 
 
 def _xml_name(key: str, layout: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -30,7 +31,7 @@ from gateway.azure.lookup_rules import (
     values_rule,
     walk,
 )
-from gateway.calls.record import Caller
+from gateway.calls.record import Caller, failure_in
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import Fixable, GatewayError, Refused, UpstreamFailed
 from gateway.limits import LOOKUP_BYTES, LOOKUP_PAGES, LOOKUP_VALUES
@@ -112,7 +113,9 @@ class LookUp:
             if onward is None or len(values) >= LOOKUP_VALUES:
                 break
             call = onward
-        shown = _fitting(values[:LOOKUP_VALUES], self.snapshot.settings.limits.max_output_bytes)
+        values_and_sizes = zip(values[:LOOKUP_VALUES], accumulate(map(_size, values)), strict=False)
+        bound = self.snapshot.settings.limits.max_output_bytes  # of a result
+        shown = [value for value, size in values_and_sizes if size <= bound]
         return {"values": shown, "more": bool(link) or len(values) > len(shown)}
 
     def _target(self, step: Step) -> Tool:
@@ -143,10 +146,12 @@ class LookUp:
         result = await self.call(*about, door={})  # it never waits, to be found again
         structured = result.get("structuredContent")
         if result.get("isError"):
-            raise _failure(structured)
+            error = failure_in(result)
+            message = f"the look-up failed: {error['message']}"
+            raise GatewayError(**{**error, "message": message})
         if isinstance(structured, dict) and structured.get("truncated") is True:
             return await self._whole(structured)
-        return None if structured is None else _plain(result, structured)
+        return None if structured is None else orjson.loads(result["content"][0]["text"])
 
     def _check_allowed(self, tool: Tool) -> None:
         """Refuses what the caller may not call, or not without a person's word."""
@@ -170,42 +175,17 @@ class LookUp:
         return value
 
 
+def _size(value: Any) -> int:
+    return len(orjson.dumps(value)) + 1
+
+
 def _rules(tool: Tool) -> dict[str, Any]:
     return orjson.loads(tool.lookups) if tool.lookups else {}
 
 
 def _as_look_up(tool: Tool) -> Tool:
     """A POST that is marked safe reads, if the one who marks it is trusted."""
-    if tool.access == "write" and tool.trust == "trusted" and _marked_safe(tool):
+    marked = orjson.loads(tool.entry)["annotations"]
+    if tool.access == "write" and tool.trust == "trusted" and marked.get("readOnlyHint"):
         return replace(tool, access="read", risk="none")
     return tool
-
-
-def _marked_safe(tool: Tool) -> bool:
-    return orjson.loads(tool.entry)["annotations"].get("readOnlyHint") is True
-
-
-def _plain(result: Mapping[str, Any], structured: Any) -> Any:
-    """What the API answered: other JSON than objects is in a result as `{"result": …}`."""
-    text = next((part["text"] for part in result["content"] if part.get("type") == "text"), "")
-    wrapped = structured.keys() == {"result"} and not text.lstrip().startswith("{")
-    return structured["result"] if wrapped else structured
-
-
-def _fitting(values: list[dict[str, Any]], bound: int) -> list[dict[str, Any]]:
-    """As many as a result may hold."""
-    size = 0
-    for index, value in enumerate(values):
-        size += len(orjson.dumps(value)) + 1
-        if size > bound:
-            return values[:index]
-    return values
-
-
-def _failure(structured: Any) -> GatewayError:
-    error = structured.get("error", {}) if isinstance(structured, Mapping) else {}
-    details = {key: value for key, value in error.items() if key not in ("code", "message", "hint")}
-    message = f"the look-up failed: {error.get('message', 'no reason was given')}"
-    return GatewayError(
-        error.get("code", "upstream_error"), message, error.get("hint", ""), **details
-    )

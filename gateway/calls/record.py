@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -319,11 +320,8 @@ def _body(result: Result) -> Any:
     if "structuredContent" in result:
         return result["structuredContent"]
     for part in result.get("content", ()):
-        if part.get("type") == "text":
-            try:
-                return orjson.loads(part["text"])
-            except orjson.JSONDecodeError:
-                continue
+        with suppress(KeyError, orjson.JSONDecodeError):  # what is no text, or no JSON
+            return orjson.loads(part["text"])
     return None
 
 

@@ -34,9 +34,6 @@ class Redactor:
         self._texts = tuple(sorted(forms, key=len, reverse=True))
         self._forms = tuple(text.encode() for text in self._texts)
 
-    def __bool__(self) -> bool:
-        return bool(self._forms)
-
     def bytes(self, data: _Bytes) -> _Bytes:
         """The data without secrets: the same object if it holds none."""
         data = self._masked(data)

@@ -31,7 +31,7 @@ from gateway.errors import UpstreamFailed, UpstreamRefused
 from gateway.limits import MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
 from gateway.model import HttpOperation, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
-from gateway.outbound.content import Room, Work
+from gateway.outbound.content import Work
 from gateway.policy.access import decide
 from gateway.store.database import Database
 from gateway.store.ledger import save_result
@@ -71,8 +71,15 @@ class Sender:
     ) -> Result:
         request = _request(attempt, prepared, operation)
         place = (prepared.name, attempt.principal, prepared.rate_limit)
+        limits = attempt.snapshot.settings.limits
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
-            send = self._send_within(attempt, prepared, room)
+            send = partial(
+                self.own_egress.send if attempt.state.origin == "demo" else self.egress.send,
+                deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
+                max_bytes=max(MAX_ANSWER_BYTES, limits.max_output_bytes),
+                room=room,
+                tls=prepared.tls,
+            )
             async with self.limits.call(*place) as health:
                 wanted = (prepared.auth, request, operation.base_url, send)
                 began = time.perf_counter()
@@ -92,20 +99,6 @@ class Sender:
             if answer.status >= 400:
                 await self._refuse_signed_out(attempt, answer.status)
             return await self._shaped(attempt, operation, answer)
-
-    def _send_within(
-        self, attempt: Attempt, prepared: Prepared, room: Room
-    ) -> Callable[[Request], Awaitable[Answer]]:
-        """Sends a request of the connection within its deadline and bounds."""
-        limits = attempt.snapshot.settings.limits
-        egress = self.own_egress if attempt.state.origin == "demo" else self.egress
-        return partial(
-            egress.send,
-            deadline=prepared.settings.timeout_seconds or limits.call_timeout_seconds,
-            max_bytes=max(MAX_ANSWER_BYTES, limits.max_output_bytes),
-            room=room,
-            tls=prepared.tls,
-        )
 
     async def _refuse_signed_out(self, attempt: Attempt, status: int) -> None:
         """Raises where a person can mend the failure by signing the connection in."""

@@ -65,7 +65,6 @@ def test_clean_data_is_handed_back_as_it_is() -> None:
     data = b'{"a": "\\u0041"}' * 1000
     assert Redactor(["hunter2222"]).bytes(data) is data
     assert Redactor([]).bytes(data) is data
-    assert not Redactor([])
 
 
 def test_short_secrets_do_not_tear_holes_into_text() -> None:
