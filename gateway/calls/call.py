@@ -63,6 +63,7 @@ from gateway.store.tables import CONFIRMATION, Approval, Execution
 log = structlog.get_logger("gateway.call")
 
 APPROVED = object()  # whose calls are that were approved after their callers had left
+Arguments = Mapping[str, Any]
 Send = Callable[[Attempt, Prepared], Awaitable[Result]]
 
 
@@ -88,7 +89,7 @@ class Invoker:
         self,
         snapshot: Snapshot,
         tool: Tool,
-        arguments: Mapping[str, Any],
+        arguments: Arguments,
         caller: Caller,
         door: Door,
         bundle_ids: tuple[str, ...] = (),
@@ -109,9 +110,11 @@ class Invoker:
             return self._outcome(attempt)
         return self._outcome_or_question(attempt)
 
-    def _attempt(self, snapshot: Snapshot, tool: Tool, *about: Any) -> Attempt:
-        redactor = self._prepared.of(snapshot, tool.connection).redactor
-        return Attempt(snapshot, tool, *about, redactor, self._approvals.replica)
+    def _attempt(
+        self, on: Snapshot, tool: Tool, judged: Tool, said: Arguments, caller: Caller, door: Door
+    ) -> Attempt:
+        redactor, replica = self._prepared.of(on, tool.connection).redactor, self._approvals.replica
+        return Attempt(on, tool, judged, said, caller, door, redactor, replica)
 
     async def _outcome_or_question(self, attempt: Attempt) -> Result:
         """As `_outcome`, for clients that are asked by answering them, and for their answers."""

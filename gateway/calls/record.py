@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from itertools import repeat
 from typing import Any, Literal
 
 import msgspec
@@ -331,7 +332,7 @@ def _named(value: Any, name: str) -> Any:
         if value.get(name) is not None:
             return value[name]
         value = list(value.values())
-    inside = (_named(item, name) for item in value) if isinstance(value, list) else iter(())
+    inside = map(_named, value, repeat(name)) if isinstance(value, list) else ()
     return next((found for found in inside if found is not None), None)
 
 

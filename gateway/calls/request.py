@@ -174,15 +174,14 @@ def _check_segment(name: str, text: str) -> None:
 
 def _texts(operation: HttpOperation, parameter: Parameter, value: Any) -> Iterator[str]:
     """`name=text` of a query or of cookies, as often as the style has it."""
-    place, write, encode = parameter.place, parameter_name, percent
-    if parameter.reserved:
-        encode = percent_but_reserved
-    if place == "cookie":
-        write, encode = percent, _cookie_value
+    place, is_cookie = parameter.place, parameter.place == "cookie"
+    write = percent if is_cookie else parameter_name
+    encode = percent_but_reserved if parameter.reserved else percent
+    encode = _cookie_value if is_cookie else encode
     if isinstance(value, (str, int)) and not parameter.media_type:  # as most are
         yield f"{write(parameter.name)}={encode(scalar(value))}"
         return
-    style = "form" if place == "cookie" or parameter.style == "simple" else parameter.style
+    style = "form" if is_cookie or parameter.style == "simple" else parameter.style
     value = _content(parameter, value)
     for name, text in pairs(style, parameter.explode, parameter.name, value, encode):
         # The keys of an exploded object are the caller's: none may pass for another parameter.

@@ -169,7 +169,8 @@ def _allowed(
 
 
 def _permits(bundle: Bundle, tool: Tool) -> bool:
-    return matching(tool.local_name, bundle.allow) and not matching(tool.local_name, bundle.deny)
+    name = tool.local_name
+    return matching(name, bundle.allow) is not None and matching(name, bundle.deny) is None
 
 
 def _is_meta(bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> bool:
