@@ -155,10 +155,6 @@ definitions = _table(
     keys=("connection", "location"),
 )
 
-validations = _table(
-    "validations", {"sha256": str, "problems": Mapping, "at": float}, keys=("sha256",)
-)
-
 ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
 
 
