@@ -248,14 +248,6 @@ class _Postings:
     worths: array[float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Concept:
-    """One word of a question: the indexed words that may stand for it, each with a discount."""
-
-    variants: Mapping[str, float]
-    weight: float
-
-
 class ToolIndex:
     """Tools to be found by words. Never changes once built, so any thread may search it.
 
@@ -298,7 +290,7 @@ class ToolIndex:
         """For each tool what the question's words say about it, the more of them the better."""
         coverage = 0.6  # how much of a score is lost when no word of the question is covered
         enough = 0.5  # worth at which a word counts as covered
-        found = [self._best(concept) for concept in self._concepts(asked)]
+        found = [self._best(variants, weight) for variants, weight in self._concepts(asked)]
         total = sum(rarity for _, rarity in found)
         said = [0.0] * len(self._names)
         covered = [1 - coverage] * len(self._names)
@@ -309,9 +301,9 @@ class ToolIndex:
                 covered[place] += full if worth > enough else full * worth / enough
         return list(map(mul, said, covered))
 
-    def _best(self, concept: _Concept) -> tuple[dict[int, float], float]:
-        """What the best of the concept's words says about each tool; how rare the concept is."""
-        postings = [(self._postings[word], part) for word, part in concept.variants.items()]
+    def _best(self, variants: Mapping[str, float], weight: float) -> tuple[dict[int, float], float]:
+        """What the best of a concept's words says about each tool; how rare the concept is."""
+        postings = [(self._postings[word], part) for word, part in variants.items()]
         postings.sort(key=lambda entry: len(entry[0].places), reverse=True)
         (longest, part), *others = postings  # half the work, and `dict` does it fastest
         best = dict(zip(longest.places, [part * worth for worth in longest.worths], strict=True))
@@ -320,9 +312,10 @@ class ToolIndex:
                 if part * worth > best.get(place, 0.0):
                     best[place] = part * worth
         frequency = sum(part * len(found.places) for found, part in postings)
-        return best, concept.weight * _rarity(frequency, len(self._names))
+        return best, weight * _rarity(frequency, len(self._names))
 
-    def _concepts(self, asked: Sequence[str]) -> Iterator[_Concept]:
+    def _concepts(self, asked: Sequence[str]) -> Iterator[tuple[Mapping[str, float], float]]:
+        """For each word the indexed ones that may stand for it, discounted, and its weight."""
         seen: set[str] = set()
         undo = any(stem(word) in _UNDO for word in asked)
         for position, raw in enumerate(asked):
@@ -333,7 +326,7 @@ class ToolIndex:
             following = asked[position + 1] if position + 1 < len(asked) else None
             variants = dict(self._variants(raw, word, following, undo))
             if variants:
-                yield _Concept(variants, 0.4 if word in _WEAK else 1.0)
+                yield variants, 0.4 if word in _WEAK else 1.0
 
     def _variants(
         self, raw: str, word: str, following: str | None, undo: bool

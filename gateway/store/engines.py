@@ -114,19 +114,12 @@ class Sqlite:
         counter = sqlite3.connect(self._path, timeout=0, isolation_level=None)
         seen: int | None = None
 
-        def count_commits() -> int | None:
-            try:
-                return int(counter.execute("PRAGMA data_version").fetchone()[0])
-            except sqlite3.Error:
-                return None  # the read that follows says what is wrong
-
         async def next_wake_up() -> None:
             nonlocal seen
-            while True:
+            before = seen
+            while seen == before:
                 await asyncio.sleep(limits.STORE_LOOK_SECONDS)
-                before, seen = seen, count_commits()
-                if seen is None or seen != before:
-                    return
+                seen = counter.execute("PRAGMA data_version").fetchone()[0]
 
         try:
             yield next_wake_up
