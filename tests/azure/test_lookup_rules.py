@@ -30,9 +30,7 @@ from gateway.azure.lookup_rules import (
 from gateway.errors import DefinitionUnreadable, Fixable
 from gateway.model import Source
 from gateway.openapi.build import build_openapi
-
-CORPUS = Path(__file__).parents[2] / "../shared/corpus"
-FIXTURES = Path(__file__).parents[2] / "fixtures/openapi"
+from tests.definitions import CORPUS, FIXTURES
 
 
 def test_the_new_form_goes_before_the_old_one() -> None:
@@ -144,7 +142,7 @@ def test_a_path_leads_into_lists_and_objects_or_nowhere() -> None:
 
 
 def definitions() -> list[Path]:
-    ours = [FIXTURES / "office365.json", FIXTURES / "teams.json"]
+    ours = [FIXTURES / "openapi" / name for name in ("office365.json", "teams.json")]
     return ours + [
         path
         for path in sorted(CORPUS.glob("*.json"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import traceback
 from pathlib import Path
@@ -14,7 +13,7 @@ from gateway.errors import GatewayError, Refused
 from gateway.outbound.client import Egress, NoAnswer
 from tests.certificates import authority
 from tests.forward_proxy import ForwardProxy, forward_proxy
-from tests.outbound.exchanges import ask
+from tests.outbound.exchanges import ask, names
 from tests.raising import raises
 from tests.raw_server import always, answer, once, raw_server
 
@@ -23,17 +22,18 @@ SECRET = "p@ss word"
 QUOTED = "gate:p%40ss%20word"
 
 
-def unknown(host: str, *_: Any) -> list[Any]:
-    """A name server behind a firewall: it knows the proxy and names of this network."""
-    known = {"proxy.test": "127.0.0.1", "inside.test": "10.0.0.7", "outside.test": "93.184.216.34"}
-    if host not in known:
-        raise socket.gaierror(socket.EAI_NONAME, "unknown")
-    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], 0))]
+# A name server behind a firewall: it knows the proxy and names of this network.
+INSIDE = {
+    "proxy.test": ["127.0.0.1"],
+    "inside.test": ["10.0.0.7"],
+    "outside.test": ["93.184.216.34"],
+    "both.test": ["93.184.216.34 10.0.0.1"],
+}
 
 
 def through(proxy: ForwardProxy, login: str = QUOTED, **options: Any) -> Egress:
     at = f"{login}@" if login else ""
-    return Egress(proxy=f"http://{at}proxy.test:{proxy.port}", lookup=unknown, **options)
+    return Egress(proxy=f"http://{at}proxy.test:{proxy.port}", lookup=names(INSIDE), **options)
 
 
 async def test_http_goes_through_the_proxy_which_needs_no_entry_in_allow() -> None:
@@ -100,14 +100,7 @@ async def test_allowed_address_goes_through_the_proxy_too() -> None:
 
 
 async def test_name_with_one_forbidden_address_is_refused_since_the_proxy_picks() -> None:
-    def lookup(host: str, *_: Any) -> list[Any]:
-        both = ["127.0.0.1"] if host == "proxy.test" else ["93.184.216.34", "10.0.0.1"]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in both]
-
-    async with (
-        forward_proxy({}) as proxy,
-        Egress(proxy=f"http://proxy.test:{proxy.port}", lookup=lookup) as egress,
-    ):
+    async with forward_proxy({}) as proxy, through(proxy) as egress:
         with pytest.raises(Refused):
             await ask(egress, "http://both.test/")
     assert proxy.heads == []
@@ -138,7 +131,7 @@ async def test_proxy_that_can_not_connect_is_named_and_nothing_was_sent() -> Non
 async def test_proxy_that_is_not_there_is_named_and_nothing_was_sent(
     proxy: str, scheme: str
 ) -> None:
-    async with Egress(proxy=proxy, lookup=unknown) as egress:
+    async with Egress(proxy=proxy, lookup=names(INSIDE)) as egress:
         with raises(NoAnswer, message="The proxy could not be reached.", sent=False):
             await ask(egress, f"{scheme}://far.test/", "POST")
 
@@ -159,7 +152,7 @@ async def test_deadline_while_a_name_is_judged_is_known_to_have_sent_nothing() -
 async def test_password_of_the_proxy_is_in_no_error() -> None:
     async with raw_server(once(b"not HTTP\r\n\r\n")) as server:
         address = f"http://{QUOTED}@127.0.0.1:{server.port}"
-        async with Egress(proxy=address, lookup=unknown) as egress:
+        async with Egress(proxy=address, lookup=names(INSIDE)) as egress:
             for url in ("http://far.test/", "https://far.test/", "http://10.0.0.1/"):
                 with pytest.raises(GatewayError) as failure:
                     await ask(egress, url)

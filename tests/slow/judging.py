@@ -365,15 +365,6 @@ def _path_readings(judged: _Judgement, each: _Declared, text: str) -> Iterator[A
     def decode(raw: str) -> str:
         return unquote(unquote(raw)) if each.double else unquote(raw)
 
-    if each.style == "label":
-        text = text.removeprefix(".").replace(".", ",") if each.explode else text.removeprefix(".")
-    elif each.style == "matrix":
-        name = f";{quote(each.name)}="
-        text = (
-            text.replace(name, ",").removeprefix(",")
-            if name in text
-            else text[1:].replace(";", ",")
-        )
     yield from _plain_readings(judged, each, text, decode)
 
 

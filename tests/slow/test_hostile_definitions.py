@@ -9,8 +9,7 @@ longer than the deadlines of fetching and reading together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +18,7 @@ import pytest
 
 from tests.conftest import OPEN
 from tests.processes import gateway_process
+from tests.raw_server import Connection, Conversation, raw_server
 from tests.slow.hostile import FAMILY, Hostile
 from tests.test_workers import Peak
 
@@ -39,7 +39,7 @@ async def test_a_hostile_definition_is_answered_in_time_and_little_memory(
     config = tmp_path / "config.toml"
     config.write_text(OPEN, encoding="utf-8")
     async with (
-        _served(hostile, hostile.make()) as url,
+        raw_server(_sending(hostile, hostile.make())) as peer,
         gateway_process(config) as (process, address),
         aiohttp.ClientSession() as session,
     ):
@@ -50,7 +50,7 @@ async def test_a_hostile_definition_is_answered_in_time_and_little_memory(
         with Peak(lambda: _memory(gateway)) as peak:
             async with (
                 asyncio.timeout(ANSWER_SECONDS),
-                session.put(f"{puts}bad", json={"kind": "openapi", "spec": url}) as answer,
+                session.put(f"{puts}bad", json={"kind": "openapi", "spec": peer.url}) as answer,
             ):
                 said = await answer.json()
         print(f"{name}: {answer.status}, {(peak.bytes - before) >> 20} MB")
@@ -91,23 +91,16 @@ def _cpu(gateway: psutil.Process) -> float:
     return used
 
 
-@asynccontextmanager
-async def _served(hostile: Hostile, raw: bytes) -> AsyncIterator[str]:
-    """The definition's address at a peer that sends it in the manner it asks for."""
+def _sending(hostile: Hostile, raw: bytes) -> Conversation:
+    """The conversation of a peer that sends the definition in the manner it asks for."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            if hostile.manner != "silent":
-                await _send(writer, hostile, raw)
-            await reader.read()  # until the gateway is gone
-        writer.close()
+    async def conversation(connection: Connection) -> None:
+        await connection.request()
+        if hostile.manner != "silent":
+            await _send(connection.writer, hostile, raw)
+        await connection.request()  # until the gateway is gone
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/definition"
-    finally:
-        server.close()
+    return conversation
 
 
 async def _send(writer: asyncio.StreamWriter, hostile: Hostile, raw: bytes) -> None:

@@ -49,20 +49,13 @@ DONE = execution(
 WITH_TOKEN = execution(idempotency_token="t1")
 
 
-async def test_begun_and_finished_call_is_one_whole_row(db: Database) -> None:
+async def test_begun_and_finished_call_is_one_whole_row_and_ends_once(db: Database) -> None:
     assert await begin(db, execution()) == Begun("new")
     assert await get_execution(db, "e1") == execution()
 
     assert await finish(db, DONE)
-    assert await get_executions(db, ["e1", "e2"]) == {"e1": DONE}
-
-
-async def test_call_ends_once(db: Database) -> None:
-    await begin(db, execution())
-    await finish(db, DONE)
-
     assert not await finish(db, replace(DONE, status="failed"))
-    assert await get_execution(db, "e1") == DONE
+    assert await get_executions(db, ["e1", "e2"]) == {"e1": DONE}
 
 
 async def test_execution_that_waited_is_begun_in_place(db: Database) -> None:
@@ -108,19 +101,20 @@ async def test_same_call_with_its_token_finds_the_first_one(db: Database) -> Non
     assert await get_execution(db, "e2") is None
 
 
-@pytest.mark.parametrize("other", [{"args_digest": "d2"}, {"tool": "demo_other"}])
-async def test_token_of_another_call_is_a_conflict(db: Database, other: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("other", "begun"),
+    [
+        ({"args_digest": "d2"}, Begun("conflict", WITH_TOKEN)),
+        ({"tool": "demo_other"}, Begun("conflict", WITH_TOKEN)),
+        ({"principal": "bob", "tool": "demo_other"}, Begun("new")),
+    ],
+)
+async def test_token_of_another_call_is_a_conflict_but_not_among_principals(
+    db: Database, other: dict[str, str], begun: Begun
+) -> None:
     await begin(db, WITH_TOKEN)
 
-    assert await begin(db, execution(id="e2", idempotency_token="t1", **other)) == Begun(
-        "conflict", WITH_TOKEN
-    )
-
-
-async def test_principals_do_not_share_tokens(db: Database) -> None:
-    await begin(db, WITH_TOKEN)
-
-    assert await begin(db, replace(WITH_TOKEN, id="e2", principal="bob")) == Begun("new")
+    assert await begin(db, execution(id="e2", idempotency_token="t1", **other)) == begun
 
 
 async def test_call_that_was_never_sent_frees_its_token(db: Database) -> None:
@@ -310,14 +304,18 @@ async def recorded(db: Database) -> None:
     await eventually(lambda: values_of(db, "connection", 0.0), [("demo", 4)])
 
 
-async def test_calls_are_counted_by_minute_and_kind(db: Database) -> None:
+async def test_calls_are_counted_by_minute_kind_and_value(db: Database) -> None:
     await recorded(db)
     kind = ("demo", "tests/1")
+    failed = Count(1, *kind, "failed", "write", 1)
     assert sorted(await count_calls(db, SINCE), key=lambda count: count.minute) == [
         Count(0, *kind, "completed", "write", 2),
-        Count(1, *kind, "failed", "write", 1),
+        failed,
     ]
-    assert await count_calls(db, SINCE, "bob") == [Count(1, *kind, "failed", "write", 1)]
+    assert await count_calls(db, SINCE, "bob") == [failed]
+    assert await values_of(db, "principal", SINCE) == [("ann", 2), ("bob", 1)]
+    assert await values_of(db, "status", SINCE, "ann") == [("completed", 2)]
+    assert await values_of(db, "error_code", SINCE) == []
 
 
 async def test_the_time_a_person_took_is_not_counted_as_latency(db: Database) -> None:
@@ -325,13 +323,6 @@ async def test_the_time_a_person_took_is_not_counted_as_latency(db: Database) ->
     waiting = execution(id="e9", created_at=SINCE + 5, status="pending_confirmation")
     await create_approval(db, approval(id="a9", execution_id="e9"), waiting)
     assert [round(value, 3) for value in await recent_seconds(db, SINCE)] == [0.5, 0.5, 0.5]
-
-
-async def test_values_come_with_how_often_they_were_seen(db: Database) -> None:
-    await recorded(db)
-    assert await values_of(db, "principal", SINCE) == [("ann", 2), ("bob", 1)]
-    assert await values_of(db, "status", SINCE, "ann") == [("completed", 2)]
-    assert await values_of(db, "error_code", SINCE) == []
 
 
 NASTY = "nul \0 surrogate \ud800 snow ☃ 𝔘"
@@ -346,13 +337,8 @@ JSON = st.recursive(
 )
 
 
-@given(JSON)
-def test_any_json_value_comes_back(value: object) -> None:
-    assert json_value(json_bytes(value)) == value
-
-
-@given(st.characters(categories=["Cs"]) | st.integers(min_value=2**64))
-def test_what_the_fast_codec_refuses_comes_back_too(value: object) -> None:
+@given(JSON | st.characters(categories=["Cs"]) | st.integers(min_value=2**64))
+def test_any_json_value_comes_back_also_what_the_fast_codec_refuses(value: object) -> None:
     assert json_value(json_bytes({"key": value})) == {"key": value}
 
 

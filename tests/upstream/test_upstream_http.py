@@ -104,12 +104,12 @@ async def test_progress_reaches_the_caller_in_order(era: Era) -> None:
 @both_eras
 async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> None:
     async def slowly(params: Mapping[str, Any]) -> Mapping[str, Any]:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.4)
         return {"action": "accept", "content": {"name": "Ann"}}
 
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
         hooks = Hooks(ask=asking(slowly))
-        assert await ups.text("ask", hooks=hooks, deadline=1.5) == "accept Ann"
+        assert await ups.text("ask", hooks=hooks, deadline=1.2) == "accept Ann"
 
 
 @both_eras

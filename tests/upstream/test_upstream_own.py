@@ -125,7 +125,7 @@ async def test_lazy_child_of_a_principal_is_the_only_one_that_is_started(tmp_pat
 
 async def test_session_idle_longest_makes_room_for_another_principal(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
-    async with upstreams(stdio("up", "--starts", str(starts), "--stubborn")) as ups:
+    async with upstreams(stdio("up", "--starts", str(starts))) as ups:
         ups.resize(2)
         await ups.list_tools("up")
         first, second = await ups.pid("ann"), await ups.pid("bob")
