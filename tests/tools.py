@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
-from gateway.model import Access, HttpOperation, Risk, Source, Tool
+from gateway.model import RISK_OF_ACCESS, Access, HttpOperation, Source, Tool
 from gateway.naming import fingerprint, token_cost, tool_annotations
 
 
@@ -17,15 +18,16 @@ def http_tool(
     http: HttpOperation,
     *,
     name: str,
-    operation: str | None,
     access: Access,
-    risk: Risk,
-    title: str,
-    description: str,
-    input_schema: Mapping[str, Any],
+    operation: str | None = None,
+    title: str = "",
+    description: str = "",
+    input_schema: Mapping[str, Any] = MappingProxyType({}),
     security: str = "",
 ) -> Tool:
     """A tool that makes one HTTP request; `name` has the connection's prefix."""
+    title, description = title or name, description or name
+    input_schema = dict(input_schema)
     schema, words = orjson.dumps(input_schema), {"title": title, "description": description}
     hints = tool_annotations(title, access, http.method)
     entry = orjson.dumps({"name": name, **words, "inputSchema": input_schema, "annotations": hints})
@@ -37,7 +39,7 @@ def http_tool(
         method=http.method,
         path=http.path,
         access=access,
-        risk=risk,
+        risk=RISK_OF_ACCESS[access],
         trust=source.trust,
         title=title,
         description=description,

@@ -11,7 +11,6 @@ from gateway.catalog.snapshot import ConnectionState, Snapshot, assemble, with_t
 from gateway.config.connection import OpenApiConnection
 from gateway.config.settings import Settings
 from gateway.model import (
-    RISK_OF_ACCESS,
     Access,
     Body,
     Build,
@@ -43,9 +42,6 @@ def tool(name: str = "shop_order", access: Access = "write", **changed: Any) -> 
         name=name,
         operation=name,
         access=access,
-        risk=RISK_OF_ACCESS[access],
-        title=name,
-        description=name,
         input_schema=SCHEMA,
     )
     return replace(made, **changed)

@@ -12,17 +12,18 @@ from gateway.limits import CALLS_PER_CONNECTION, LARGE_ANSWERS, LARGE_BYTES, MAX
 from gateway.model import RateLimit
 from gateway.outbound.client import NoAnswer
 from gateway.outbound.content import collect
+from tests.clock import Clock
 from tests.raising import raises
 
 
-class Clock:
-    """A clock to turn."""
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
-    def __init__(self) -> None:
-        self.now = 1000.0
 
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def limits(clock: Clock) -> Admission:
+    return Admission(clock=clock)
 
 
 def refusal(error: Overloaded) -> tuple[str, int]:
@@ -32,9 +33,9 @@ def refusal(error: Overloaded) -> tuple[str, int]:
 # --- rate -----------------------------------------------------------------------------------------
 
 
-async def test_no_window_holds_more_requests_than_the_limit() -> None:
-    clock = Clock()
-    limits = Admission(clock=clock)
+async def test_no_window_holds_more_requests_than_the_limit(
+    clock: Clock, limits: Admission
+) -> None:
     sent: list[float] = []
     for _ in range(400):
         clock.now += 0.1
@@ -47,9 +48,10 @@ async def test_no_window_holds_more_requests_than_the_limit() -> None:
     assert len(sent) > 90
 
 
-async def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principal() -> None:
-    clock = Clock()
-    limits, limit = Admission(clock=clock), RateLimit(2, 10.0)
+async def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_principal(
+    clock: Clock, limits: Admission
+) -> None:
+    limit = RateLimit(2, 10.0)
     await limits.admit("c", "p", limit)
     clock.now += 4
     await limits.admit("c", "p", limit)
@@ -62,9 +64,7 @@ async def test_rate_limit_says_when_to_try_again_and_holds_per_connection_and_pr
     await limits.admit("c", "p", limit)
 
 
-async def test_smaller_limit_counts_what_was_sent_before() -> None:
-    clock = Clock()
-    limits = Admission(clock=clock)
+async def test_smaller_limit_counts_what_was_sent_before(limits: Admission) -> None:
     for _ in range(5):
         await limits.admit("c", "p", RateLimit(5, 10.0))
     with pytest.raises(Overloaded):
@@ -157,9 +157,9 @@ async def refused(limits: Admission) -> tuple[str, int] | None:
     return None
 
 
-async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_probe() -> None:
-    clock = Clock()
-    limits = Admission(clock=clock)
+async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_probe(
+    clock: Clock, limits: Admission
+) -> None:
     await fail(limits, 4)
     assert await refused(limits) is None
     await fail(limits, 5)
@@ -172,9 +172,7 @@ async def test_circuit_opens_after_failures_in_a_row_and_closes_after_a_good_pro
     assert await refused(limits) is None
 
 
-async def test_only_one_call_probes_an_open_circuit() -> None:
-    clock = Clock()
-    limits = Admission(clock=clock)
+async def test_only_one_call_probes_an_open_circuit(clock: Clock, limits: Admission) -> None:
     await fail(limits, 5)
     clock.now += 10
     async with limits.call("c") as probe:
@@ -183,9 +181,9 @@ async def test_only_one_call_probes_an_open_circuit() -> None:
     assert await refused(limits) == ("circuit_open", 10)
 
 
-async def test_probe_that_is_given_up_makes_room_for_the_next() -> None:
-    clock = Clock()
-    limits = Admission(clock=clock)
+async def test_probe_that_is_given_up_makes_room_for_the_next(
+    clock: Clock, limits: Admission
+) -> None:
     await fail(limits, 5)
     clock.now += 10
     async with limits.call("c"):
@@ -198,8 +196,9 @@ async def test_probe_that_is_given_up_makes_room_for_the_next() -> None:
 @pytest.mark.parametrize(
     ("status", "opens"), [(500, True), (502, True), (504, True), (501, False), (404, False)]
 )
-async def test_answers_of_a_broken_api_open_the_circuit(status: int, opens: bool) -> None:
-    limits = Admission(clock=Clock())
+async def test_answers_of_a_broken_api_open_the_circuit(
+    limits: Admission, status: int, opens: bool
+) -> None:
     for _ in range(5):
         async with limits.call("c") as outcome:
             outcome.note_answer(status)
@@ -210,9 +209,9 @@ async def test_answers_of_a_broken_api_open_the_circuit(status: int, opens: bool
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_retry_after_of_the_api_is_kept_to(status: int) -> None:
-    clock = Clock()
-    limits = Admission(clock=clock)
+async def test_retry_after_of_the_api_is_kept_to(
+    clock: Clock, limits: Admission, status: int
+) -> None:
     async with limits.call("c") as outcome:
         outcome.note_answer(status, "7")
     assert await refused(limits) == ("rate_limited", 7)

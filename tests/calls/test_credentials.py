@@ -10,27 +10,14 @@ import orjson
 import pytest
 from pydantic import TypeAdapter
 
-from gateway.calls.credentials import (
-    Credentials,
-    Grant,
-    Proof,
-    proof_of,
-    with_grant,
-)
+from gateway.calls.credentials import Credentials, Grant, Proof, proof_of, with_grant
 from gateway.config.connection import Auth
 from gateway.errors import GatewayError, Refused
 from gateway.model import Build
 from gateway.outbound.client import Answer, Egress, Request
+from tests.clock import Clock
 from tests.raising import raises
 from tests.raw_server import Connection, answer, raw_server
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_750_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -63,13 +50,8 @@ def proof(type: str, build: Build | None = None, **settings: Any) -> Proof:
 
 
 def oauth2(url: str) -> Proof:
-    return proof(
-        "oauth2",
-        token_url=f"{url}/token",
-        client_id="me",
-        client_secret="s&cret",
-        scopes=("a", "b"),
-    )
+    client: dict[str, Any] = {"client_id": "me", "client_secret": "s&cret"}
+    return proof("oauth2", token_url=f"{url}/token", **client, scopes=("a", "b"))
 
 
 def bearer(token: str) -> Grant:
@@ -223,13 +205,8 @@ async def test_failure_to_get_a_token_names_no_secret(
 
 
 def nango(url: str) -> Proof:
-    return proof(
-        "nango",
-        url=url + "/",
-        secret_key="nango-secret",
-        connection_id="a/b",
-        provider_config_key="green house",
-    )
+    names: dict[str, Any] = {"connection_id": "a/b", "provider_config_key": "green house"}
+    return proof("nango", url=url + "/", secret_key="nango-secret", **names)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +238,7 @@ def held(token: str, expires_at: str) -> bytes:
 
 
 async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egress: Egress) -> None:
-    clock = Clock()
-    clock.now = 1_750_000_000.0  # 2025-06-15T15:06:40Z
+    clock = Clock(1_750_000_000.0)  # 2025-06-15T15:06:40Z
     vault = TokenServer(
         held("t1", "2025-06-15T15:16:40.000Z"),
         held("t2", "2025-06-15T18:00:00Z"),
@@ -277,11 +253,8 @@ async def test_token_of_nango_is_kept_to_its_end_and_renewed_when_rejected(egres
         assert await credentials.grant(auth) == bearer("t2")
         credentials.reject(auth, bearer("t2"))
         assert await credentials.grant(auth) == bearer("t3")
-    assert [b"force_refresh=true" in request for request in server.requests] == [
-        False,
-        False,
-        True,
-    ]
+    forced = [b"force_refresh=true" in request for request in server.requests]
+    assert forced == [False, False, True]
 
 
 @pytest.mark.parametrize("body", [b'{"credentials": {}}', b'{"credentials": null}', b"{}", b"[]"])
@@ -313,12 +286,10 @@ async def test_call_is_repeated_once_with_a_fresh_token(
         return Answer(statuses.pop(0), (), b"")
 
     async with raw_server(TokenServer()) as server, asyncio.timeout(15):
-        reply, grant = await Credentials(egress).send(
-            oauth2(server.url),
-            Request("POST", "https://a.test/x"),
-            "https://a.test",
-            send,
-        )
+        request = Request("POST", "https://a.test/x")
+        credentials = Credentials(egress)
+        sent = credentials.send(oauth2(server.url), request, "https://a.test", send)
+        reply, grant = await sent
     assert (reply.status, used) == (status, tokens)
     assert grant.headers == bearer(tokens[-1]).headers
     assert set(grant.secrets) == set(tokens)  # a refused token is a secret still

@@ -1,6 +1,10 @@
+"""How an answer is shown, and how one that is too large is read in parts."""
+
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -8,11 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls.answer import Kept, part_of, shape
+from gateway.calls.answer import Kept, part_of, read_part, shape
 from gateway.calls.redact import Redactor
+from gateway.errors import Fixable
+from gateway.limits import STEP_BYTES
 from gateway.model import HEADERS_META, Result
 from gateway.outbound.client import Answer
 from gateway.outbound.content import may_be_json
+from gateway.workers import Workers
+from tests.raising import raises
 
 
 def answered(
@@ -41,23 +49,23 @@ def told_headers(result: Result) -> dict[str, str]:
     ("status", "headers", "told", "said"),
     [
         (200, {"etag": '"7"', "date": "now", "server": "x"}, {"etag": '"7"'}, []),
-        (200, {"location": "/items/7"}, {"location": "/items/7"}, []),
-        (201, {"location": "/items/7"}, {"location": "/items/7"}, ["Location: /items/7"]),
+        (200, {"location": "/items/7"}, None, []),
+        (201, {"location": "/items/7"}, None, ["Location: /items/7"]),
         (
             202,
             {"operation-location": "https://a/jobs/1", "retry-after": "5"},
-            {"operation-location": "https://a/jobs/1", "retry-after": "5"},
+            None,
             ["Operation-Location: https://a/jobs/1"],
         ),
         (
             200,
             {"link": '<https://a/?a=1,2&page=3>; title="b, c"; rel="last next", <x>; rel=prev'},
-            {"link": '<https://a/?a=1,2&page=3>; title="b, c"; rel="last next", <x>; rel=prev'},
+            None,
             ["Next page: https://a/?a=1,2&page=3"],
         ),
         (200, {"link": "<x>; rel=prev, <y>; rel=nextish"}, None, []),
         (200, {"link": "<x>; rel=prev, <y>; Rel=Next"}, None, ["Next page: y"]),
-        (200, {"next-page": "abc"}, {"next-page": "abc"}, ["Next page: next-page abc"]),
+        (200, {"next-page": "abc"}, None, ["Next page: next-page abc"]),
         (
             200,
             {"x-next-page": "", "x-total-pages": "3", "x-per-page": "20", "x-page": "3"},
@@ -77,7 +85,7 @@ def told_headers(result: Result) -> dict[str, str]:
             [],
         ),
         (200, {"x-shopify-shop-api-call-limit": "1/40"}, None, []),
-        (200, {"x-trace": "t1"}, {"x-trace": "t1"}, []),
+        (200, {"x-trace": "t1"}, None, []),
         (200, {"set-cookie": "a=b", "x-powered-by": "php", "x-frame-options": "x"}, {}, []),
     ],
 )
@@ -261,59 +269,45 @@ def test_error_is_told_in_the_words_of_the_api(body: Any, words: str) -> None:
     assert result["content"][0]["text"].startswith(f"{message}\n{hint}")
 
 
+FAULT = "The fault is on the API's side; try again later."
+
+
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("answer", "said", "hint", "more"),
     [
         (
             Answer(401, (), b""),
-            {
-                "message": "The API answered 401 Unauthorized.",
-                "hint": "The API does not accept the connection's credentials; "
-                "an operator must renew them.",
-                "status": 401,
-            },
+            "401 Unauthorized.",
+            "The API does not accept the connection's credentials; an operator must renew them.",
+            {},
         ),
         (
             answered(b"<h1>no</h1>", "text/html", 502),
-            {
-                "message": "The API answered 502 Bad Gateway.",
-                "hint": "The fault is on the API's side; try again later.",
-                "status": 502,
-                "body": "<h1>no</h1>",
-            },
+            "502 Bad Gateway.",
+            FAULT,
+            {"body": "<h1>no</h1>"},
         ),
         (
             answered(b"slow down", "text/plain", 429, retry_after="7"),
-            {
-                "message": "The API answered 429 Too Many Requests: slow down",
-                "hint": "Wait before calling again.",
-                "status": 429,
-                "body": "slow down",
-                "retry_after": 7,
-            },
+            "429 Too Many Requests: slow down",
+            "Wait before calling again.",
+            {"body": "slow down", "retry_after": 7},
         ),
         (
             Answer(302, (("location", "https://x.test/"),), b""),
-            {
-                "message": "The API answered 302 Found and points elsewhere, "
-                "which is not followed.",
-                "hint": "Call the tool for the place it points to, if there is one.",
-                "status": 302,
-                "location": "https://x.test/",
-            },
+            "302 Found and points elsewhere, which is not followed.",
+            "Call the tool for the place it points to, if there is one.",
+            {"location": "https://x.test/"},
         ),
-        (
-            Answer(599, (), b"\xff\0"),
-            {
-                "message": "The API answered 599.",
-                "hint": "The fault is on the API's side; try again later.",
-                "status": 599,
-            },
-        ),
+        (Answer(599, (), b"\xff\0"), "599.", FAULT, {}),
     ],
 )
-def test_error_says_what_and_what_to_do(answer: Answer, error: dict[str, Any]) -> None:
-    assert shaped(answer)["structuredContent"] == {"error": {"code": "upstream_error", **error}}
+def test_error_says_what_and_what_to_do(
+    answer: Answer, said: str, hint: str, more: dict[str, Any]
+) -> None:
+    error = {"code": "upstream_error", "message": f"The API answered {said}", "hint": hint}
+    found = shaped(answer)["structuredContent"]
+    assert found == {"error": {**error, "status": answer.status, **more}}
 
 
 @given(
@@ -327,3 +321,132 @@ def test_error_says_what_and_what_to_do(answer: Answer, error: dict[str, Any]) -
 def test_no_answer_can_break_the_shaping(body: bytes, kind: str, status: int, limit: int) -> None:
     result = shaped(answered(body, kind, status), limit)
     orjson.dumps(result)
+
+
+JSON = "application/json"
+DOCUMENT = {"items": [{"id": i} for i in range(250)], "note": "héllo", "a/b": {"~": [1]}, "n": None}
+BODY = orjson.dumps(DOCUMENT)
+ITEMS = [{"id": n, "name": f"Nämé {n}", "text": "line\n" * 3} for n in range(20_000)]
+LARGE = orjson.dumps({"items": ITEMS})
+
+
+def read(body: bytes, media_type: str = JSON, **asked: Any) -> dict[str, Any]:
+    return asyncio.run(read_all(body, media_type, **asked))
+
+
+async def nobody(job: Callable[..., bytes], data: bytes, *arguments: str) -> None:
+    """Another process that can't do it."""
+
+
+async def read_all(
+    body: bytes, media_type: str = JSON, work: Any = nobody, **asked: Any
+) -> dict[str, Any]:
+    wanted = {"pointer": "", "offset": 0, "limit": 0, **asked}
+    return await read_part(work, body, media_type, **wanted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "total", "value", "next_offset"),
+    [
+        ({"pointer": "/items", "limit": 2}, 250, [{"id": 0}, {"id": 1}], 2),
+        ({"pointer": "/items", "offset": 248}, 250, [{"id": 248}, {"id": 249}], None),
+        ({"pointer": "/items", "offset": 900}, 250, [], None),
+        ({"pointer": "/items", "offset": 2**63}, 250, [], None),
+        ({"pointer": "/items/7"}, 8, '{"id":7}', None),
+        ({"pointer": "items/7/id"}, 1, "7", None),
+        ({"pointer": "/note", "offset": 1, "limit": 2}, 5, "él", 3),
+        ({"pointer": "/a~1b/~0"}, 1, [1], None),
+        ({"pointer": "/n"}, 4, "null", None),
+        ({"limit": 9}, len(BODY.decode()), '{"items":', 9),
+    ],
+)
+def test_slice_counts_items_in_arrays_and_characters_elsewhere(
+    asked: dict[str, Any], total: int, value: Any, next_offset: int | None
+) -> None:
+    more = {} if next_offset is None else {"next_offset": next_offset}
+    wanted = {"bytes": len(BODY), "total": total, "offset": asked.get("offset", 0), "value": value}
+    assert read(BODY, **asked) == wanted | more
+
+
+def test_array_is_read_a_hundred_items_at_a_time() -> None:
+    part = read(BODY, pointer="/items")
+    assert (len(part["value"]), part["next_offset"]) == (100, 100)
+
+
+def test_text_and_binary_are_read_by_characters() -> None:
+    assert read("café!".encode(), "text/plain; charset=utf-8", offset=3) == {
+        "bytes": 6,
+        "total": 5,
+        "offset": 3,
+        "value": "é!",
+    }
+    assert read(b"\0\xff", "image/png")["value"] == "AP8="
+
+
+@pytest.mark.parametrize(
+    ("body", "asked", "argument"),
+    [
+        (BODY, {"pointer": "/nope"}, "/pointer"),
+        (BODY, {"pointer": "/items/250"}, "/pointer"),
+        (BODY, {"pointer": "/items/-1"}, "/pointer"),
+        (BODY, {"pointer": "/note/x"}, "/pointer"),
+        (BODY, {"pointer": "/items/" + "9" * 5000}, "/pointer"),
+        (BODY, {"pointer": "/\ud800"}, "/pointer"),
+        (b"text", {"pointer": "/a"}, "/pointer"),
+        (BODY[:-9], {"pointer": "/items"}, "/pointer"),  # it was cut
+        (LARGE, {"pointer": "/items"}, "/pointer"),  # no worker process could read it
+    ],
+)
+def test_slice_that_does_not_exist_is_refused_by_name(
+    body: bytes, asked: dict[str, Any], argument: str
+) -> None:
+    with raises(Fixable, problems=[argument]):
+        read(body, **asked)
+
+
+def test_slice_is_bounded_whatever_the_limit() -> None:
+    part = part_of(orjson.dumps(["x" * 60_000] * 10), JSON, "", 0, 10)
+    assert (len(part["value"]), part["next_offset"]) == (1, 1)
+    text = part_of("é".encode() * 50_000, "text/plain", "", 0, 50_000)
+    assert (len(text["value"]), text["next_offset"]) == (STEP_BYTES // 2, STEP_BYTES // 2)
+    assert len(read(b"x" * 200_000, "text/plain", limit=200_000)["value"]) == STEP_BYTES
+    with raises(Fixable, hint="Read it with the pointer /0."):
+        part_of(orjson.dumps(["x" * STEP_BYTES] * 2), JSON, "", 0, 0)
+
+
+@given(
+    text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\ufeff"), max_size=60),
+    limit=st.integers(1, 20),
+)
+def test_parts_put_together_are_the_whole(text: str, limit: int) -> None:
+    parts, offset = [], 0
+    for _ in range(100):
+        part = part_of(text.encode(), "text/x; charset=utf-8", "", offset, limit)
+        parts.append(part["value"])
+        if "next_offset" not in part:
+            break
+        offset = part["next_offset"]
+    assert "".join(parts) == text
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    async with Workers() as running:
+        yield running
+
+
+async def test_large_json_is_read_in_another_process(workers: Workers) -> None:
+    work = workers.work
+    last = await read_all(LARGE, work=work, pointer="/items", offset=19_998)
+    assert last["value"] == ITEMS[19_998:]
+    assert (await read_all(LARGE, work=work, pointer="/items/777/name"))["value"] == "Nämé 777"
+    assert (await read_all(LARGE, work=work, offset=2, limit=5))["value"] == "items"
+    with pytest.raises(Fixable) as refusal:
+        await read_all(LARGE, work=work, pointer="/nobody")
+    assert "there are the keys 'items'" in str(refusal.value.details["problems"])
+
+
+async def test_json_that_takes_too_much_is_read_as_text() -> None:
+    text = LARGE.decode()
+    assert (await read_all(LARGE, limit=9))["value"] == text[:9]
+    assert (await read_all(LARGE, offset=len(text) - 9))["value"] == text[-9:]

@@ -9,7 +9,6 @@ import pytest
 from gateway.catalog.changes import by_operation, compare, held, served
 from gateway.model import (
     CONSTANTS,
-    RISK_OF_ACCESS,
     Access,
     Body,
     Field,
@@ -56,7 +55,6 @@ def tool(
         name=f"shop_{operation}",
         operation=operation,
         access=access,
-        risk=RISK_OF_ACCESS[access],
         title="Order",
         description=description,
         input_schema=schema,

@@ -23,71 +23,47 @@ from gateway.store.ledger import record_finished
 from gateway.store.tables import Execution
 from tests.conftest import Running, gateway_on
 from tests.console.conftest import CHROMIUM, DEMO, FLAGS, Window, sign_in_at, window_of
+from tests.definitions import an_object, openapi, operation
+from tests.journeys.confirming import taking
 from tests.peers import provider
 
 DOCS = Path(__file__).parents[2] / "docs"
 DESK = {"width": 1440, "height": 900}
 PHONE = {"width": 400, "height": 820}
 CLIENTS = ("Claude Code", "Cursor", "Claude Desktop")
-APIS: dict[str, tuple[str, dict[str, tuple[str, str, str]]]] = {
-    "billing": (
-        "Billing",
-        {
-            "get_invoice": ("get", "/invoices/{id}", "Get an invoice"),
-            "list_charges": ("get", "/charges", "List charges"),
-            "refund_charge": ("delete", "/charges/{id}", "Refund a charge in full"),
-        },
-    ),
-    "crm": (
-        "Customers",
-        {
-            "search_contacts": ("get", "/contacts", "Search contacts"),
-            "update_contact": ("patch", "/contacts/{id}", "Change a contact"),
-        },
-    ),
-    "tickets": (
-        "Tickets",
-        {
-            "search_tickets": ("get", "/tickets", "Search tickets"),
-            "get_ticket": ("get", "/tickets/{id}", "Read a ticket"),
-            "add_comment": ("post", "/tickets/{id}/comments", "Answer on a ticket"),
-        },
-    ),
+APIS = {  # by connection: its title, and the method, path and words of its operations
+    "billing": """Billing
+get_invoice get /invoices/{id} Get an invoice
+list_charges get /charges List charges
+refund_charge delete /charges/{id} Refund a charge in full""",
+    "crm": """Customers
+search_contacts get /contacts Search contacts
+update_contact patch /contacts/{id} Change a contact""",
+    "tickets": """Tickets
+search_tickets get /tickets Search tickets
+get_ticket get /tickets/{id} Read a ticket
+add_comment post /tickets/{id}/comments Answer on a ticket""",
 }
 READS = ("billing_get_invoice", "crm_search_contacts", "tickets_search_tickets", "demo_list_books")
 
 
-def definition(title: str, url: str, operations: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
+def definition(title: str, url: str, operations: list[str]) -> dict[str, Any]:
     """A small API with these operations."""
     paths: dict[str, Any] = {}
-    for name, (method, path, summary) in operations.items():
-        names = ["id"] if "{id}" in path else []
-        names += [] if method in ("delete",) or names else ["q"]
-        operation: dict[str, Any] = {
-            "operationId": name,
-            "summary": summary,
-            "parameters": [
-                {
-                    "name": each,
-                    "in": "path" if each == "id" else "query",
-                    "required": each == "id",
-                    "schema": {"type": "string"},
-                }
-                for each in names
-            ],
-            "responses": {"200": {"description": "ok"}},
-        }
+    text = {"type": "string"}
+    for line in operations:
+        name, method, path, summary = line.split(" ", 3)
+        more: dict[str, Any] = {}
+        if "{id}" in path:
+            more["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": text}]
+        elif method != "delete":
+            more["parameters"] = [{"name": "q", "in": "query", "schema": text}]
         if method in ("patch", "post"):
-            fields = {"email": {"type": "string"}, "text": {"type": "string"}}
-            schema = {"type": "object", "properties": fields}
-            operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-        paths.setdefault(path, {})[method] = operation
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": title, "version": "1"},
-        "servers": [{"url": url}],
-        "paths": paths,
-    }
+            more |= taking(an_object({"email": text, "text": text}))
+        made = operation(operationId=name, summary=summary, **more)
+        paths.setdefault(path, {})[method] = made
+    info = {"title": title, "version": "1"}
+    return openapi(paths, "3.1.0", info=info, servers=[{"url": url}])
 
 
 def remember_an_hour(gateway: Running) -> None:
@@ -143,7 +119,8 @@ async def take_all(browser: Browser, gateway: Running) -> None:
         await take(window, "console-approvals")
         await window.open("/connections/new")
         url = f"{gateway.url}/demo"
-        source = json.dumps(definition("Parcels", url, APIS["tickets"][1]), indent=2)
+        operations = APIS["tickets"].splitlines()[1:]
+        source = json.dumps(definition("Parcels", url, operations), indent=2)
         await window.page.fill("#source", source)
         await window.page.wait_for_selector("#preview .sum")
         await take(window, "console-preview")
@@ -164,7 +141,8 @@ async def main() -> None:
         gateway = await stack.enter_async_context(
             gateway_on(folder / "config.toml", DEMO.replace("= 30", "= 120"))
         )
-        for name, (title, operations) in APIS.items():
+        for name, words in APIS.items():
+            title, *operations = words.splitlines()
             peer = await stack.enter_async_context(provider())
             peer.document = definition(title, peer.url, operations)
             values = {"kind": "openapi", "spec": peer.spec, "display_name": title}

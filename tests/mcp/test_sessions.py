@@ -13,6 +13,7 @@ from gateway.limits import SESSION_SECONDS
 from gateway.mcp.era_2025 import SealedSession, SealedSessions
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
+from tests.clock import Clock
 
 KEY = Fernet.generate_key().decode()
 SEAL = Seal([KEY])
@@ -24,21 +25,12 @@ async def db(tmp_path: Any) -> AsyncIterator[Database]:
         yield opened
 
 
-class Clock:
-    """Time that a test turns."""
-
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def new(where: SealedSessions, capabilities: dict[str, Any] | None = None) -> bytes:
     return where.create("ann", "2025-11-25", "client/1", capabilities or {"elicitation": {}})
 
 
 async def test_another_process_with_the_key_opens_what_this_one_made(db: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     header = new(SealedSessions(SEAL, db, clock))
     assert all(0x21 <= byte <= 0x7E for byte in header)
     opened = await SealedSessions(Seal([KEY]), db, clock).open(header, "ann")
@@ -70,7 +62,7 @@ async def test_what_we_did_not_make_as_a_session_does_not_open(db: Database) -> 
 
 
 async def test_session_runs_out(db: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     here = SealedSessions(SEAL, db, clock)
     header = new(here)
     clock.now += SESSION_SECONDS - 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from gateway.catalog.snapshot import ConnectionState, Snapshot, assemble, with_tools
 from gateway.config.reading import parse_connection, parse_settings
-from gateway.model import Access, HttpOperation, Level, Tool
+from gateway.model import Access, HttpOperation, Level, Source, Tool
+from tests.tools import http_tool
 
 ACCESS: dict[str, Access] = {"get": "read", "add": "write", "del": "delete", "nuke": "dangerous"}
 
@@ -17,24 +19,15 @@ def tool(connection: str, local_name: str, tokens: int = 10) -> Tool:
     """A tool whose access is in its name: get_*, add_*, del_*, nuke_*."""
     name = f"{connection}_{local_name}"
     access = ACCESS[local_name.split("_")[0]]
-    return Tool(
+    method = "GET" if access == "read" else "POST"
+    made = http_tool(
+        Source(connection, "openapi", connection, f"{connection}_"),
+        HttpOperation(method, "https://x.example", f"/{local_name}"),
         name=name,
-        local_name=local_name,
-        connection=connection,
         operation=local_name,
-        method="GET" if access == "read" else "POST",
-        path=f"/{local_name}",
         access=access,
-        risk="none",
-        trust="trusted",
-        title=local_name,
-        description=local_name,
-        input_schema=b"{}",
-        entry=orjson.dumps({"name": name}),
-        tokens=tokens,
-        fingerprint=name,
-        http=HttpOperation("GET", "https://x.example", f"/{local_name}"),
     )
+    return replace(made, entry=orjson.dumps({"name": name}), tokens=tokens, fingerprint=name)
 
 
 def connection(name: str, *tools: Tool, **settings: Any) -> ConnectionState:
