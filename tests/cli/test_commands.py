@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from mcp import StdioServerParameters
@@ -15,13 +14,15 @@ from mcp.client.client import Client
 from mcp.client.stdio import stdio_client
 
 from gateway.config.settings import Permissions
-from tests.callers import own_call
+from tests.callers import api, own_call
+from tests.configs import table
 from tests.conftest import OPEN, GatewayMaker, Running
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
 from tests.processes import COMMAND, gateway_command
 
 DEMO = OPEN + "\n[demo]\nenabled = true\n"
+GONE = "http://127.0.0.1:9/openapi.json"
 
 
 @pytest.fixture
@@ -29,48 +30,45 @@ async def demo(make_gateway: GatewayMaker) -> Running:
     return await make_gateway(DEMO)
 
 
+async def run(gateway: Running, *words: str, code: int = 0) -> str:
+    """What `gateway WORDS` prints of this gateway."""
+    found, out, err = await gateway_command(*words, "--url", gateway.url)
+    assert found == code, err
+    return out or err
+
+
+async def run_json(gateway: Running, *words: str) -> Any:
+    return orjson.loads(await run(gateway, *words, "--json"))
+
+
 async def test_call_prints_the_answer_and_json_the_whole_result(demo: Running) -> None:
-    code, out, _ = await gateway_command("call", "demo_get_book", "id=3", "--url", demo.url)
-    assert (code, orjson.loads(out)["title"]) == (0, "SPQR")
-    words = ("call", "demo_get_book", '{"id": 3}', "--json", "--url", demo.mcp)
-    code, out, _ = await gateway_command(*words)
-    assert (code, orjson.loads(out)["structuredContent"]["author"]) == (0, "Mary Beard")
+    assert orjson.loads(await run(demo, "call", "demo_get_book", "id=3"))["title"] == "SPQR"
+    found = await run_json(demo, "call", "demo_get_book", '{"id": 3}')
+    assert found["structuredContent"]["author"] == "Mary Beard"
+    assert "there is no book 99" in await run(demo, "call", "demo_get_book", "id=99", code=1)
+    unknown = await run(demo, "call", "demo_get_bok", code=1)
+    assert unknown.startswith("Unknown tool: demo_get_bok\nDid you mean demo_get_book")
 
 
-async def test_an_unknown_tool_gets_a_suggestion(demo: Running) -> None:
-    code, _, err = await gateway_command("call", "demo_get_bok", "--url", demo.url)
-    assert code == 1
-    assert err.startswith("Unknown tool: demo_get_bok\nDid you mean demo_get_book")
-
-
-async def test_a_failed_call_exits_with_1(demo: Running) -> None:
-    code, out, _ = await gateway_command("call", "demo_get_book", "id=99", "--url", demo.url)
-    assert code == 1
-    assert "there is no book 99" in out
-
-
-async def test_tools_and_connections_are_listed(demo: Running) -> None:
-    code, out, _ = await gateway_command("tools", "book", "--json", "--url", demo.url)
-    assert code == 0
-    assert len(orjson.loads(out)) == 6
-    code, out, _ = await gateway_command("connections", "list", "--json", "--url", demo.url)
-    assert [row["name"] for row in orjson.loads(out)["connections"]] == ["demo"]
+async def test_what_there_is_is_listed_and_ids_are_never_cut(demo: Running) -> None:
+    assert len(await run_json(demo, "tools", "book")) == 6
+    listed = await run_json(demo, "connections", "list")
+    assert [row["name"] for row in listed["connections"]] == ["demo"]
+    await run(demo, "call", "demo_get_book", "id=3")
+    id = (await run_json(demo, "executions", "list"))["executions"][0]["id"]
+    assert id in await run(demo, "executions", "list")
 
 
 async def test_a_connection_is_put_refreshed_and_deleted(demo: Running) -> None:
     async with provider() as peer:
-        at = ("--url", demo.url)
-        words = ("connections", "put", "shop", "kind=openapi", f"spec={peer.spec}", *at)
-        assert (await gateway_command(*words))[:2] == (0, "shop: connected (1 added)\n")
-        code, out, err = await gateway_command("connections", "refresh", "shop", *at)
-        assert (code, out) == (0, "shop: connected (nothing changed)\n")
-        assert err == ""
+        put = await run(demo, "connections", "put", "shop", "kind=openapi", f"spec={peer.spec}")
+        assert put == "shop: connected (1 added)\n"
+        refreshed = await run(demo, "connections", "refresh", "shop")
+        assert refreshed == "shop: connected (nothing changed)\n"
         peer.raw = b"{"
-        code, out, _ = await gateway_command("connections", "refresh", "shop", *at)
-        assert code == 1
-        assert out.startswith("shop: failing")
-        code, out, _ = await gateway_command("connections", "delete", "shop", *at)
-        assert (code, out) == (0, "shop is deleted\n")
+        failed = await run(demo, "connections", "refresh", "shop", code=1)
+        assert failed.startswith("shop: failing")
+        assert await run(demo, "connections", "delete", "shop") == "shop is deleted\n"
 
 
 @pytest.mark.parametrize(
@@ -108,38 +106,30 @@ async def test_what_is_wrong_is_said_with_the_right_exit_code(
 async def test_check_warns_of_names_that_match_nothing(tmp_path: Path) -> None:
     async with provider() as shop, mcp_peer() as tools:
         (tmp_path / "local.json").write_bytes(orjson.dumps(shop.document))
-        (tmp_path / "config.toml").write_text(
-            f"""{OPEN}
-[demo]
-enabled = true
-[permissions.tools]
-demo_delete_book = "blocked"
-demo_delet_book = "blocked"
-[connections.near]
-kind = "openapi"
-spec = "local.json"
-exclude = ["old*"]
-operations = {{ "get*" = {{ access = "read" }}, deleteAl = {{ access = "dangerous" }} }}
-[connections.far]
-kind = "openapi"
-spec = "{shop.spec}"
-operations = {{ deleteAl = {{ access = "dangerous" }} }}
-[connections.up]
-kind = "mcp"
-url = "{tools.url}"
-operations = {{ echo = {{ access = "read" }}, eco = {{ access = "dangerous" }} }}
-[connections.ats]
-kind = "manifest"
-manifest = "greenhouse"
-auth = {{ type = "basic", username = "x" }}
-include = ["listCandidats"]
-[connections.gone]
-kind = "openapi"
-spec = "http://127.0.0.1:9/openapi.json"
-operations = {{ a = {{ access = "dangerous" }} }}
-""",
-            encoding="utf-8",
+        dangerous = {"access": "dangerous"}
+        text = (
+            OPEN
+            + table("demo", enabled=True)
+            + table("permissions.tools", demo_delete_book="blocked", demo_delet_book="blocked")
+            + table(
+                "connections.near",
+                kind="openapi",
+                spec="local.json",
+                exclude=["old*"],
+                operations={"get*": {"access": "read"}, "deleteAl": dangerous},
+            )
+            + shop.table("far", operations={"deleteAl": dangerous})
+            + tools.table("up", operations={"echo": {"access": "read"}, "eco": dangerous})
+            + table(
+                "connections.ats",
+                kind="manifest",
+                manifest="greenhouse",
+                auth={"type": "basic", "username": "x"},
+                include=["listCandidats"],
+            )
+            + table("connections.gone", kind="openapi", spec=GONE, operations={"a": dangerous})
         )
+        (tmp_path / "config.toml").write_text(text, encoding="utf-8")
         code, out, err = await gateway_command("check", "--json", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert [warning["where"] for warning in orjson.loads(out)["warnings"]] == [
@@ -173,22 +163,17 @@ async def test_what_is_always_allowed_is_listed_and_revoked(
     make_gateway: GatewayMaker,
 ) -> None:
     asking = await make_gateway(DEMO.replace("full_access", "execute_with_confirm"))
-    async with aiohttp.ClientSession() as http:
-        call = f"{asking.url}/api/v1/tools/demo_update_book/call"
-        async with http.post(call, json={"arguments": {"id": 4, "stock": 1}}) as answer:
-            assert answer.status == 202
-        async with http.get(f"{asking.url}/api/v1/approvals") as answer:
-            [waiting] = (await answer.json())["approvals"]
-        at = ("--url", asking.url)
-        words = ("approvals", "approve", waiting["id"], "--always", *at)
-        assert (await gateway_command(*words))[:2] == (0, "always allow\n")
-        code, out, _ = await gateway_command("approvals", "grants", "--json", *at)
-        [grant] = orjson.loads(out)["standing_grants"]
-        assert (code, grant["tool"], grant["principal"]) == (0, "demo_update_book", "local")
-        assert grant["id"] in (await gateway_command("approvals", "grants", *at))[1]
-        code, out, _ = await gateway_command("approvals", "revoke", grant["id"], *at)
-        assert (code, out) == (0, "demo_update_book is asked about again\n")
-        assert (await gateway_command("approvals", "revoke", grant["id"], *at))[0] == 1
+    async with api(asking.url) as rest:
+        assert (await rest.call("demo_update_book", id=4, stock=1))[0] == 202
+        [waiting] = await rest.pending()
+    always = await run(asking, "approvals", "approve", waiting["id"], "--always")
+    assert always == "always allow\n"
+    [grant] = (await run_json(asking, "approvals", "grants"))["standing_grants"]
+    assert (grant["tool"], grant["principal"]) == ("demo_update_book", "local")
+    assert grant["id"] in await run(asking, "approvals", "grants")
+    revoked = await run(asking, "approvals", "revoke", grant["id"])
+    assert revoked == "demo_update_book is asked about again\n"
+    await run(asking, "approvals", "revoke", grant["id"], code=1)
 
 
 async def test_a_token_is_made_with_its_configuration_line_as_users_ask_for_it() -> None:
@@ -210,15 +195,8 @@ async def test_the_demo_is_inspected_by_its_name(tmp_path: Path) -> None:
 
 async def test_an_mcp_server_is_discovered_and_inspected_in_json_alone(tmp_path: Path) -> None:
     async with mcp_peer() as peer:
-        (tmp_path / "config.toml").write_text(
-            f"""{OPEN}
-[connections.up]
-kind = "mcp"
-url = "{peer.url}"
-tools = ["echo", "gone"]
-""",
-            encoding="utf-8",
-        )
+        text = OPEN + peer.table(tools=["echo", "gone"])
+        (tmp_path / "config.toml").write_text(text, encoding="utf-8")
         code, out, err = await gateway_command("discover", "--json", cwd=tmp_path)
         assert (code, err) == (1, "")
         assert [drift["where"] for drift in orjson.loads(out)[0]["drift"]] == ["tools"]
@@ -231,20 +209,12 @@ tools = ["echo", "gone"]
         assert "all principals share one" in out
 
 
-async def test_ids_are_never_cut_in_lists(demo: Running) -> None:
-    await gateway_command("call", "demo_get_book", "id=3", "--url", demo.url)
-    _, out, _ = await gateway_command("executions", "list", "--json", "--url", demo.url)
-    id = orjson.loads(out)["executions"][0]["id"]
-    assert id in (await gateway_command("executions", "list", "--url", demo.url))[1]
-
-
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
     demo: Running, mode: Any
 ) -> None:
-    command = StdioServerParameters(
-        command=COMMAND[0], args=[*COMMAND[1:], "stdio", "--url", demo.mcp]
-    )
+    words = [*COMMAND[1:], "stdio", "--url", demo.mcp]
+    command = StdioServerParameters(command=COMMAND[0], args=words)
     changed = asyncio.Event()
 
     async def on_message(message: Any) -> None:
@@ -262,3 +232,21 @@ async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
                 )
             async with asyncio.timeout(15):
                 await changed.wait()
+
+
+async def test_a_stricter_level_names_the_calls_it_would_have_refused(
+    make_gateway: GatewayMaker, tmp_path: Path
+) -> None:
+    gateway = await make_gateway(DEMO)
+    async with Client(gateway.mcp) as client:
+        await own_call(client, "demo_get_book", id=1)
+        await own_call(client, "demo_add_book", title="Emma", author="Jane Austen")
+    changed = tmp_path / "changed.toml"
+    changed.write_text(DEMO.replace("full_access", "read_only"), encoding="utf-8")
+    words = ("check", "--config", str(changed), "--replay", "10", "--json")
+    code, out, err = await gateway_command(*words)
+    assert (code, err) == (0, "")
+    replayed = orjson.loads(out)["replayed"]
+    assert [(row["tool"], row["outcome"], row["reason"]) for row in replayed] == [
+        ("demo_add_book", "refused", "permissions.level is read_only")
+    ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config.settings import Permissions
 from gateway.model import Level, Principal
-from gateway.policy.access import level, visible_tools
+from gateway.policy.access import decide, level, visible_tools
 from tests.policy.values import connection, snapshot, tool
 
 TOOLS = [tool("shop", name) for name in ("get_book", "add_book", "del_book", "nuke_shop")]
@@ -13,25 +14,15 @@ ALL = {"shop_get_book", "shop_add_book", "shop_del_book"}
 READS = {"shop_get_book"}
 
 
-@pytest.mark.parametrize(
-    ("admin", "user", "effective"),
-    [
-        ("read-write", "read-write", "read-write"),
-        ("read-write", "read-only", "read-only"),
-        ("read-write", "disabled", "disabled"),
-        ("read-only", "read-write", "read-only"),
-        ("read-only", "read-only", "read-only"),
-        ("read-only", "disabled", "disabled"),
-        ("disabled", "read-write", "disabled"),
-        ("disabled", "read-only", "disabled"),
-        ("disabled", "disabled", "disabled"),
-    ],
-)
-def test_effective_access_is_the_smaller_of_the_two(
-    admin: Level, user: Level, effective: Level
-) -> None:
+LEVELS: list[Level] = ["disabled", "read-only", "read-write"]  # each allows more
+
+
+@pytest.mark.parametrize("admin", LEVELS)
+@pytest.mark.parametrize("user", LEVELS)
+def test_effective_access_is_the_smaller_of_the_two(admin: Level, user: Level) -> None:
     now = snapshot(connection("shop", *TOOLS[:3], access=admin))
     principal = Principal("ann", access=user)
+    effective = min(admin, user, key=LEVELS.index)
     assert level(now, principal, now.connections["shop"]) == effective
     shown = {"read-write": ALL, "read-only": READS, "disabled": set()}[effective]
     tools = visible_tools(now, principal, now.connections["shop"])
@@ -81,3 +72,34 @@ def test_a_connection_of_another_organization_does_not_exist(
 def test_a_connection_that_is_switched_off_shows_nothing() -> None:
     now = snapshot(connection("shop", *TOOLS[:3], enabled=False))
     assert visible_tools(now, Principal("ann"), now.connections["shop"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "word", "auto", "outcomes"),
+    [
+        ("read_only", None, False, "allow block block"),
+        ("execute_with_confirm", None, False, "allow confirm confirm"),
+        ("full_access", None, False, "allow allow allow"),
+        ("read_only", "allowed", False, "allow allow allow"),
+        ("full_access", "confirm", False, "confirm confirm confirm"),
+        ("full_access", "blocked", False, "block block block"),
+        ("execute_with_confirm", None, True, "allow allow allow"),
+        ("full_access", "confirm", True, "allow allow allow"),
+        ("full_access", "blocked", True, "block block block"),
+        ("read_only", None, True, "allow block block"),
+    ],
+)
+def test_a_read_a_write_and_a_delete_are_decided(
+    allowed: str, word: str | None, auto: bool, outcomes: str
+) -> None:
+    names = [each.name for each in TOOLS[:3]]
+    permissions = Permissions.model_validate(
+        {
+            "level": allowed,
+            "tools": dict.fromkeys(names, word) if word else {},
+            "auto_approve": {"enabled": auto, "tools": tuple(names)},
+        }
+    )
+    decided = [decide(each, permissions) for each in TOOLS[:3]]
+    assert " ".join(decision.outcome for decision in decided) == outcomes
+    assert all(decision.reason for decision in decided)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+from structlog.testing import capture_logs
+
+from gateway.telemetry import with_request
 from tests.callers import api
 from tests.configs import LOCAL, principal, table
 from tests.conftest import GatewayMaker, Running
@@ -60,3 +65,19 @@ async def test_probes_answer_whatever_the_host_header_says(gateway: Running) -> 
         rest.http.headers["Host"] = "10.0.0.7:8080"
         for path, status in (("/healthz", 200), ("/readyz", 200), ("/health", 421)):
             assert (await rest("GET", f"/{path}"))[0] == status
+
+
+async def test_a_failed_call_is_one_event_with_its_ids_and_nothing_it_was_sent(
+    make_gateway: GatewayMaker,
+) -> None:
+    gateway = await make_gateway(CONFIG)
+    async with api(gateway.url, "ann") as ann:
+        with capture_logs([with_request]) as logged:
+            await ann.call("demo_search_books", q="szymborska")
+            await ann.call("demo_get_book", id=404)
+    (event,) = [each for each in logged if each["event"] == "call ended"]
+    ended = {"tool": "demo_get_book", "status": "failed", "code": "upstream_error"}
+    assert {**event, **ended, "upstream_status": 404} == event
+    assert re.fullmatch(r"[0-9a-f]{8}-[0-9]+", event["request"])
+    assert len(event["execution"]) == 32
+    assert "szymborska" not in str(logged)
