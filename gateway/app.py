@@ -35,6 +35,7 @@ from gateway.calls.credentials import (
 )
 from gateway.calls.record import Door
 from gateway.calls.send import Sender, UpstreamRequests
+from gateway.calls.signing_in import SigningIn
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
@@ -50,11 +51,14 @@ from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import FETCH_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.model import Principal, Tool
+from gateway.oauth.connect import Connect
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
 from gateway.server import GatewayServer, bind
+from gateway.sign_in.keeper import Keeper
 from gateway.store.catalog import StoredCatalog
 from gateway.store.cluster import REVISION, Signals, signal_soon
+from gateway.store.credentials import CREDENTIAL
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal
@@ -212,7 +216,12 @@ class Assembly:
         self.egress = await self._enter(Egress(**self.settings.network.rules, folder=self.folder))
         self.own_egress = await self._enter(Egress([self.place.host]))
         self.workers = await self._enter(Workers())
-        self.credentials = Credentials(self.egress)
+        self.replica = this_replica()
+        self.keeper = Keeper(
+            *(self.db, self.seal, self.signals, self.egress),
+            *(self.replica.id, self.public_url),
+        )
+        self.credentials = Credentials(self.egress, self.keeper)
         self._stack.push_async_callback(self.credentials.close)
         self.upstreams = await self._enter(
             Upstreams(self.egress, self.credentials.upstream_headers)
@@ -252,8 +261,11 @@ class Assembly:
         self.upstreams.follow(wanted, snapshot.settings.limits)
 
     def _mark_failing(self, name: str, error: GatewayError) -> None:
-        """Shows that an MCP server can't be reached; other processes look for themselves."""
-        if self.catalog.mark_failing(name, error):
+        """Shows that an MCP server can't be reached; other processes look for themselves.
+
+        That somebody has to sign in there is theirs to know, and no trouble of the server.
+        """
+        if error.code != "sign_in_required" and self.catalog.mark_failing(name, error):
             signal_soon(self.db, DOUBTED, name)
 
     async def start_calls(self) -> None:
@@ -262,15 +274,16 @@ class Assembly:
         The heartbeat begins before anything can be executing here, and what still runs is recorded
         before the store closes.
         """
-        replica, prepared = this_replica(), PreparedConnections()
+        replica, prepared = self.replica, PreparedConnections()
         db, seal, signals, current = self.db, self.seal, self.signals, self._current
         feed = Feed(db, signals, self.catalog)
         approvals = Approvals(db, seal, signals, current, self._find_tool, replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
-        invoker = Invoker(prepared, send, approvals)
-        parts = (self.catalog, invoker, approvals, db, feed, self.directory)
+        sign_in = SigningIn(self.credentials, seal, signals, lambda: approvals.draining).ensure
+        invoker = Invoker(prepared, send, approvals, sign_in)
+        parts = (self.catalog, invoker, approvals, db, feed, self.directory, self.keeper)
         self.gateway = Gateway(*parts, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake
         if (traced := tracer()) is not None:
@@ -312,10 +325,46 @@ class Assembly:
             self.public_url,
         )
         self.front_door.let_in(self.signals)
+        connect = Connect(self.front_door.entrance, self.keeper, self._current)
         others = [*health.routes, consent_route(gateway, self.seal), *self.front_door.routes()]
+        others += connect.routes()
+        self._follow_people(identity)
         rest = http_app(gateway, identity, others)
         ways_in = (mcp, health, identity, rules, bookshop(), rest, console)
         return App(gateway, *ways_in)
+
+    def _follow_people(self, identity: Identity) -> None:
+        """Has what people gave end with them, and sessions with servers end with what they gave."""
+
+        def credential_changed(payload: str) -> None:
+            name, _, owner = payload.partition(" ")
+            state = self.catalog.current.connections.get(name)
+            if state is not None and isinstance(state.settings, McpConnection):
+                self.upstreams.forget(name, owner)
+                if not state.tools or state.status != "connected":
+                    self.schedule.wake(name)
+
+        def present_tokens() -> None:
+            states = self.catalog.current.connections.values()
+            wanted = any(
+                getattr(state.settings.auth, "grant", "") == "token_exchange" for state in states
+            )
+            identity.present = self.credentials.present if wanted else None
+
+        known = set(identity.principals)
+
+        def principals_changed() -> None:
+            for name in known.difference(identity.principals):
+                self._run(self.keeper.forget(owner=name))
+            known.clear()
+            known.update(identity.principals)
+
+        identity.on_change(principals_changed)
+        if identity.auth.mode == "tokens":  # of others nobody can tell that they are no more
+            self._run(self.keeper.forget_others(known))
+        self.signals.on(CREDENTIAL, credential_changed)
+        self.catalog.on_change(present_tokens)
+        present_tokens()
 
     async def _fetch_keys(self, url: str) -> bytes:
         seconds, most = FETCH_SECONDS, MAX_BODY_BYTES

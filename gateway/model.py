@@ -242,6 +242,7 @@ class RateLimit:
 
     requests: int
     window_seconds: float
+    per: Literal["connection", "user"] | None = None  # None: a principal's requests, one circuit
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,7 @@ class Build:
     auth_scheme: str | None = None  # the word before a token in Authorization; None: Bearer
     auth_name: str | None = None  # what carries an API key, as the definition says
     auth_in: str | None = None
+    sign_in_urls: tuple[str, ...] = ()  # where people sign in, and where tokens are given
     status: BuiltStatus = "connected"  # as the far side itself says
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
     instructions: str = ""  # how an MCP server says it is to be used

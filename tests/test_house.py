@@ -27,7 +27,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAX_CODE_LINES = 23_385
 MAX_FILES = 111
 # What came later, by the name of its modules: their own lines and files.
-CAPABILITIES = {"oauth": (1_366, 9), "store.oauth": (124, 1)}
+CAPABILITIES = {
+    "oauth": (1_553, 10),
+    "store.oauth": (124, 1),
+    "sign_in": (753, 4),
+    "store.credentials": (64, 1),
+    "web.credentials": (68, 1),
+    "calls.signing_in": (93, 1),
+}
 MAX_FILE_LINES = 499
 MAX_FUNCTION_LINES = 50
 MAX_CHAIN = 15
@@ -43,7 +50,9 @@ MAX_LIST_FILES = 11
 PLAIN = {"errors", "model", "blocklist", "limits", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
-DOORS = PLAIN | {"config", "store", "outbound", "policy", "calls", "catalog", "telemetry"}
+DOORS = PLAIN | {
+    *("config", "store", "outbound", "sign_in", "policy", "calls", "catalog", "telemetry")
+}
 ALL = MIDDLE | DOORS | {"mcp", "web", "console", "oauth", "demo", "app", "server"}
 # `catalog.snapshot` is a value that policy and calls may know; the rest of catalog is not.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -61,13 +70,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "openapi": PLAIN,
     "connectors": LOW | {"upstream"},
     "upstream": LOW,
+    "sign_in": PLAIN | {"config", "store", "outbound"},
     "azure": LOW,
     "reader": LOW | {"connectors", "azure"},
     "workers": LOW | {"reader"},
     "demo": {"config"},
     "catalog": MIDDLE,
     "policy": PLAIN | {"config", "catalog.snapshot"},
-    "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure"},
+    "calls": LOW - {"openapi"} | {"policy", "catalog.snapshot", "upstream", "azure", "sign_in"},
     "mcp": DOORS | {"web.guard", "web.identity", "web.gateway"},
     "web": DOORS | {"azure"},
     "console": DOORS | {"mcp", "web"},

@@ -1,6 +1,6 @@
 """How much may go out, and when it is better to wait: refused at once, or after a short queue.
 
-    rate        so many requests in any window, per connection and principal
+    rate        so many requests in any window, per connection and principal, or per connection
     slots       so many calls at the same time, overall and per connection, with a short queue
     circuit     a connection that keeps failing is left alone, then tried with a single call
     pause       an API that said `Retry-After` is not asked before
@@ -49,6 +49,7 @@ from gateway.store.database import Database
 
 CANCEL = "cancel"  # the signal, with the execution's id; the word of a caller who says so
 Clock = Callable[[], float]
+_OF_THE_CALL = ("upstream_error", "sign_in_required")  # failures that say nothing of the API
 
 
 class Admission:
@@ -67,7 +68,7 @@ class Admission:
         self._wait_seconds = wait_seconds
         self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
         self._large = asyncio.Semaphore(LARGE_ANSWERS)
-        self._connections: dict[str, ApiHealth] = {}
+        self._circuits: LRUCache[str, ApiHealth] = LRUCache(MAX_REMEMBERED)
         self._windows = _Windows(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
@@ -76,7 +77,8 @@ class Admission:
 
     async def admit(self, connection: str, principal: str, limit: RateLimit) -> None:
         """Count one request against the rate limit, or refuse it."""
-        key, requests, seconds = f"{connection}\0{principal}", limit.requests, limit.window_seconds
+        whose = "" if limit.per == "connection" else principal
+        key, requests, seconds = f"{connection}\0{whose}", limit.requests, limit.window_seconds
         if self._shared is None:
             wait = self._windows.wait(key, requests, seconds)
         else:
@@ -97,7 +99,8 @@ class Admission:
         The sender notes the answer; an error that says that none came counts as a failure. Any
         other end counts for nothing.
         """
-        health = self._health(connection)
+        alone = limit is not None and limit.per == "user"
+        health = self._health(f"{connection} {principal}" if alone else connection)
         health.check_rest()  # before queueing as well: a refusal need not wait
         if limit is not None:
             await self.admit(connection, principal, limit)
@@ -108,7 +111,7 @@ class Admission:
             try:
                 yield health
             except UpstreamFailed as error:
-                if error.code != "upstream_error":
+                if error.code not in _OF_THE_CALL:
                     health.note_failure()
                 raise
 
@@ -120,11 +123,11 @@ class Admission:
         free = (self._health(connection).large, self._large)
         return Room(max(LARGE_BYTES, more_than), free)
 
-    def _health(self, connection: str) -> ApiHealth:
-        health = self._connections.get(connection)
+    def _health(self, circuit: str) -> ApiHealth:
+        health = self._circuits.get(circuit)
         if health is None:
             slots = Slots(CALLS_PER_CONNECTION, "The connection", self._wait_seconds)
-            health = self._connections[connection] = ApiHealth(self._clock, slots)
+            health = self._circuits[circuit] = ApiHealth(self._clock, slots)
         return health
 
 

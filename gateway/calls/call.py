@@ -1,9 +1,10 @@
 """One call, start to end, in one straight line.
 
-decide → check the arguments → ask a person where one must be asked → claim the token and put a
-write on disk → send → shape → record. Whatever door a call came through, it comes through here, and
-it always ends in exactly one execution record. A write that was begun is finished and recorded even
-if its caller has gone; a read ends with its caller.
+decide → check the arguments → have its person sign in, where calls go out as them → ask a person,
+where one must be asked → claim the token and put a write on disk → send → shape → record. Whatever
+door a call came through, it comes through here, and it always ends in exactly one execution record.
+A write that was begun is finished and recorded even if its caller has gone; a read ends with its
+caller.
 
 A token has one upstream effect however often a call is made with it. The store's claim decides who
 is first, over all replicas, in the transaction that puts the call on disk. Everyone else with the
@@ -27,7 +28,7 @@ import structlog
 from gateway.calls.admission import Running
 from gateway.calls.approvals import Approvals, Target
 from gateway.calls.arguments import fitting_arguments
-from gateway.calls.credentials import Prepared, PreparedConnections
+from gateway.calls.credentials import Prepared, PreparedConnections, Proof
 from gateway.calls.questions import HeldCalls
 from gateway.calls.record import (
     BACKGROUND_META,
@@ -65,13 +66,22 @@ log = structlog.get_logger("gateway.call")
 APPROVED = object()  # whose calls are that were approved after their callers had left
 Arguments = Mapping[str, Any]
 Send = Callable[[Attempt, Prepared], Awaitable[Result]]
+# None once the caller may call as themselves; else what their client is asked.
+SignIn = Callable[[Attempt, Proof], Awaitable[Result | None]]
 
 
 class Invoker:
     """Carries calls out."""
 
-    def __init__(self, prepared: PreparedConnections, send: Send, approvals: Approvals) -> None:
+    def __init__(
+        self,
+        prepared: PreparedConnections,
+        send: Send,
+        approvals: Approvals,
+        sign_in: SignIn,
+    ) -> None:
         self._db, self._signals = approvals.db, approvals.signals
+        self._sign_in = sign_in
         self._prepared = prepared
         self._send_prepared = send
         self._approvals = approvals
@@ -134,6 +144,9 @@ class Invoker:
     async def _make(self, attempt: Attempt) -> Result:
         must_ask = self._decide(attempt)
         self._check(attempt)
+        auth = self._prepared.of(attempt.snapshot, attempt.tool.connection).auth
+        if auth.by_people and (question := await self._sign_in(attempt, auth)):
+            return question
         approval = await self._ask(attempt) if must_ask else None
         if isinstance(approval, dict):
             return approval

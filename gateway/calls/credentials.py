@@ -1,8 +1,10 @@
 """What proves to an API who is calling: worked out per connection, and sent to its own host only.
 
-Bearer, basic and API keys are there at once. OAuth 2 client credentials and the Nango vault have to
-be asked: one request however many calls wait for it, kept until shortly before the token expires,
-and forgotten when an API rejects it. The token request goes to the token URL and nowhere else.
+Bearer, basic and API keys are there at once. OAuth 2 client credentials, a token for the caller's
+own (RFC 8693) and the Nango vault have to be asked: one request however many calls wait for it,
+kept until shortly before the token expires, and forgotten when an API rejects it. The token request
+goes to the token URL and nowhere else. What people have given by signing in, or as keys of their
+own, is kept and renewed in `sign_in`; who has not signed in is told where.
 
 `Prepared` is what every call of a connection needs and none should work out again: headers,
 injected values, how it proves itself, how often it may be called, the paths that are forbidden,
@@ -12,19 +14,17 @@ and which texts are secret.
 from __future__ import annotations
 
 import asyncio
-import base64
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import jwt
 import msgspec
-import orjson
+from cachetools import LRUCache
 
 from gateway.calls.redact import Redactor, redactor_of
 from gateway.calls.request import with_headers
@@ -39,14 +39,28 @@ from gateway.config.connection import (
     NangoAuth,
     NoAuth,
     OAuth2Auth,
+    is_personal,
+    people_sign_in,
+    per_user,
     secrets_in,
     secrets_of,
 )
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
-from gateway.limits import AZURE_SECONDS, LARGE_BYTES, TOKEN_LIFE_SECONDS, TOKEN_SECONDS
-from gateway.model import DEFAULT_KEY_HEADER, Build, RateLimit, TlsFiles
+from gateway.limits import (
+    AZURE_SECONDS,
+    MAX_REMEMBERED,
+    TOKEN_SECONDS,
+)
+from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
+from gateway.sign_in.client import (
+    Secret,
+    ask_token,
+    basic_header,
+    read_nango,
+)
+from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, sign_in_required
 
 JSON = "application/json"
 Exchange = Callable[[Request], Awaitable[Answer]]
@@ -59,6 +73,7 @@ class Grant:
     headers: Pairs = ()
     query: Pairs = ()
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    version: int = 0  # of what a person gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +84,43 @@ class Proof:
     settings: Auth
     scheme: str = "Bearer"  # the word before a token
     ready: Grant | None = field(default=None, repr=False)  # None: it has to be asked for
+    key: tuple[str, str] = ("", "")  # the parameter of an API key, and its place
+    address: str = ""  # of the connection, as it is configured
+    by_people: bool = False  # calls go out with what people have given
+    subject: str = field(default="", repr=False)  # the caller's own token, to be exchanged
+
+    def account(self, principal: str) -> Account:
+        """Whose credentials a call of this principal goes out with."""
+        owner = principal if per_user(self.settings) else ""
+        return Account(owner, self.owner, self.settings, self.address)
 
 
 _NO_BUILD = Build("", "", "")
 
 
-def proof_of(owner: str, settings: Auth, build: Build | None = None) -> Proof:
+def proof_of(
+    owner: str, settings: Auth, build: Build | None = None, connection: Connection | None = None
+) -> Proof:
     """How a connection proves itself; what it leaves open, its definition says."""
     build = build or _NO_BUILD
-    scheme = build.auth_scheme or "Bearer"
+    scheme, key = build.auth_scheme or "Bearer", ("", "")
+    if isinstance(settings, ApiKeyAuth):
+        place = settings.place or build.auth_in or "header"
+        key = settings.name or build.auth_name or DEFAULT_KEY_HEADER, place
+    address = connection.address if connection else ""
+    proof = Proof(owner, settings, scheme, None, key, address, people_sign_in(settings))
     match settings:
         case NoAuth():
             ready = Grant()
-        case BearerAuth():
-            ready = _token_grant(scheme, settings.token.get_secret_value())
-        case BasicAuth():
-            ready = _basic_grant(settings.username, settings.password.get_secret_value())
-        case ApiKeyAuth():
-            ready = _key_grant(settings, build)
+        case BearerAuth(token=token) if token is not None:
+            ready = _token_grant(scheme, token.get_secret_value())
+        case BasicAuth(username=username) if username is not None:
+            ready = _basic_grant(username, settings.password.get_secret_value())
+        case ApiKeyAuth(value=value) if value is not None:
+            ready = _key_grant(key, value.get_secret_value())
         case _:
-            return Proof(owner, settings, scheme)
-    return Proof(owner, settings, scheme, ready)
+            return proof
+    return replace(proof, ready=ready)
 
 
 def _token_grant(scheme: str, token: str) -> Grant:
@@ -98,15 +129,26 @@ def _token_grant(scheme: str, token: str) -> Grant:
 
 def _basic_grant(username: str, password: str) -> Grant:
     pair = f"{username}:{password}"
-    text = "Basic " + base64.b64encode(pair.encode()).decode()
-    return Grant((("Authorization", text),), secrets=(pair, password))
+    return Grant((basic_header(username, password),), secrets=(pair, password))
 
 
-def _key_grant(settings: ApiKeyAuth, build: Build) -> Grant:
-    value = settings.value.get_secret_value()
-    pairs = ((settings.name or build.auth_name or DEFAULT_KEY_HEADER, value),)
-    in_query = (settings.place or build.auth_in) == "query"
+def _key_grant(key: tuple[str, str], value: str) -> Grant:
+    pairs, in_query = ((key[0], value),), key[1] == "query"
     return Grant(() if in_query else pairs, pairs if in_query else (), secrets=(value,))
+
+
+def _persons_grant(auth: Proof, kept: Kept) -> Grant:
+    """What a person has given, as a request carries it."""
+    secret = kept.secret
+    is_key = isinstance(auth.settings, ApiKeyAuth)
+    grant = _key_grant(auth.key, secret.value) if is_key else _secret_grant(auth.scheme, secret)
+    return replace(grant, version=kept.version)
+
+
+def _secret_grant(scheme: str, secret: Secret) -> Grant:
+    if secret.username:
+        return _basic_grant(secret.username, secret.password)
+    return _token_grant(scheme, secret.tokens.access_token if secret.tokens else secret.token)
 
 
 def with_grant(request: Request, grant: Grant, base_url: str) -> Request:
@@ -141,39 +183,72 @@ def _with_query(url: str, grant: Grant) -> str:
 class Credentials:
     """The grants of all connections, with the tokens that are held for them."""
 
-    def __init__(self, egress: Egress, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        egress: Egress,
+        keeper: Keeper | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._egress = egress
+        self.keeper = keeper  # None: nobody can sign in
         self._clock = clock
-        self._held: dict[str, _HeldToken] = {}
+        self._held: LRUCache[str, _HeldToken] = LRUCache(MAX_REMEMBERED)
+        self._presented: LRUCache[str, str] = LRUCache(MAX_REMEMBERED)
         self._asking: dict[Proof, asyncio.Task[_HeldToken]] = {}
 
+    def present(self, principal: str, token: str) -> None:
+        """Has calls of a principal go out with what their own token is exchanged for."""
+        self._presented[principal] = token
+
     async def send(
-        self, auth: Proof, request: Request, base_url: str, exchange: Exchange
+        self,
+        auth: Proof,
+        request: Request,
+        base_url: str,
+        exchange: Exchange,
+        principal: Principal | None = None,
     ) -> tuple[Answer, Grant]:
         """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
-        grant = await self.grant(auth)
+        grant = await self.grant(auth, principal)
         answer = await exchange(with_grant(request, grant, base_url))
         if answer.status == 401 and auth.ready is None:
-            self.reject(auth, grant)
-            refused, grant = grant, await self.grant(auth)
+            refused, grant = grant, await self._other_grant(auth, principal, grant)
             answer = await exchange(with_grant(request, grant, base_url))
             # The token that was refused is a secret still: the answer may quote it.
             grant = replace(grant, secrets=(*grant.secrets, *refused.secrets))
+            if answer.status == 401 and auth.by_people:
+                raise await self._sign_in_again(auth, principal, grant)
         return answer, grant
 
-    async def upstream_headers(self, name: str, settings: Connection, refused: bool) -> Pairs:
-        """What proves us to an MCP server; a fresh token where it refused the last one."""
-        auth = proof_of(name, settings.auth)
-        grant = await self.grant(auth)
+    async def upstream_headers(
+        self, name: str, settings: Connection, principal: str | None, refused: bool
+    ) -> Pairs:
+        """What proves us to an MCP server; a fresh token where it refused the last one.
+
+        Tools are listed for whoever has signed in last, and without a token if nobody has.
+        """
+        auth = proof_of(name, settings.auth, None, settings)
+        if auth.by_people and principal is None and per_user(auth.settings):
+            signed_in = await self.keeper.holders(name) if self.keeper else []
+            if not signed_in and not refused:
+                return ()
+            principal = signed_in[0] if signed_in else ""
+        person = Principal(principal or "")
+        grant = await self.grant(auth, person)
         if refused:
-            self.reject(auth, grant)
-            grant = await self.grant(auth)
+            grant = await self._other_grant(auth, person, grant)
         return grant.headers
 
-    async def grant(self, auth: Proof) -> Grant:
-        """What a call adds to its request."""
+    async def grant(
+        self, auth: Proof, principal: Principal | None = None, rejected: int = 0
+    ) -> Grant:
+        """What a call adds to its request; not the version that was rejected."""
         if auth.ready is not None:
             return auth.ready
+        if auth.by_people:
+            return await self._grant_of_person(auth, principal, rejected)
+        auth = self._with_subject(auth, principal)
         held = self._held.get(auth.owner)
         if held is not None and held.auth == auth and self._clock() < held.renew_at:
             return held.grant
@@ -183,6 +258,12 @@ class Credentials:
             task.add_done_callback(partial(self._note_end, auth))
         return (await asyncio.shield(task)).grant
 
+    async def _other_grant(self, auth: Proof, principal: Principal | None, old: Grant) -> Grant:
+        """What a call adds to its request in place of what an API did not accept."""
+        if not auth.by_people:
+            self.reject(self._with_subject(auth, principal), old)
+        return await self.grant(auth, principal, rejected=old.version)
+
     def reject(self, auth: Proof, grant: Grant) -> None:
         """Forget a grant that an API did not accept, unless another has replaced it already."""
         held = self._held.get(auth.owner)
@@ -190,11 +271,52 @@ class Credentials:
             self._held[auth.owner] = replace(held, renew_at=0.0, expires_at=0.0)
 
     async def close(self) -> None:
-        """End every request for a token."""
+        """End every request for a token, but for those whose answer nobody could ask for again."""
         tasks = [*self._asking.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.keeper is not None:
+            await self.keeper.close()
+
+    # --- people -----------------------------------------------------------------------------------
+
+    async def _grant_of_person(
+        self, auth: Proof, principal: Principal | None, rejected: int
+    ) -> Grant:
+        try:
+            if self.keeper is None:
+                raise SignInNeeded
+            kept = await self.keeper.get(
+                auth.account(principal.name if principal else ""), rejected
+            )
+        except SignInNeeded as error:
+            raise sign_in_required(self.keeper, auth.owner, auth.settings, principal) from error
+        return _persons_grant(auth, kept)
+
+    async def _sign_in_again(
+        self, auth: Proof, principal: Principal | None, grant: Grant
+    ) -> UpstreamFailed:
+        """The error for an API that does not take what was renewed just now."""
+        if self.keeper is not None and isinstance(auth.settings, OAuth2Auth):
+            account = auth.account(principal.name if principal else "")
+            await self.keeper.refuse(account, grant.version)
+        return sign_in_required(self.keeper, auth.owner, auth.settings, principal)
+
+    def _with_subject(self, auth: Proof, principal: Principal | None) -> Proof:
+        """The proof of this caller, where their own token is what another is asked for with."""
+        settings = auth.settings
+        if not isinstance(settings, OAuth2Auth) or settings.grant != "token_exchange":
+            return auth
+        token = self._presented.get(principal.name) if principal else None
+        if token is None:
+            words = f"{auth.owner} is called with the caller's own token, and there is none."
+            raise Refused("not_connected", words, "Call with a token of your own.")
+        return replace(
+            auth, owner=f"{auth.owner} {sha256(token.encode()).hexdigest()}", subject=token
+        )
+
+    # --- tokens that are asked for ----------------------------------------------------------------
 
     async def _renew(self, auth: Proof, held: _HeldToken | None) -> _HeldToken:
         rejected = held is not None and held.expires_at == 0.0
@@ -216,13 +338,12 @@ class Credentials:
     async def _fetch(self, auth: Proof, rejected: bool) -> _HeldToken:
         asked_at, settings = self._clock(), auth.settings
         if isinstance(settings, OAuth2Auth):
-            token, life = await _client_credentials(self._egress, settings)
+            token, life = await ask_token(self._egress, settings, auth.subject)
             grant = _token_grant(auth.scheme, token)
         else:
             assert isinstance(settings, NangoAuth)
-            held = await _read_nango(self._egress, settings, rejected)
-            grant = _nango_grant(auth.scheme, held)
-            life = _seconds_until(held.get("expires_at"), asked_at)
+            secret, life = await read_nango(self._egress, settings, rejected)
+            grant = _secret_grant(auth.scheme, secret)
         life = max(life, 1.0)
         return _HeldToken(auth, grant, asked_at + 0.8 * life, asked_at + life)
 
@@ -233,107 +354,6 @@ class _HeldToken:
     grant: Grant
     renew_at: float
     expires_at: float  # 0.0: the API did not accept it
-
-
-# --- OAuth 2 client credentials -------------------------------------------------------------------
-
-
-async def _client_credentials(egress: Egress, auth: OAuth2Auth) -> tuple[str, float]:
-    """A token and its life. Servers want the client's secret in the form, or else as basic auth."""
-    form = [("grant_type", "client_credentials")]
-    if auth.scopes:
-        form.append(("scope", " ".join(auth.scopes)))
-    secret = auth.client_secret.get_secret_value()
-    client = [("client_id", auth.client_id), ("client_secret", secret)]
-    answer = await _post(egress, auth.token_url, form + client)
-    if answer.status == 401 or (answer.status == 400 and b"invalid_client" in answer.body):
-        basic = _basic_grant(quote(auth.client_id, ""), quote(secret, ""))
-        answer = await _post(egress, auth.token_url, form, basic.headers)
-    value = _object(answer, "The token endpoint", "client_id, client_secret and token_url")
-    token = value.get("access_token")
-    if not isinstance(token, str) or not token:
-        raise UpstreamFailed("upstream_error", "The token endpoint answered without a token.")
-    return token, _seconds(value.get("expires_in"))
-
-
-async def _post(
-    egress: Egress, url: str, form: list[tuple[str, str]], headers: Pairs = ()
-) -> Answer:
-    fixed = (("Accept", JSON), ("Content-Type", "application/x-www-form-urlencoded"))
-    request = Request("POST", url, fixed + headers, urlencode(form).encode())
-    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
-
-
-def _seconds(value: Any) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return TOKEN_LIFE_SECONDS
-    return seconds if math.isfinite(seconds) else TOKEN_LIFE_SECONDS
-
-
-# --- Nango ----------------------------------------------------------------------------------------
-
-
-async def _read_nango(egress: Egress, auth: NangoAuth, fresh: bool) -> dict[str, Any]:
-    """The credentials that the vault holds; `fresh` makes it renew them first."""
-    query = {"provider_config_key": auth.provider_config_key}
-    if fresh:
-        query["force_refresh"] = "true"
-    url = f"{auth.url.rstrip('/')}/connection/{quote(auth.connection_id, '')}?{urlencode(query)}"
-    key = auth.secret_key.get_secret_value()
-    request = Request("GET", url, (("Accept", JSON), ("Authorization", f"Bearer {key}")))
-    answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
-    value = _object(answer, "Nango", "secret_key, connection_id and provider_config_key")
-    credentials = value.get("credentials")
-    if not isinstance(credentials, dict):
-        raise UpstreamFailed("upstream_error", "Nango answered without credentials.")
-    return credentials
-
-
-_NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oauth_token")
-
-
-def _nango_grant(scheme: str, credentials: dict[str, Any]) -> Grant:
-    if isinstance(credentials.get("username"), str) and "access_token" not in credentials:
-        return _basic_grant(credentials["username"], str(credentials.get("password") or ""))
-    token = next((t for n in _NANGO_TOKENS if (t := credentials.get(n)) and isinstance(t, str)), "")
-    if not token:
-        raise UpstreamFailed(
-            "upstream_error", "Nango holds credentials of a kind that can't be sent as a token."
-        )
-    return _token_grant(scheme, token)
-
-
-def _seconds_until(value: Any, now: float) -> float:
-    """Seconds until a time that is written as in ISO 8601."""
-    try:
-        moment = datetime.fromisoformat(str(value))
-    except ValueError:
-        return TOKEN_LIFE_SECONDS
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
-
-
-def _object(answer: Answer, who: str, what: str) -> dict[str, Any]:
-    """The JSON object of an answer, or the reason why there is none. Nothing of it is quoted."""
-    if answer.status in (400, 401, 403, 404):
-        raise Refused(
-            "not_connected",
-            f"{who} refused to give a token ({answer.status}).",
-            f"An operator must check {what}.",
-        )
-    try:
-        value = orjson.loads(answer.body) if answer.status < 300 else None
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise UpstreamFailed(
-            "upstream_error",
-            f"{who} gave no token ({answer.status}).",
-            "Try again later.",
-            status=answer.status,
-        )
-    return value
 
 
 # Names no connection can have: Azure's tokens are one for all connections behind it.
@@ -393,7 +413,7 @@ def prepare(state: ConnectionState, azure: Azure | None = None) -> Prepared:
         settings.tls,
         settings.inject,
         (*settings.blocklist, *build.blocklist),
-        RateLimit(limit.requests, limit.window_seconds) if limit else build.rate_limit,
+        RateLimit(limit.requests, limit.window_seconds, limit.per) if limit else build.rate_limit,
         secrets,
         redactor_of(secrets),
     )
@@ -403,13 +423,18 @@ def _proof(state: ConnectionState, azure: Azure | None) -> Proof:
     """How calls prove themselves, and under which name tokens for that are kept."""
     settings, build = state.settings, state.build
     if not isinstance(settings, ArmConnection) or azure is None or settings.auth.type != "none":
-        return proof_of(state.name, settings.auth, build)
+        return proof_of(state.name, settings.auth, build, settings)
     if build is None or build.envelope is not None:
         return proof_of(AZURE, azure.auth, build)
     auth = azure.auth
     if isinstance(auth, OAuth2Auth):
         auth = auth.model_copy(update={"scopes": (RUNTIME_SCOPE,)})
     return proof_of(AZURE_RUNTIME, auth, build)
+
+
+def account_of(name: str, settings: Connection, principal: str) -> Account:
+    """Whose credentials calls of this principal go out with."""
+    return proof_of(name, settings.auth, None, settings).account(principal)
 
 
 def prove(
@@ -420,11 +445,19 @@ def prove(
     A token that the host no longer accepts is replaced once. The request's own host is the only
     one that sees any of it.
     """
-    auth, headers = proof_of(name, settings.auth, build), tuple(settings.headers.items())
+    auth = proof_of(name, settings.auth, build, settings)
+    headers = tuple(settings.headers.items())
+    if is_personal(auth.settings):
+        auth = proof_of(name, NoAuth())  # a definition is nobody's own
 
     async def send(request: Request, exchange: Exchange) -> Answer:
         request = with_headers(request, headers)
-        return (await credentials.send(auth, request, request.url, exchange))[0]
+        try:
+            return (await credentials.send(auth, request, request.url, exchange))[0]
+        except UpstreamFailed as error:
+            if error.code != "sign_in_required":
+                raise
+        return await exchange(request)  # nobody has signed in yet: it may be open to all
 
     return (auth, headers), send
 

@@ -81,7 +81,8 @@ class Sender:
                 tls=prepared.tls,
             )
             async with self.limits.call(*place) as health:
-                wanted = (prepared.auth, request, operation.base_url, send)
+                person = attempt.caller.principal
+                wanted = (prepared.auth, request, operation.base_url, send, person)
                 began = time.perf_counter()
                 try:
                     answer, grant = await self.credentials.send(*wanted)
@@ -147,6 +148,9 @@ class Sender:
             ask = asker(caller, attempt.redactor, seconds, attempt.put)
         params = _params(attempt, prepared, operation, asks=ask is not None)
         principal = attempt.principal
+        if prepared.auth.by_people:  # what it goes out with must not come back in the answer
+            grant = await self.credentials.grant(prepared.auth, caller.principal)
+            attempt.redactor = redactor_with(prepared, grant)
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             told = (_progress(attempt), ask, _notice(attempt))
             hooks = Hooks(*told, caller.askable if ask else None, room.holds)

@@ -43,7 +43,7 @@ from gateway.config.connection import (
 from gateway.config.settings import Cache, Limits
 from gateway.connectors.manifest import load_builtin
 from gateway.connectors.mcp import build_upstream
-from gateway.errors import DefinitionUnreadable, Fixable, GatewayError
+from gateway.errors import DefinitionUnreadable, Fixable, GatewayError, UpstreamFailed
 from gateway.limits import (
     BUILD_SECONDS,
     DEFINITION_CACHE_BYTES,
@@ -85,6 +85,7 @@ LED_ON = Problem(
     "the definition's address redirects, so it was fetched without the connection's credentials; "
     "give the address it leads to",
 )
+UNKNOWN_YET = {"tools": [], "instructions": "", "unauthenticated": True}
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -127,7 +128,14 @@ class Discoverer:
         if isinstance(settings, OpenApiConnection):
             return await self._discover_openapi(look, settings)
         if isinstance(settings, McpConnection):
-            said, session = await self.read_upstream(look.name, settings)
+            try:
+                said, session = await self.read_upstream(look.name, settings)
+            except UpstreamFailed as error:
+                if error.code != "sign_in_required":
+                    raise
+                if look.known is not None:
+                    return look.known  # who signs in next may find something else
+                said, session = UNKNOWN_YET, "principal"
             definition = RawDefinition.of(location_of(settings), orjson.dumps(said))
         elif isinstance(settings, ManifestConnection):
             definition = await self._read_manifest(settings.manifest, look)
@@ -254,6 +262,10 @@ def source_of(name: str, settings: Connection, limits: Limits, location: str) ->
 def _build_listing(raw: bytes, source: Source) -> Build:
     said = orjson.loads(raw)
     build = build_upstream(said["tools"], source)
+    if said.get("unauthenticated"):
+        words = "its tools are learned when somebody signs in for the first time"
+        unknown = (Problem("warning", "auth", words),)
+        return replace(build, status="unauthenticated", problems=unknown)
     return replace(build, instructions=visible(said.get("instructions", "")).strip())
 
 
@@ -266,7 +278,7 @@ def _configured_addresses(settings: Connection) -> set[str]:
     """The addresses that the settings themselves name, as they are spelled there."""
     found = {settings.base_url or ""} if isinstance(settings, OpenApiConnection) else set()
     if isinstance(settings.auth, OAuth2Auth):
-        found.add(settings.auth.token_url)
+        found |= {settings.auth.token_url or "", settings.auth.authorize_url or ""}
     if isinstance(settings.auth, NangoAuth):
         found.add(settings.auth.url)
     return found

@@ -42,30 +42,90 @@ class NoAuth(Table):
     type: Literal["none"] = "none"
 
 
-class BearerAuth(Table):
+Per = Literal["connection", "user"]  # whose credentials calls go out with
+
+
+class PerUser(Table):
+    """A key that all calls of a connection share, or that each person gives for their own."""
+
+    per: Per = "connection"
+
+    def check_given(self, key: str, given: object) -> None:
+        """Refuses a key for all where each person has their own, and none where all share it."""
+        if self.per == "connection" and given is None:
+            raise ValueError(f'`{key}` is required, or per = "user"')
+        if self.per == "user" and given is not None:
+            raise ValueError(f'with per = "user" each person gives their own: remove `{key}`')
+
+
+class BearerAuth(PerUser):
     type: Literal["bearer"]
-    token: SecretStr
+    token: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_given_once(self) -> BearerAuth:
+        self.check_given("token", self.token)
+        return self
 
 
-class BasicAuth(Table):
+class BasicAuth(PerUser):
     type: Literal["basic"]
-    username: str
+    username: str | None = None
     password: SecretStr = SecretStr("")
 
+    @model_validator(mode="after")
+    def _is_given_once(self) -> BasicAuth:
+        self.check_given("username", self.username)
+        return self
 
-class ApiKeyAuth(Table):
+
+class ApiKeyAuth(PerUser):
     type: Literal["api-key"]
     name: str | None = None  # absent: taken from the definition's own security scheme
     place: Literal["header", "query"] | None = Field(default=None, alias="in")
-    value: SecretStr
+    value: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_given_once(self) -> ApiKeyAuth:
+        self.check_given("value", self.value)
+        return self
 
 
 class OAuth2Auth(Table):
+    """A token of the gateway's own, of a person who signs in, or for the caller's token.
+
+    What `authorization_code` leaves out is found where the connection's kind has it: in the
+    documents of an MCP server, in a manifest, in [azure].
+    """
+
     type: Literal["oauth2"]
-    token_url: str
-    client_id: str
-    client_secret: SecretStr
+    grant: Literal["client_credentials", "authorization_code", "token_exchange"] = (
+        "client_credentials"
+    )
+    per: Per = "connection"
+    authorize_url: str | None = None
+    token_url: str | None = None
+    revoke_url: str | None = None  # told when a person signs out
+    issuer: str | None = None  # that answers must name, where they name one
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    audience: str | None = None
     scopes: tuple[str, ...] = Field(default=(), strict=False)
+
+    @model_validator(mode="after")
+    def _has_what_its_grant_needs(self) -> OAuth2Auth:
+        needed = {
+            "client_credentials": ("token_url", "client_id", "client_secret"),
+            "token_exchange": ("token_url",),
+        }
+        for key in needed.get(self.grant, ()):
+            if getattr(self, key) is None:
+                raise ValueError(f"`{key}` is required for grant = {self.grant!r}")
+        if self.grant != "authorization_code" and (self.per == "user" or self.authorize_url):
+            raise ValueError('`per` and `authorize_url` go with grant = "authorization_code"')
+        if self.grant != "token_exchange" and self.audience is not None:
+            raise ValueError('`audience` goes with grant = "token_exchange"')
+        return self
 
 
 class NangoAuth(Table):
@@ -82,9 +142,25 @@ Auth = Annotated[
 ]
 
 
+def people_sign_in(auth: Auth) -> bool:
+    """Whether calls go out with what people have given: each person, or an admin for all."""
+    return per_user(auth) or getattr(auth, "grant", "") == "authorization_code"
+
+
+def per_user(auth: Auth) -> bool:
+    """Whether each person has credentials of their own."""
+    return getattr(auth, "per", "") == "user"
+
+
+def is_personal(auth: Auth) -> bool:
+    """Whether a call goes out as the person who makes it."""
+    return per_user(auth) or getattr(auth, "grant", "") == "token_exchange"
+
+
 class RateLimitTable(Table):
     requests: PositiveInt
     window_seconds: PositiveFloat
+    per: Per | None = None  # None: each principal's requests are counted, all share one circuit
 
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
@@ -150,6 +226,21 @@ class Connection(Table):
         if tls.key_file and not tls.cert_file:
             raise ValueError("key_file goes with cert_file")
         return tls
+
+    @model_validator(mode="after")
+    def _can_be_signed_in(self) -> Connection:
+        if self.kind == "openapi" and getattr(self.auth, "grant", "") == "authorization_code":
+            for key in ("authorize_url", "token_url", "client_id"):
+                if getattr(self.auth, key) is None:
+                    raise ValueError(f"auth.{key} is required to sign in to an API")
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where calls go, as far as settings say: what people give for one is for no other."""
+        keys = ("url", "base_url", "spec", "manifest", "region", "resource_id", "api")
+        found = (getattr(self, key, None) for key in keys)
+        return " ".join([self.kind, *(each for each in found if each and len(each) < 2000)])
 
     @property
     def is_active(self) -> bool:
@@ -296,6 +387,6 @@ def _texts(value: Any) -> Iterator[str]:
 def secrets_in(auth: Auth) -> set[str]:
     """What of a connection's credentials must not be shown."""
     found = {value.get_secret_value() for _, value in auth if isinstance(value, SecretStr)}
-    if isinstance(auth, BasicAuth):
+    if isinstance(auth, BasicAuth) and auth.username is not None:
         found |= {auth.username, f"{auth.username}:{auth.password.get_secret_value()}"}
     return {value for value in found if value}

@@ -2,9 +2,8 @@
 
 A manifest says what a person who knows the provider's API would say: where it is, how one signs in,
 what may never be reached, and the operations worth giving to an agent, each with words to choose it
-by. Reading is strict: every problem is told at once, each with file, key path, what is wrong and
-what is allowed. What a manifest calls dangerous is in it so that a reader can see that it was
-thought of; it is never exposed, whatever the configuration says.
+by. Reading is strict: every problem is told at once, with file, key path, what is wrong and what is
+allowed. What a manifest calls dangerous is there to be seen, and never exposed.
 """
 
 from __future__ import annotations
@@ -190,6 +189,7 @@ class Auth(Table):
     types: Annotated[tuple[AuthType, ...], Field(strict=False)]
     scheme: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*$")] | None = None
     hint: str = ""
+    sign_in: dict[str, list[str]] = Field(default_factory=dict)  # by region or `default`: two URLs
 
 
 class Regions(Table):
@@ -375,6 +375,7 @@ def _completed(manifest: Manifest, source: Source, built: Build) -> Build:
         blocklist=manifest.blocklist,
         rate_limit=RateLimit(limit.requests, limit.window_seconds) if limit else None,
         auth_scheme=manifest.auth.scheme,
+        sign_in_urls=tuple(manifest.auth.sign_in.get(source.region or "default", ())),
     )
 
 

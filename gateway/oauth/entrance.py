@@ -13,7 +13,7 @@ page of ours; any other mistake goes back to the client.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -40,21 +40,29 @@ from gateway.oauth.documents import (
 )
 from gateway.oauth.grants import AuthorizationRequest, OAuthError
 from gateway.oauth.premises import Handler, Premises, claims_of
-from gateway.oauth.provider import NoSignIn, Provider, new_secret, principal_name
+from gateway.oauth.provider import NoSignIn, Provider, principal_name
+from gateway.sign_in.client import new_secret
+from gateway.sign_in.discovery import CALLBACK
+from gateway.sign_in.keeper import CONNECT_PATH
 from gateway.store.oauth import (
     Consent,
     get_consent,
     save_consent,
 )
 from gateway.web.guard import PAGE_HEADERS, check_origin, read_form
-from gateway.web.identity import COOKIE, ConsoleSession, claimed_principal, set_session_cookie
+from gateway.web.identity import (
+    COOKIE,
+    ConsoleSession,
+    claimed_principal,
+    set_session_cookie,
+)
 
 log = structlog.get_logger("gateway.oauth")
 
-CALLBACK = "/oauth/callback"
 _CHALLENGE = 43  # characters of a SHA-256 in base64url
 
 Form = Mapping[str, str]
+TakeBack = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,8 @@ class Entrance:
     """Takes in people who come with a client."""
 
     def __init__(self, premises: Premises) -> None:
-        self._at = premises
+        self.premises = self._at = premises
+        self.take_back: TakeBack | None = None  # who comes back from an API's own provider
         self._provider: Provider | None = None
         self._throttle = Throttle()
 
@@ -86,16 +95,15 @@ class Entrance:
             ("POST", "/oauth/sign-out"): self._sign_out,
         }
         return [
-            Route(path, self._shown(handler), methods=[method])
+            Route(path, self.shown(handler), methods=[method])
             for (method, path), handler in pages.items()
         ]
 
-    def _shown(self, answer: Handler) -> Handler:
+    def shown(self, answer: Handler) -> Handler:
         """What goes wrong is a page, too."""
 
         async def endpoint(request: HttpRequest) -> Response:
             try:
-                self._at.require_open()
                 response = await answer(request)
             except OAuthError as error:
                 title = "That client can't be let in"
@@ -115,6 +123,7 @@ class Entrance:
     # --- authorize --------------------------------------------------------------------------------
 
     async def _authorize(self, request: HttpRequest) -> Response:
+        self._at.require_open()
         self._at.count(request, "authorize", AUTHORIZATIONS_A_MINUTE)
         query = request.scope["query_string"].decode("latin-1")
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=50)
@@ -131,9 +140,9 @@ class Entrance:
             asked = Consideration(client, self._asked(client, redirect, pairs, given), query)
         except OAuthError as error:
             return self._back(redirect, given.get("state"), error)
-        session = await self._session(request)
+        session = await self.session(request)
         if session is None:
-            return await self._to_sign_in(f"/oauth/authorize?{query}")
+            return await self.to_sign_in(f"/oauth/authorize?{query}")
         return await self._with_consent(asked, session)
 
     def _asked(
@@ -210,7 +219,8 @@ class Entrance:
 
     async def _consent(self, request: HttpRequest) -> Response:
         """Takes a person's decision."""
-        session, form = await self._own_form(request)
+        self._at.require_open()
+        session, form = await self.own_form(request)
         held = self._opened("consent", form.get("request", ""))
         if held is None or held["session"] != session.id:
             raise HTTPException(400, "This page is too old: go back to the client and try again.")
@@ -249,35 +259,44 @@ class Entrance:
 
     # --- signing in -------------------------------------------------------------------------------
 
-    async def _session(self, request: HttpRequest) -> ConsoleSession | None:
+    async def session(self, request: HttpRequest) -> ConsoleSession | None:
+        """Who the browser belongs to; None: it has not said yet."""
         try:
             return await self._at.sessions.current(request.cookies.get(COOKIE))
         except Unauthenticated:
             return None
 
-    async def _own_form(self, request: HttpRequest) -> tuple[ConsoleSession, Form]:
+    async def own_form(self, request: HttpRequest) -> tuple[ConsoleSession, Form]:
         """A form of a page that we showed in this session. Raises HTTPException for any other."""
         check_origin(request)
-        session = await self._session(request)
+        session = await self.session(request)
         form = await read_form(request, CLIENT_DOCUMENT_BYTES)
         if session is None or not session.owns(form.get("csrf", "")):
             words = "This form is not from a page of your session: go back and load it again."
             raise HTTPException(403, words)
         return session, form
 
-    async def _to_sign_in(self, onward: str) -> Response:
+    async def to_sign_in(self, onward: str) -> Response:
         """Asks a browser who it belongs to, and has it come back to an address of ours."""
-        if self._at.oauth.sign_in == "token":
+        auth = self._at.identity.auth
+        if auth.mode == "none":  # whoever reaches us is the same person
+            cookie = self._at.sessions.open_for(self._at.identity.local)
+            return self._signed_in(cookie, onward)
+        if auth.mode != "oauth" or self._at.oauth.sign_in == "token":
             return self._token_page(onward)
         state, nonce, verifier = (new_secret() for _ in range(3))
         address = await self._the_provider().address(state, nonce, verifier)
-        kept = self._sealed("sign-in", state=state, nonce=nonce, verifier=verifier, onward=onward)
-        if len(kept) > 3800:  # a browser keeps no larger cookie
+        return self.leave(address, "sign-in", state, nonce=nonce, verifier=verifier, onward=onward)
+
+    def leave(self, address: str, kind: str, state: str, **kept: Any) -> Response:
+        """Sends the browser to a provider, with what it needs when it is back in a cookie."""
+        sealed = self._sealed(kind, state=state, **kept)
+        if len(sealed) > 3800:  # a browser keeps no larger cookie
             raise OAuthError("invalid_request", "The client's request is too long.")
         response = RedirectResponse(address, 302)
         response.set_cookie(
             _cookie_of(state),
-            kept,
+            sealed,
             max_age=int(SIGN_IN_SECONDS),
             path="/oauth",
             secure=self._at.url.startswith("https://"),
@@ -288,7 +307,7 @@ class Entrance:
 
     async def _begin_sign_in(self, request: HttpRequest) -> Response:
         """Signs a person in to the console."""
-        return await self._to_sign_in("/console")
+        return await self.to_sign_in("/console")
 
     def _the_provider(self) -> Provider:
         """The provider as it is configured now."""
@@ -305,7 +324,13 @@ class Entrance:
         """Takes back a person from the provider, in the browser that went there."""
         query = request.query_params
         state = query.get("state", "")
-        held = self._opened("sign-in", request.cookies.get(_cookie_of(state), ""))
+        cookie = request.cookies.get(_cookie_of(state), "")
+        connecting = self._opened("connect", cookie)
+        if connecting is not None and connecting["state"] == state and self.take_back is not None:
+            response = await self.take_back(request, connecting)
+            response.delete_cookie(_cookie_of(state), "/oauth")
+            return response
+        held = self._opened("sign-in", cookie)
         if held is None or held["state"] != state:
             words = "It was begun in another browser, or too long ago: start again from the client."
             raise NoSignIn(words)
@@ -327,7 +352,7 @@ class Entrance:
         check_origin(request)
         form = await read_form(request, CLIENT_DOCUMENT_BYTES)
         onward = form.get("onward", "")
-        if not onward.startswith("/oauth/authorize?"):
+        if not onward.startswith(("/oauth/authorize?", CONNECT_PATH)):
             onward = "/console"
         address = request.client.host if request.client else ""
         if self._throttle.wait(address) > 0:
@@ -340,7 +365,8 @@ class Entrance:
         return self._signed_in(cookie, onward)
 
     def _token_page(self, onward: str, problem: str = "", status: int = 200) -> Response:
-        text = render("oauth_sign_in.html", onward=onward, problem=problem)
+        for_client = onward.startswith("/oauth/authorize?")
+        text = render("oauth_sign_in.html", onward=onward, problem=problem, for_client=for_client)
         return Response(text, status, media_type="text/html")
 
     def _signed_in(self, cookie: str, onward: str, state: str = "") -> Response:
@@ -352,7 +378,7 @@ class Entrance:
 
     async def _sign_out(self, request: HttpRequest) -> Response:
         """Lets somebody else sign in to answer the same client."""
-        session, form = await self._own_form(request)
+        session, form = await self.own_form(request)
         await self._at.sessions.end(session)
         held = self._opened("consent", form.get("request", ""))
         onward = f"/oauth/authorize?{held['again']}" if held else "/console"

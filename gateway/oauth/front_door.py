@@ -82,6 +82,7 @@ class FrontDoor:
             *(db, seal, egress, identity, sessions, settings, public_url),
             *(clients, self.grants, TTLCache(MAX_REMEMBERED, 60)),
         )
+        self.entrance = Entrance(self._at)
 
     def let_in(self, signals: Signals) -> None:
         """Has tokens that were given here taken as proof, until their grant is revoked."""
@@ -98,7 +99,7 @@ class FrontDoor:
     def routes(self) -> list[Route]:
         """Every address of the front door."""
         documents = Route("/.well-known/{path:path}", self._document, methods=["GET", "OPTIONS"])
-        return [*Desk(self._at).routes(), *Entrance(self._at).routes(), documents]
+        return [*Desk(self._at).routes(), *self.entrance.routes(), documents]
 
     async def _document(self, request: HttpRequest) -> Response:
         """The documents by which clients find out who lets them in, wherever they look."""

@@ -8,9 +8,6 @@ audience and the nonce that we sent. A claim that it lacks is read from userinfo
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +20,7 @@ from gateway.config.settings import OAuthSettings, is_safe_address
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import DISCOVERY_SECONDS, FETCH_SECONDS, MAX_BODY_BYTES
 from gateway.outbound.client import Answer, Egress, Request
+from gateway.sign_in.client import basic_header, challenge_of
 from gateway.web.identity import ALGORITHMS, SigningKeys
 
 Claims = dict[str, Any]
@@ -118,8 +116,8 @@ class Provider:
         if secret is None:
             form["client_id"] = id
         elif "client_secret_basic" in methods:
-            pair = f"{quote(id, safe='')}:{quote(secret.get_secret_value(), safe='')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+            pair = basic_header(quote(id, ""), quote(secret.get_secret_value(), ""))
+            headers |= dict([pair])
         else:
             form |= {"client_id": id, "client_secret": secret.get_secret_value()}
         return await self._ask("POST", document["token_endpoint"], form, headers)
@@ -210,14 +208,3 @@ def principal_name(claims: Mapping[str, Any], settings: OAuthSettings) -> str:
     if settings.principal_claim == "email" and claims.get("email_verified") is False:
         raise Unauthenticated("the provider has not verified this email address")
     return name
-
-
-def challenge_of(verifier: str) -> str:
-    """What PKCE shows of a verifier."""
-    digest = hashlib.sha256(verifier.encode()).digest()
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-def new_secret() -> str:
-    """A state, nonce or verifier."""
-    return secrets.token_urlsafe(32)

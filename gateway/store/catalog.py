@@ -25,6 +25,7 @@ from gateway.limits import STORE_ROWS
 from gateway.model import Found, Level, RawDefinition, decode_build, encode_build
 from gateway.store import tables
 from gateway.store.cluster import current_revision, write_revision
+from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, many, one, upsert, values
 from gateway.store.secrets import Seal
 from gateway.store.tables import Change, ChangeStatus
@@ -131,6 +132,7 @@ class StoredCatalog:
         def unit(tx: Connection, revision: int) -> int:
             _check_revision(tx, name, expected)
             tx.execute(delete(_definitions).filter_by(connection=name))
+            delete_credentials_in(tx, name)
             if not tx.execute(delete(_connections).filter_by(name=name)).rowcount:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
             return revision

@@ -393,6 +393,31 @@ oauth_grants = Table(
     Column("revoked_at", Time),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """One person's proof for one connection, or everybody's."""
+
+    owner: str
+    connection: str
+    binding: str  # the settings that it was given under: under others it is good for nothing
+    sealed: bytes
+    version: int
+    signed_in_at: float
+    expires_at: float | None = None
+    refused: int = 0  # 1: the other side does not take it any more
+    renewer: str | None = None  # the process that asks for new tokens now
+
+
+credentials = _table("credentials", Credential, keys=("owner", "connection"))
+
+# Who we are at authorization servers where we registered ourselves.
+registrations = _table(
+    "registrations",
+    {"connection": str, "issuer": str, "sealed": bytes},
+    keys=("connection", "issuer"),
+)
+
 ended_sessions = _table(
     "ended_sessions",
     {"id": str, "expires_at": float},
@@ -435,9 +460,10 @@ versions = Table(
 
 
 def make_tables(connection: Connection) -> None:
-    """Makes all tables, unless they are there."""
-    if not is_current(connection):
-        metadata.create_all(connection)
+    """Makes the tables that are not there: all of them, or those that came since."""
+    known = is_current(connection)
+    metadata.create_all(connection)
+    if not known:
         connection.execute(insert(revision), {"id": 1, "value": 0})
         connection.execute(insert(versions), {"version_num": VERSION})
 

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 from mcp_types import HEADER_MISMATCH
 
-from gateway.config.connection import Connection, McpConnection
+from gateway.config.connection import Connection, McpConnection, is_personal
 from gateway.config.settings import Limits
 from gateway.errors import GatewayError, Overloaded, Refused
 from gateway.limits import STEP_BYTES
@@ -35,7 +35,8 @@ from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, 
 from gateway.upstream.session import Listing, Session, Upstream, complete
 from gateway.upstream.stdio import StdioSession
 
-Authorize = Callable[[str, Connection, bool], Awaitable[Headers]]  # True: the last were refused
+# By name, settings and principal (None: for listing); True: the last were refused.
+Authorize = Callable[[str, Connection, str | None, bool], Awaitable[Headers]]
 # An upstream's name, the principal whom a notice concerns (None: all), its method and params.
 Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
@@ -218,6 +219,11 @@ class Upstreams:
         for link in self._links_of(name, principal):
             link.watches.unsubscribe(uri, principal)
 
+    def forget(self, name: str, principal: str) -> None:
+        """Ends the sessions of a principal who is somebody else to the upstream from now on."""
+        for key in [key for key in self._own if key[:2] == (name, principal)]:
+            self._retire(self._own.pop(key))
+
     def tell_log_level(self, name: str, principal: str) -> None:
         """Has an upstream log from another level on, where it has a session to be told in."""
         for link in self._links_of(name, principal):
@@ -270,7 +276,9 @@ class Upstreams:
                 tell(method, params)
 
         means = Means(
-            lambda: self._session(name, link, notice, protocol.SESSION_CAPABILITIES["sampling"]),
+            lambda: self._session(
+                name, None, link, notice, protocol.SESSION_CAPABILITIES["sampling"]
+            ),
             tell,
             lambda: self.log_level(None) if link.sharing == "shared" else None,
             self._pace,
@@ -292,14 +300,16 @@ class Upstreams:
                 tell(method, params)
 
         means = Means(
-            lambda: self._session(name, lists, notice, sampling),
+            lambda: self._session(name, principal, lists, notice, sampling),
             tell,
             lambda: self.log_level(principal),
             self._pace,
         )
         return OwnLink(lists, means)
 
-    def _session(self, name: str, lists: ListingLink, notice: Notice, sampling: Any) -> Session:
+    def _session(
+        self, name: str, principal: str | None, lists: ListingLink, notice: Notice, sampling: Any
+    ) -> Session:
         offers = {k: v for k, v in protocol.SESSION_CAPABILITIES.items() if k != "sampling"}
         offers |= {} if sampling is None else {"sampling": sampling}
         if lists.upstream.transport == "stdio":
@@ -307,7 +317,9 @@ class Upstreams:
 
         async def authorize(refused: bool) -> Headers:
             settings = self._settings.get(name)
-            return () if settings is None else await self._authorize(name, settings, refused)
+            if settings is None:
+                return ()
+            return await self._authorize(lists.name, settings, principal, refused)
 
         upstream = lists.upstream
         return HttpSession(upstream, notice, offers, self._egress, authorize, lists.marks)
@@ -331,5 +343,6 @@ def upstream_of(name: str, settings: McpConnection, limits: Limits) -> Upstream:
         tls=settings.tls,
         timeout_seconds=settings.timeout_seconds or limits.call_timeout_seconds,
         max_call_seconds=limits.max_call_seconds,
-        **settings.model_dump(include=_SAME_NAMES),
+        **settings.model_dump(include=_SAME_NAMES)
+        | ({"session": "principal"} if is_personal(settings.auth) else {}),
     )

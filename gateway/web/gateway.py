@@ -43,6 +43,7 @@ from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view
+from gateway.sign_in.keeper import Keeper
 from gateway.store import approvals
 from gateway.store.catalog import get_change
 from gateway.store.cluster import Signals, signal_soon
@@ -214,6 +215,7 @@ class Gateway:
         db: Database,
         feed: Feed,
         directory: AzureDirectory,
+        keeper: Keeper,
         work: Work,
         own_tools: Sequence[ServedTool],
     ) -> None:
@@ -223,6 +225,7 @@ class Gateway:
         self.db = db
         self.feed = feed
         self.directory = directory
+        self.keeper = keeper
         self.work = work
         self.wake: Callable[[str], None] = lambda name: None
         self.unknown_calls = 0

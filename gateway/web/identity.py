@@ -51,6 +51,7 @@ from gateway.web.guard import Fields
 
 Fetch = Callable[[str], Awaitable[bytes]]
 Key = Any  # what PyJWT takes: a PyJWK, or a public key of `cryptography`
+Present = Callable[[str, str], None]  # a principal's name, and their token
 OpenToken = Callable[[str], Mapping[str, Any] | None]  # what one of our own tokens says
 
 ALGORITHMS = (
@@ -101,6 +102,7 @@ class Identity:
         self.fetch = fetch
         self.open_token: OpenToken = lambda token: None
         self.revoked: Set[str] = frozenset()  # grants whose tokens are good no longer
+        self.present: Present | None = None  # told whose token it was, where tokens are exchanged
         self._listeners: list[Callable[[], None]] = []
         self._known: tuple[object, ...] = ()
         self.follow(settings, public_url)
@@ -144,6 +146,8 @@ class Identity:
             raise Unauthenticated("The token is for another address")
         if verified.grant in self.revoked:
             raise Unauthenticated("The token was revoked")
+        if self.present is not None:
+            self.present(verified.principal.name, token.decode("ascii", "replace"))
         return verified.principal
 
     def _open(self, token: bytes) -> Verified:

@@ -44,7 +44,7 @@ from gateway.store import approvals
 from gateway.store import catalog as changes
 from gateway.store.oauth import get_client_grant, list_grants_that_hold, revoke_client_grants
 from gateway.store.tables import ChangeStatus
-from gateway.web import own_tools, shown
+from gateway.web import credentials, own_tools, shown
 from gateway.web.gateway import Gateway, Inquiry, Run
 from gateway.web.guard import fold, read_body, require_json
 from gateway.web.identity import Identity
@@ -454,6 +454,10 @@ ADDRESSES: Mapping[str, Run] = {
     "DELETE /standing-grants/{id}": delete_grant,
     "GET /grants": list_client_grants,
     "DELETE /grants/{id}": delete_client_grant,
+    "GET /credentials": credentials.list_credentials,
+    "PUT /credentials/{connection}": credentials.put_credential,
+    "DELETE /credentials/{connection}": credentials.delete_credential,
+    "POST /credentials/{connection}/sign-in": credentials.sign_in,
     "GET /changes": list_changes,
     "POST /changes/{id}/{decision}": decide_change,
     "GET /permissions": get_permissions,

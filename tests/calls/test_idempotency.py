@@ -15,15 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gateway.calls.approvals import Approvals
 from gateway.calls.call import Invoker, take_token
-from gateway.calls.credentials import Prepared, PreparedConnections
+from gateway.calls.credentials import Credentials, Prepared, PreparedConnections
 from gateway.calls.record import (
     Attempt,
     Caller,
     recorded_values,
     with_token,
 )
+from gateway.calls.signing_in import SigningIn
 from gateway.errors import Fixable, UpstreamFailed
-from gateway.outbound.client import NoAnswer
+from gateway.outbound.client import Egress, NoAnswer
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.housekeeping import beat, leave
@@ -143,7 +144,8 @@ class TokenLedger(RuleBasedStateMachine):
         prepared, signals, seal = PreparedConnections(), Signals(), Seal(["a key of this test"])
         finding = (snapshot, lambda door, seen, principal: find(seen, principal))
         approvals = Approvals(self.db, seal, signals, *finding, replica=self.replica)
-        self.invoker = Invoker(prepared, self.send, approvals)
+        sign_in = SigningIn(Credentials(Egress()), seal, signals).ensure
+        self.invoker = Invoker(prepared, self.send, approvals, sign_in)
 
     async def send(self, made: Attempt, prepared: Prepared) -> dict[str, Any]:
         assert made.token is not None

@@ -29,7 +29,7 @@ def test_a_file_with_every_kind_of_table_is_read() -> None:
     assert token is not None
     assert token.get_secret_value() == "a-token-of-twenty-characters"
     auth = settings.connections["shop"].auth
-    assert isinstance(auth, ApiKeyAuth)
+    assert isinstance(auth, ApiKeyAuth) and auth.value is not None
     assert (auth.name, auth.place, auth.value.get_secret_value()) == ("X-Key", "header", "k")
     desk = settings.connections["desk"]
     assert isinstance(desk, McpConnection)

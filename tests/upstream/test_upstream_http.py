@@ -140,7 +140,9 @@ PROTOCOL |= {"mcp-protocol-version", "mcp-method", "mcp-name", "mcp-session-id"}
 
 @both_eras
 async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> None:
-    async def authorize(name: str, settings: Connection, refused: bool) -> Headers:
+    async def authorize(
+        name: str, settings: Connection, principal: str | None, refused: bool
+    ) -> Headers:
         return [("Authorization", f"Bearer for-{name}")]
 
     configured = {"X-Team": "hr", "Accept": "text/html", "mcp-session-id": "mine"}
@@ -158,7 +160,9 @@ async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> 
 async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
     asked: list[bool] = []
 
-    async def authorize(name: str, settings: Connection, refused: bool) -> Headers:
+    async def authorize(
+        name: str, settings: Connection, principal: str | None, refused: bool
+    ) -> Headers:
         asked.append(refused)
         return [("Authorization", "Bearer fresh" if refused else "Bearer stale")]
 

@@ -1,0 +1,130 @@
+"""A call that needs somebody to sign in first: its client is asked to open a page, and it goes on.
+
+    client               how it is asked                     how the call goes on
+    2025, opens pages    on the stream of its request        where it waits, when the person is back
+    2026, opens pages    the page's address is its answer    it calls again; that call waits
+    all others           an error with the page's address    by another call
+
+Nothing has been put on disk or sent by then. A call that somebody else must sign in for is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.calls.credentials import Credentials, Proof
+from gateway.calls.record import ELICIT, Attempt
+from gateway.errors import GatewayError, UpstreamFailed
+from gateway.limits import HELD_SECONDS, MOMENT_SECONDS
+from gateway.model import Result, elicitation_modes, new_id
+from gateway.store.cluster import Signals, heard_within
+from gateway.store.credentials import CREDENTIAL, payload_of
+from gateway.store.secrets import Seal
+
+Answer = Mapping[str, Any]
+PURPOSE = "sign-in-state/1"  # of the state that a client of 2026 hands back
+QUESTION = "sign_in"  # the key of our question in an InputRequiredResult
+
+
+@dataclass(slots=True)
+class SigningIn:
+    """Has people sign in for their calls."""
+
+    credentials: Credentials
+    seal: Seal
+    signals: Signals
+    draining: Callable[[], bool] = lambda: False
+
+    async def ensure(self, attempt: Attempt, auth: Proof) -> Result | None:
+        """None once there is a credential; a question where the client answers by calling again."""
+        answer = self._take_answer(attempt)
+        missing = await self._missing(attempt, auth)
+        if missing is None:
+            return None
+        caller = attempt.caller
+        opens_pages = "url" in elicitation_modes(caller.capabilities) and not attempt.unattended
+        link = missing.details.get("sign_in_url")
+        if link is None or not opens_pages:
+            raise missing
+        if caller.era == "2026":
+            return await self._ask_by_answer(attempt, auth, missing, answer)
+        if caller.ask is None:
+            raise missing
+        question = {**_question(missing), "elicitationId": new_id(time.time())}
+        answer = await caller.ask(ELICIT, question)
+        seconds = attempt.snapshot.permissions.timeout_seconds
+        if _is_accepted(answer) and await self._is_signed_in(attempt, auth, seconds):
+            return None
+        raise missing
+
+    async def _ask_by_answer(
+        self, attempt: Attempt, auth: Proof, missing: UpstreamFailed, answer: Answer | None
+    ) -> Result | None:
+        if answer is not None:
+            if not _is_accepted(answer):
+                raise missing
+            if await self._is_signed_in(attempt, auth, HELD_SECONDS):
+                return None
+        state = self.seal.seal_values(PURPOSE, *_bound_to(attempt))
+        asked = {QUESTION: {"method": ELICIT, "params": _question(missing)}}
+        return attempt.asking("pending_confirmation", asked, state)
+
+    def _take_answer(self, attempt: Attempt) -> Answer | None:
+        """What the client answers to our question about this call; None: it answers none of ours.
+
+        It is ours alone: no server is told of it.
+        """
+        caller = attempt.caller
+        values = self.seal.open_values(PURPOSE, caller.request_state)
+        if values is None or values != _bound_to(attempt):
+            return None
+        answer = (caller.input_responses or {}).get(QUESTION)
+        caller.request_state = caller.input_responses = None
+        return answer if isinstance(answer, Mapping) else {}
+
+    async def _missing(self, attempt: Attempt, auth: Proof) -> UpstreamFailed | None:
+        """Why the call can't go out yet; None: it can."""
+        try:
+            await self.credentials.grant(auth, attempt.caller.principal)
+        except UpstreamFailed as error:
+            if error.code != "sign_in_required":
+                raise
+            return error
+        return None
+
+    async def _is_signed_in(self, attempt: Attempt, auth: Proof, seconds: float) -> bool:
+        """Waits until the person is back, at most so long and while somebody listens."""
+        account, ends = auth.account(attempt.principal), time.time() + seconds
+        began = time.time()
+        told = payload_of(account.connection, account.owner)
+        with self.signals.awaiting(CREDENTIAL, told) as heard:
+            while not attempt.caller.gone() and not self.draining():
+                if await self._missing(attempt, auth) is None:
+                    return True
+                if (left := ends - time.time()) <= 0:
+                    return False
+                await _say_progress(attempt, time.time() - began, seconds)
+                await heard_within(heard, min(left, MOMENT_SECONDS))
+        return False
+
+
+async def _say_progress(attempt: Attempt, waited: float, seconds: float) -> None:
+    if attempt.caller.progress is not None:
+        text = f"Waiting for a person to sign in to {attempt.tool.connection}"
+        await attempt.caller.progress(round(waited, 1), seconds, text)
+
+
+def _question(missing: GatewayError) -> dict[str, Any]:
+    words = f"{missing.message} Open the page to sign in; the call goes on when you are back."
+    return {"mode": "url", "message": words, "url": missing.details["sign_in_url"]}
+
+
+def _is_accepted(answer: object) -> bool:
+    return isinstance(answer, Mapping) and answer.get("action") == "accept"
+
+
+def _bound_to(attempt: Attempt) -> list[str]:
+    return [attempt.principal, attempt.tool.name, attempt.args_digest]

@@ -1,0 +1,217 @@
+"""Signing in to an API as oneself: the page behind a link that a call, the console or a CLI gave.
+
+    link opened      by the browser of the very person it was made for; of anybody else nothing is
+                     taken, and they are told so
+    OAuth            on to the API's own authorization server, with a state that only this browser
+                     has, and back to `/oauth/callback` with a code
+    a key            a form of ours takes it
+    kept             sealed, for that person and connection; a call that waits for it goes on
+
+The link works once: what it brought in uses it up. Whose credential it becomes is in the sealed
+link and is compared with the session of the browser, before it leaves and when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.calls.credentials import account_of
+from gateway.catalog.snapshot import ConnectionState, Snapshot
+from gateway.config.connection import OAuth2Auth, people_sign_in
+from gateway.console.pages import render
+from gateway.errors import Fixable
+from gateway.oauth.entrance import Entrance
+from gateway.oauth.premises import Premises
+from gateway.oauth.provider import NoSignIn
+from gateway.policy.access import may_know
+from gateway.sign_in.client import (
+    AuthorizationServer,
+    Secret,
+    TokenRefused,
+    authorize_address,
+    exchange_code,
+    is_answer_of,
+    new_secret,
+)
+from gateway.sign_in.discovery import CALLBACK, CLIENT_DOCUMENT, Discovery, own_document
+from gateway.sign_in.keeper import CONNECT_PATH, Account, Keeper, SignInLink, key_of
+from gateway.store.cluster import first_use, is_ended
+from gateway.store.credentials import forget_registration
+from gateway.web.identity import ConsoleSession
+
+log = structlog.get_logger("gateway.oauth")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A person who has opened their own link."""
+
+    link: SignInLink
+    session: ConsoleSession
+    state: ConnectionState
+
+    @property
+    def account(self) -> Account:
+        """Whose credential this becomes, and for what."""
+        account = account_of(self.state.name, self.state.settings, self.link.principal)
+        if account.owner != self.link.owner:  # the connection's settings are others now
+            raise HTTPException(409, "The connection has changed since: ask for another link.")
+        return account
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Takes what people prove themselves with to the APIs behind us."""
+
+    entrance: Entrance
+    keeper: Keeper
+    snapshot: Callable[[], Snapshot]
+
+    @property
+    def premises(self) -> Premises:
+        return self.entrance.premises
+
+    def routes(self) -> list[Route]:
+        """The addresses that a browser opens, and the document that servers read of us."""
+        self.entrance.take_back = self.take_back
+        shown = self.entrance.shown
+        return [
+            Route(f"{CONNECT_PATH}{{link}}", shown(self._open), methods=["GET"]),
+            Route(f"{CONNECT_PATH}{{link}}", shown(self._take_key), methods=["POST"]),
+            Route(CLIENT_DOCUMENT, self._document, methods=["GET"]),
+        ]
+
+    async def _document(self, request: HttpRequest) -> Response:
+        text = msgspec.json.encode(own_document(self.premises.url))
+        return Response(text, media_type="application/json")
+
+    async def _open(self, request: HttpRequest) -> Response:
+        """Sends the person on to the provider, or asks for their key."""
+        sealed = request.path_params["link"]
+        link = await self._link(sealed)
+        session = await self.entrance.session(request)
+        if session is None:
+            return await self.entrance.to_sign_in(f"{CONNECT_PATH}{sealed}")
+        guest = self._guest(link, session)
+        if not isinstance(guest.state.settings.auth, OAuth2Auth):
+            return self._key_page(guest, sealed)
+        server = await self._server(guest)
+        state, verifier = new_secret(), new_secret()
+        address = authorize_address(server, self._callback, state, verifier)
+        kept = {"link": sealed, "verifier": verifier, "place": _place(server)}
+        return self.entrance.leave(address, "connect", state, **kept)
+
+    async def take_back(self, request: HttpRequest, held: dict[str, Any]) -> Response:
+        """Takes the code that a person brought back from the provider, in the same browser."""
+        link = await self._link(held["link"])
+        session = await self.entrance.session(request)
+        if session is None:
+            raise NoSignIn("You are signed out here: open the link again.")
+        guest, query = self._guest(link, session), request.query_params
+        server, account = await self._server(guest), guest.account
+        if _place(server) != held["place"]:
+            raise NoSignIn("The connection has changed meanwhile: open the link again.")
+        if not is_answer_of(server, query.get("iss")):
+            raise NoSignIn("The answer comes from another provider than the one that was asked.")
+        if "code" not in query:
+            raise NoSignIn(f"The provider said: {query.get('error', 'nothing')[:100]}.")
+        await self._use_up(link)
+        try:
+            tokens, server = await exchange_code(
+                self.premises.egress, server, query["code"], held["verifier"], self._callback
+            )
+        except TokenRefused as error:
+            if error.code == "invalid_client":  # it has forgotten us: the next one registers anew
+                await forget_registration(self.premises.db, account.connection, server.issuer)
+            raise NoSignIn(f"The provider did not take its own code ({error}).") from error
+        await self.keeper.save(account, Secret(tokens, server))
+        return self._done_page(guest)
+
+    async def _take_key(self, request: HttpRequest) -> Response:
+        """Takes a key that a person has typed in."""
+        session, form = await self.entrance.own_form(request)
+        sealed = request.path_params["link"]
+        link = await self._link(sealed)
+        guest = self._guest(link, session)
+        try:
+            secret = key_of(guest.state.settings.auth, form)
+        except Fixable as error:
+            return self._key_page(guest, sealed, error.message)
+        await self._use_up(link)
+        await self.keeper.save(guest.account, secret)
+        return self._done_page(guest)
+
+    async def _link(self, sealed: str) -> SignInLink:
+        link = self.keeper.open_link(sealed)
+        if link is None or await is_ended(self.premises.db, link.id):
+            words = "This link is too old, or was used already. Call again to get another one."
+            raise HTTPException(410, words)
+        return link
+
+    async def _use_up(self, link: SignInLink) -> None:
+        if not await first_use(self.premises.db, link.id, link.expires):
+            raise HTTPException(410, "This link was used already. Call again to get another one.")
+
+    def _guest(self, link: SignInLink, session: ConsoleSession) -> Guest:
+        """The person whose link it is. Raises HTTPException for everybody else."""
+        person, snapshot = session.principal, self.snapshot()
+        state = snapshot.connections.get(link.connection)
+        if person.name != link.principal:
+            log.warning("link of somebody else opened", of=link.principal, by=person.name)
+            raise HTTPException(
+                403,
+                "This link was made for somebody else, and signs nobody in."
+                " If it is yours, sign out in the console and open it again as yourself.",
+            )
+        if state is None or not may_know(person, state) or not people_sign_in(state.settings.auth):
+            raise HTTPException(404, "The connection is no longer there, or needs no sign-in.")
+        if not link.owner and not person.admin:
+            raise HTTPException(403, "Only an admin signs in for everybody.")
+        return Guest(link, session, state)
+
+    async def _server(self, guest: Guest) -> AuthorizationServer:
+        state = guest.state
+        azure = self.snapshot().settings.azure
+        at = self.premises
+        ways = (at.db, at.seal, at.egress, lambda: at.settings().network.allow, at.url)
+        about = (state.name, state.settings, state.build, azure)
+        server = await Discovery(*ways).server_of(*about)
+        scopes = tuple(dict.fromkeys((*server.scopes, *guest.link.scopes)))
+        return msgspec.structs.replace(server, scopes=scopes)
+
+    @property
+    def _callback(self) -> str:
+        return f"{self.premises.url}{CALLBACK}"
+
+    def _key_page(self, guest: Guest, sealed: str, problem: str = "") -> Response:
+        auth = guest.state.settings.auth
+        kinds = {"basic": ("username", "password"), "api-key": ("value",)}
+        text = render(
+            "connect_key.html",
+            connection=guest.state.display_name,
+            action=f"{CONNECT_PATH}{sealed}",
+            csrf=guest.session.csrf,
+            me=guest.session.principal,
+            fields=kinds.get(auth.type, ("token",)),
+            problem=problem,
+        )
+        return Response(text, 422 if problem else 200, media_type="text/html")
+
+    def _done_page(self, guest: Guest) -> Response:
+        name, everybody = guest.state.display_name, not guest.link.owner
+        text = render("connected.html", connection=name, everybody=everybody)
+        return Response(text, media_type="text/html")
+
+
+def _place(server: AuthorizationServer) -> list[str]:
+    """What must be the same when a person is back as it was when they left."""
+    return [server.issuer, server.authorize_url, server.token_url, server.client_id]

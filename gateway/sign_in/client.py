@@ -1,0 +1,324 @@
+"""The gateway as an OAuth client of the APIs behind it.
+
+What is needed of an authorization server is an address for a browser, and forms that are posted to
+its token endpoint. Both are addresses that an operator has configured, or that an MCP server's own
+documents name (`discovery.py`). Nothing that a server says is quoted but the code of an OAuth
+error. The vault that Nango keeps is asked in the same way.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import orjson
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.config.connection import NangoAuth, OAuth2Auth
+from gateway.errors import GatewayError, Refused, UpstreamFailed
+from gateway.limits import (
+    CLIENT_DOCUMENT_BYTES,
+    LARGE_BYTES,
+    STEP_BYTES,
+    TOKEN_LIFE_SECONDS,
+    TOKEN_SECONDS,
+)
+from gateway.outbound.client import Answer, Egress, Pairs, Request
+
+JSON = "application/json"
+EXCHANGE_GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
+ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
+_TOKEN = re.compile(rf"[\x21-\x7e]{{1,{CLIENT_DOCUMENT_BYTES}}}")  # what fits into a header
+_ERROR = re.compile(r"[a-z_]{1,64}")
+
+Form = Mapping[str, str]
+
+
+class AuthorizationServer(Struct, frozen=True):
+    """An authorization server, and who we are there."""
+
+    authorize_url: str = ""
+    token_url: str = ""
+    client_id: str = ""
+    client_secret: str = ""
+    scopes: tuple[str, ...] = ()
+    issuer: str = ""
+    names_itself: bool = False  # it says `iss` with every answer (RFC 9207)
+    resource: str = ""  # that tokens are for (RFC 8707)
+    revoke_url: str = ""
+    in_header: bool | None = None  # how it wants our secret; None: it has to be found out
+
+
+class Tokens(Struct, frozen=True):
+    """What a token endpoint gave."""
+
+    access_token: str
+    refresh_token: str = ""
+    expires_at: float | None = None  # None: it does not say
+    renew_at: float = math.inf
+    scope: str = ""
+
+
+class Secret(Struct, frozen=True):
+    """What is sealed: tokens and where they came from, or a person's own key."""
+
+    tokens: Tokens | None = None
+    server: AuthorizationServer | None = None
+    token: str = ""
+    username: str = ""
+    password: str = ""
+    value: str = ""
+
+
+class TokenRefused(Exception):
+    """The token endpoint said no, with the code of an OAuth error ("" where it gave none)."""
+
+    def __init__(self, code: str, status: int) -> None:
+        super().__init__(f"{status} {code}".strip())
+        self.code = code
+        self.status = status
+
+
+def challenge_of(verifier: str) -> str:
+    """What PKCE shows of a verifier."""
+    digest = hashlib.sha256(verifier.encode()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def new_secret() -> str:
+    """A state, nonce or verifier."""
+    return secrets.token_urlsafe(32)
+
+
+def basic_header(username: str, password: str) -> tuple[str, str]:
+    """The header of a name and a password."""
+    pair = base64.b64encode(f"{username}:{password}".encode()).decode()
+    return "Authorization", f"Basic {pair}"
+
+
+def authorize_address(server: AuthorizationServer, callback: str, state: str, verifier: str) -> str:
+    """Where a browser goes to sign in."""
+    asked = {
+        "response_type": "code",
+        "client_id": server.client_id,
+        "redirect_uri": callback,
+        "state": state,
+        "code_challenge": challenge_of(verifier),
+        "code_challenge_method": "S256",
+    }
+    asked |= {"scope": " ".join(server.scopes)} if server.scopes else {}
+    asked |= {"resource": server.resource} if server.resource else {}
+    joint = "&" if "?" in server.authorize_url else "?"
+    return f"{server.authorize_url}{joint}{urlencode(asked)}"
+
+
+def is_answer_of(server: AuthorizationServer, iss: str | None) -> bool:
+    """Whether an answer may come from this server, by what it says of its issuer.
+
+    Where the issuer is not known, one that lives elsewhere than the server's pages is refused.
+    """
+    if iss is None:
+        return not server.names_itself
+    if server.issuer:
+        return iss == server.issuer
+    origins = {urlsplit(url)[:2] for url in (server.authorize_url, server.token_url)}
+    return urlsplit(iss)[:2] in origins
+
+
+async def exchange_code(
+    egress: Egress, server: AuthorizationServer, code: str, verifier: str, callback: str
+) -> tuple[Tokens, AuthorizationServer]:
+    """The tokens for a code; and the server, with how it wants our secret."""
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": callback}
+    return await ask_tokens(egress, server, {**form, "code_verifier": verifier})
+
+
+async def refresh(egress: Egress, server: AuthorizationServer, held: Tokens) -> Tokens:
+    """New tokens; a server that gives no other refresh token goes on taking this one."""
+    form = {"grant_type": "refresh_token", "refresh_token": held.refresh_token}
+    form |= {"scope": held.scope} if held.scope and not server.resource else {}
+    found, _ = await ask_tokens(egress, server, form)
+    return replace(found, refresh_token=found.refresh_token or held.refresh_token)
+
+
+async def ask_tokens(
+    egress: Egress, server: AuthorizationServer, form: Form
+) -> tuple[Tokens, AuthorizationServer]:
+    """What a token endpoint gives for a form. Raises TokenRefused, or UpstreamFailed.
+
+    A server whose way is not known is given our secret in the form, and in a header if it says
+    that it does not know us so.
+    """
+    form = {**form, "resource": server.resource} if server.resource else form
+    for in_header in (False, True) if server.in_header is None else (server.in_header,):
+        try:
+            tokens = _tokens(await _post(egress, server, form, in_header=in_header))
+            return tokens, replace(server, in_header=in_header)
+        except TokenRefused as error:
+            unknown = error.status == 401 or error.code == "invalid_client"
+            if in_header or not unknown or not server.client_secret or server.in_header is False:
+                raise
+    raise AssertionError("a way was tried")
+
+
+async def revoke(egress: Egress, server: AuthorizationServer, held: Tokens) -> None:
+    """Tells a server that its tokens are not wanted any more; it may not listen."""
+    token = held.refresh_token or held.access_token
+    if server.revoke_url:
+        to = replace(server, token_url=server.revoke_url)
+        try:
+            await _post(egress, to, {"token": token}, in_header=bool(server.in_header))
+        except GatewayError:
+            return
+
+
+async def _post(
+    egress: Egress, server: AuthorizationServer, form: Form, *, in_header: bool
+) -> Answer:
+    headers: Pairs = (("Accept", JSON), ("Content-Type", "application/x-www-form-urlencoded"))
+    if in_header:
+        named = quote(server.client_id, ""), quote(server.client_secret, "")
+        headers += (basic_header(*named),)
+    else:
+        form = {**form, "client_id": server.client_id}
+        form |= {"client_secret": server.client_secret} if server.client_secret else {}
+    request = Request("POST", server.token_url, headers, urlencode(form).encode())
+    return await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=STEP_BYTES)
+
+
+def _tokens(answer: Answer) -> Tokens:
+    value = _object(answer)
+    token = value.get("access_token")
+    kind = str(value.get("token_type") or "bearer").lower()
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token) or kind in ("mac", "dpop", "n_a"):
+        raise UpstreamFailed("upstream_error", "The token endpoint answered without a token.")
+    renewing, scope = value.get("refresh_token"), value.get("scope")
+    return Tokens(
+        token,
+        renewing if isinstance(renewing, str) and _TOKEN.fullmatch(renewing) else "",
+        *_moments(value.get("expires_in")),
+        scope if isinstance(scope, str) else "",
+    )
+
+
+def _moments(seconds: Any) -> tuple[float | None, float]:
+    """When a token expires, and when it is to be renewed: a while before."""
+    if seconds is None:
+        return None, math.inf
+    try:
+        life = float(seconds)
+    except (TypeError, ValueError):
+        life = TOKEN_LIFE_SECONDS
+    life = max(life if math.isfinite(life) else TOKEN_LIFE_SECONDS, 1.0)
+    return time.time() + life, time.time() + 0.8 * life
+
+
+def _object(answer: Answer, who: str = "The token endpoint") -> dict[str, Any]:
+    """The JSON object of an answer. Raises TokenRefused, or UpstreamFailed where there is none."""
+    try:
+        value = orjson.loads(answer.body) if not answer.truncated else None
+    except orjson.JSONDecodeError:
+        value = None
+    said = value.get("error") if isinstance(value, dict) else None
+    code = said if isinstance(said, str) and _ERROR.fullmatch(said) else ""
+    if code in ("temporarily_unavailable", "server_error", "slow_down"):
+        raise _no_tokens(who, answer.status)
+    if answer.status in (400, 401, 403, 404) or (code and answer.status == 200):
+        raise TokenRefused(code, answer.status)
+    if answer.status != 200 or not isinstance(value, dict):
+        raise _no_tokens(who, answer.status)
+    return value
+
+
+def _no_tokens(who: str, status: int) -> UpstreamFailed:
+    """The error for a server that said neither yes nor no."""
+    words = f"{who} gave no token ({status})."
+    return UpstreamFailed("upstream_error", words, "Try again later.", sent=False, status=status)
+
+
+def misconfigured(error: TokenRefused) -> Refused:
+    """The error for a token endpoint that does not take our own credentials."""
+    return Refused(
+        "not_connected",
+        f"The token endpoint refused to give a token ({error}).",
+        "An operator must check client_id, client_secret and token_url.",
+    )
+
+
+# --- tokens of the gateway's own ------------------------------------------------------------------
+
+
+async def ask_token(egress: Egress, auth: OAuth2Auth, subject: str) -> tuple[str, float]:
+    """A token and its life: the gateway's own, or the one for a caller's token (RFC 8693)."""
+    form = {"grant_type": "client_credentials"}
+    if subject:
+        kinds = dict.fromkeys(("subject_token_type", "requested_token_type"), ACCESS_TOKEN)
+        form = {"grant_type": EXCHANGE_GRANT, "subject_token": subject, **kinds}
+        form |= {"audience": auth.audience} if auth.audience else {}
+    if auth.scopes:
+        form["scope"] = " ".join(auth.scopes)
+    secret = auth.client_secret.get_secret_value() if auth.client_secret else ""
+    server = AuthorizationServer("", auth.token_url or "", auth.client_id or "", secret)
+    try:
+        tokens, _ = await ask_tokens(egress, server, form)
+    except TokenRefused as error:
+        if subject and error.code in ("invalid_grant", "invalid_request", "invalid_target"):
+            words = f"Your token was not exchanged ({error})."
+            raise Refused("not_connected", words, "Sign in anew, then call again.") from error
+        raise misconfigured(error) from error
+    expires = tokens.expires_at
+    return tokens.access_token, TOKEN_LIFE_SECONDS if expires is None else expires - time.time()
+
+
+# --- Nango ----------------------------------------------------------------------------------------
+
+
+_NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oauth_token")
+
+
+async def read_nango(egress: Egress, auth: NangoAuth, fresh: bool) -> tuple[Secret, float]:
+    """What the vault holds, and its life; `fresh` makes it renew that first."""
+    query = {"provider_config_key": auth.provider_config_key}
+    if fresh:
+        query["force_refresh"] = "true"
+    url = f"{auth.url.rstrip('/')}/connection/{quote(auth.connection_id, '')}?{urlencode(query)}"
+    key = auth.secret_key.get_secret_value()
+    request = Request("GET", url, (("Accept", JSON), ("Authorization", f"Bearer {key}")))
+    answer = await egress.send(request, deadline=TOKEN_SECONDS, max_bytes=LARGE_BYTES)
+    try:
+        held = _object(answer, "Nango").get("credentials")
+    except TokenRefused as error:
+        words = f"Nango refused to give a token ({error.status})."
+        hint = "An operator must check secret_key, connection_id and provider_config_key."
+        raise Refused("not_connected", words, hint) from error
+    if not isinstance(held, dict):
+        raise UpstreamFailed("upstream_error", "Nango answered without credentials.")
+    return _nango_secret(held), _seconds_until(held.get("expires_at"))
+
+
+def _nango_secret(held: dict[str, Any]) -> Secret:
+    if isinstance(held.get("username"), str) and "access_token" not in held:
+        return Secret(username=held["username"], password=str(held.get("password") or ""))
+    token = next((t for n in _NANGO_TOKENS if (t := held.get(n)) and isinstance(t, str)), "")
+    if not token:
+        words = "Nango holds credentials of a kind that can't be sent as a token."
+        raise UpstreamFailed("upstream_error", words)
+    return Secret(token=token)
+
+
+def _seconds_until(value: Any) -> float:
+    """Seconds until a time that is written as in ISO 8601."""
+    try:
+        moment = datetime.fromisoformat(str(value))
+    except ValueError:
+        return TOKEN_LIFE_SECONDS
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - time.time()

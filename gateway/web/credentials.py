@@ -1,0 +1,99 @@
+"""What callers prove themselves with to the APIs behind us: their own, listed, put, forgotten.
+
+The same for REST and the console. Nobody reads a secret here, an admin neither, and nobody reaches
+another person's. What an admin signed in for everybody is listed for admins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.calls.credentials import account_of
+from gateway.catalog.snapshot import ConnectionState
+from gateway.config.connection import OAuth2Auth, people_sign_in
+from gateway.errors import Fixable, NotFound, Refused
+from gateway.sign_in.keeper import Account, key_of
+from gateway.store.tables import Credential
+from gateway.web.gateway import Inquiry
+
+Shown = dict[str, Any]
+
+
+async def list_credentials(inquiry: Inquiry) -> Shown:
+    """The connections that the caller signs in to, and whether they have."""
+    keeper, me = inquiry.gateway.keeper, inquiry.principal
+    mine, shared = await keeper.of(me.name), await keeper.of("") if me.admin else {}
+    rows = []
+    for state in inquiry.connections():
+        if people_sign_in(state.settings.auth):
+            account = account_of(state.name, state.settings, me.name)
+            if account.owner or me.admin:
+                found = (mine if account.owner else shared).get(state.name)
+                rows.append(_row(state, account, found))
+    return {"credentials": rows}
+
+
+async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) -> Shown:
+    """Keeps a key of the caller's own."""
+    state, account = _account(inquiry, connection)
+    if not isinstance(posted, Mapping):
+        raise Fixable("invalid_arguments", "the body must be a JSON object")
+    await inquiry.gateway.keeper.save(account, key_of(account.auth, posted))
+    return await _shown(inquiry, state, account)
+
+
+async def delete_credential(inquiry: Inquiry, connection: str) -> Shown:
+    """Signs the caller out of a connection, here and at its provider."""
+    state, account = _account(inquiry, connection)
+    await inquiry.gateway.keeper.forget(owner=account.owner, connection=connection)
+    return await _shown(inquiry, state, account)
+
+
+async def sign_in(inquiry: Inquiry, connection: str) -> Shown:
+    """The address that the caller opens in a browser to sign in."""
+    _, account = _account(inquiry, connection)
+    me = inquiry.principal.name
+    return {"sign_in_url": inquiry.gateway.keeper.link(me, account.owner, connection)}
+
+
+def acts_as(state: ConnectionState | None, principal: str) -> str:
+    """On whose behalf a call of this principal goes out, for people who decide on it."""
+    auth = state.settings.auth if state else None
+    if auth is None or auth.type == "none":
+        return ""
+    if getattr(auth, "per", "") == "user" or getattr(auth, "grant", "") == "token_exchange":
+        return principal
+    return "everybody"
+
+
+def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Account]:
+    """Whose credential the caller may change here."""
+    state = inquiry.connection(connection)
+    if not people_sign_in(state.settings.auth):
+        words = f"nobody signs in to {connection}: its credentials are configured"
+        raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")
+    account = account_of(connection, state.settings, inquiry.principal.name)
+    if not account.owner and not inquiry.principal.admin:
+        words = f"only an admin signs in to {connection}, for everybody"
+        raise Refused("access_denied", words, "Ask an admin of the gateway.")
+    return state, account
+
+
+async def _shown(inquiry: Inquiry, state: ConnectionState, account: Account) -> Shown:
+    found = (await inquiry.gateway.keeper.of(account.owner)).get(state.name)
+    return _row(state, account, found)
+
+
+def _row(state: ConnectionState, account: Account, found: Credential | None) -> Shown:
+    holds = found is not None and not found.refused and found.binding == account.binding
+    return {
+        "connection": state.name,
+        "display_name": state.display_name,
+        "type": state.settings.auth.type,
+        "per": "user" if account.owner else "connection",
+        "signed_in": holds,
+        "signed_in_at": found.signed_in_at if found and holds else None,
+        "expires_at": found.expires_at if found and holds else None,
+        "by_key": not isinstance(state.settings.auth, OAuth2Auth),
+    }

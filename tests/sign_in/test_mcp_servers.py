@@ -1,0 +1,141 @@
+"""MCP servers that take people's own tokens: found by their documents, registered as they allow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from mcp_types import ElicitResult
+
+from tests.sign_in.conftest import House, mcp_client
+from tests.sign_in.servers import notes_mcp
+
+
+@pytest.fixture
+async def server(house: House) -> AsyncIterator[str]:
+    async with notes_mcp(house.peer) as url:
+        yield url
+
+
+def people(url: str, **more: Any) -> dict[str, Any]:
+    auth = {"type": "oauth2", "grant": "authorization_code", "per": "user", **more}
+    return {"kind": "mcp", "url": url, "auth": auth}
+
+
+async def tool(house: House, name: str = "notes_who_am_i") -> None:
+    async with asyncio.timeout(20):
+        while name not in house.gateway.app.gateway.snapshot.tools:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_tools_are_learned_at_the_first_sign_in_and_listed_for_everybody(
+    house: House, server: str
+) -> None:
+    put = await house.put(**people(server))
+    assert put["status"] == "unauthenticated"
+    await house.sign_in("ann")
+    await tool(house)
+    ann, bob = house.api("ann"), house.api("bob")
+    assert (await bob("GET", "/connections/notes"))["status"] == "connected"
+    said = (await ann.call("notes_who_am_i"))["output"]
+    assert "you are ann" in str(said) and "access-" not in str(said)
+    assert (await bob.call("notes_who_am_i"))["error"]["code"] == "sign_in_required"
+    await house.sign_in("bob")
+    assert "you are bob" in str((await bob.call("notes_who_am_i"))["output"])
+    assert {who for who, path in house.peer.asked if path == "who_am_i"} == {"ann", "bob"}
+    # Registered once, for both; tokens are asked for the server's own address.
+    assert len(house.peer.registered) == 1
+    assert house.peer.registered[0]["redirect_uris"] == [f"{house.url}/oauth/callback"]
+    assert {form["resource"] for form in house.peer.forms} == {server}
+
+
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
+async def test_a_client_is_asked_and_its_call_goes_on(house: House, server: str, era: str) -> None:
+    await house.put(**people(server))
+    await house.sign_in("ann")
+    await tool(house)
+    house.peer.login = "bob"
+    opened: list[asyncio.Task[Any]] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        opened.append(asyncio.create_task(house.person("bob").sign_in(params.url)))
+        return ElicitResult(action="accept")
+
+    async with mcp_client(house.url, "bob", era, answer) as client:
+        for _ in range(2):
+            result = await client.call_tool("notes_who_am_i", {})
+            assert "you are bob" in str(result.content)
+    assert len(opened) == 1
+
+
+async def test_a_renewed_token_reaches_the_server_and_a_refused_one_asks_again(
+    house: House, server: str
+) -> None:
+    await house.put(**people(server))
+    await house.sign_in("ann")
+    await tool(house)
+    ann = house.api("ann")
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    house.peer.expire()
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    assert house.peer.reused == []
+    house.peer.expire()
+    house.peer.refreshable.clear()
+    refused = await ann.call("notes_who_am_i")
+    assert refused["error"]["code"] == "sign_in_required"
+    assert refused["error"]["sign_in_url"]
+    assert (await ann("GET", "/connections/notes"))["status"] == "connected"
+    house.peer.login = "ann"
+    await house.person("ann").sign_in(refused["error"]["sign_in_url"])
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+
+
+async def test_who_signs_in_as_somebody_else_gets_a_session_of_theirs(
+    house: House, server: str
+) -> None:
+    await house.put(**people(server))
+    await house.sign_in("ann")
+    await tool(house)
+    ann = house.api("ann")
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    house.peer.login = "ann-at-work"
+    await house.person("ann").sign_in(await ann.link())
+    assert "you are ann-at-work" in str(await ann.call("notes_who_am_i"))
+
+
+async def test_one_sign_in_for_all(house: House, server: str) -> None:
+    await house.put(**people(server, per="connection"))
+    await house.sign_in("root")
+    await tool(house)
+    assert "you are root" in str(await house.api("bob").call("notes_who_am_i"))
+
+
+async def test_a_client_that_is_configured_is_not_registered(house: House, server: str) -> None:
+    secret = house.peer.clients["gw"]
+    await house.put(**people(server, client_id="gw", client_secret=secret))
+    await house.sign_in("ann")
+    await tool(house)
+    assert "you are ann" in str(await house.api("ann").call("notes_who_am_i"))
+    assert house.peer.registered == []
+
+
+async def test_a_server_that_takes_no_new_clients_says_what_to_set(
+    house: House, server: str
+) -> None:
+    house.peer.new_clients = False
+    await house.put(**people(server))
+    page = await house.person("ann").sign_in(await house.api("ann").link())
+    assert page.status_code == 503 or page.status_code == 400
+    assert "auth.client_id" in page.text
+
+
+async def test_an_issuer_that_must_name_itself_and_does_not_is_refused(
+    house: House, server: str
+) -> None:
+    await house.put(**people(server))
+    house.peer.iss = "https://elsewhere.example"
+    page = await house.person("ann").sign_in(await house.api("ann").link())
+    assert page.status_code == 400
+    assert house.peer.forms == []
