@@ -342,7 +342,7 @@ class Credentials:
             grant = _token_grant(auth.scheme, token)
         else:
             assert isinstance(settings, NangoAuth)
-            secret, life = await read_nango(self._egress, settings, rejected)
+            secret, life = await read_nango(self._egress, settings, rejected, asked_at)
             grant = _secret_grant(auth.scheme, secret)
         life = max(life, 1.0)
         return _HeldToken(auth, grant, asked_at + 0.8 * life, asked_at + life)

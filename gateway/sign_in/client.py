@@ -285,7 +285,9 @@ async def ask_token(egress: Egress, auth: OAuth2Auth, subject: str) -> tuple[str
 _NANGO_TOKENS = ("access_token", "token", "apiKey", "api_key", "jwt_token", "oauth_token")
 
 
-async def read_nango(egress: Egress, auth: NangoAuth, fresh: bool) -> tuple[Secret, float]:
+async def read_nango(
+    egress: Egress, auth: NangoAuth, fresh: bool, now: float
+) -> tuple[Secret, float]:
     """What the vault holds, and its life; `fresh` makes it renew that first."""
     query = {"provider_config_key": auth.provider_config_key}
     if fresh:
@@ -302,7 +304,7 @@ async def read_nango(egress: Egress, auth: NangoAuth, fresh: bool) -> tuple[Secr
         raise Refused("not_connected", words, hint) from error
     if not isinstance(held, dict):
         raise UpstreamFailed("upstream_error", "Nango answered without credentials.")
-    return _nango_secret(held), _seconds_until(held.get("expires_at"))
+    return _nango_secret(held), _seconds_until(held.get("expires_at"), now)
 
 
 def _nango_secret(held: dict[str, Any]) -> Secret:
@@ -315,10 +317,10 @@ def _nango_secret(held: dict[str, Any]) -> Secret:
     return Secret(token=token)
 
 
-def _seconds_until(value: Any) -> float:
+def _seconds_until(value: Any, now: float) -> float:
     """Seconds until a time that is written as in ISO 8601."""
     try:
         moment = datetime.fromisoformat(str(value))
     except ValueError:
         return TOKEN_LIFE_SECONDS
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - time.time()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now
