@@ -30,7 +30,7 @@ MAX_FILES = 111
 CAPABILITIES = {
     "oauth": (1_553, 10),
     "store.oauth": (124, 1),
-    "sign_in": (753, 4),
+    "sign_in": (755, 4),
     "store.credentials": (64, 1),
     "web.credentials": (68, 1),
     "calls.signing_in": (93, 1),
