@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -63,6 +63,7 @@ from gateway.sign_in.client import (
 from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, sign_in_required
 
 JSON = "application/json"
+Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]
 
 
@@ -222,21 +223,21 @@ class Credentials:
         return answer, grant
 
     async def upstream_headers(
-        self, name: str, settings: Connection, principal: str | None, refused: bool
+        self, name: str, settings: Connection, principal: str | None, refused: Headers | None
     ) -> Pairs:
-        """What proves us to an MCP server; a fresh token where it refused the last one.
+        """What proves us to an MCP server; a fresh token where it refused this one.
 
         Tools are listed for whoever has signed in last, and without a token if nobody has.
         """
         auth = proof_of(name, settings.auth, None, settings)
         if auth.by_people and principal is None and per_user(auth.settings):
             signed_in = await self.keeper.holders(name) if self.keeper else []
-            if not signed_in and not refused:
+            if not signed_in and refused is None:
                 return ()
             principal = signed_in[0] if signed_in else ""
         person = Principal(principal or "")
         grant = await self.grant(auth, person)
-        if refused:
+        if refused is not None and set(grant.headers) <= set(refused):
             grant = await self._other_grant(auth, person, grant)
         return grant.headers
 

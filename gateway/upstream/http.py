@@ -52,10 +52,11 @@ from gateway.upstream.protocol import (
 from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
-Authorize = Callable[[bool], Awaitable[Headers]]  # True: the last credentials were refused
+Authorize = Callable[[Headers | None], Awaitable[Headers]]  # given what was refused just now
 Marks = Mapping[str, Mapping[tuple[str, ...], str]]  # arguments repeated in headers, by tool
 
 EVENTS = "text/event-stream"
+ACCEPT = f"application/json, {EVENTS}"
 NO_STREAM = (200, 400, 404, 405, 406, 501)  # answers to a GET by servers that have no stream
 _PROTOCOL_HEADER = re.compile(r"accept|content-type|last-event-id|mcp-.*", re.IGNORECASE)
 
@@ -99,16 +100,16 @@ class HttpSession(Session):
     async def _answer(
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
-        body, refused = protocol.encoded(message), False
+        body, refused = protocol.encoded(message), None
         while True:
             head = [*await self._headers(peer, refused), *self._routing(message, peer)]
             left = ends - asyncio.get_running_loop().time()
             limit.reschedule(None)  # up to the head the way out keeps the time, and what was sent
             with await self._open("POST", head, body, left) as stream:
                 limit.reschedule(ends)
-                if stream.status != 401 or refused:
+                if stream.status != 401 or refused is not None:
                     return await self._result(stream, message["method"], peer, hooks)
-            refused = True  # not processed: once more, with fresh credentials
+            refused = head  # not processed: once more, with fresh credentials
 
     async def _result(
         self, stream: Stream, method: str, peer: Peer, hooks: Hooks
@@ -193,7 +194,10 @@ class HttpSession(Session):
         return self._egress.open(request, deadline=deadline, tls=self._upstream.tls)
 
     async def _headers(
-        self, peer: Peer, refused: bool = False, accept: str = f"application/json, {EVENTS}"
+        self,
+        peer: Peer,
+        refused: Headers | None = None,
+        accept: str = f"application/json, {EVENTS}",
     ) -> list[tuple[str, str]]:
         configured = self._upstream.headers.items()
         head = [pair for pair in configured if not _PROTOCOL_HEADER.fullmatch(pair[0])]

@@ -92,6 +92,20 @@ async def test_a_renewed_token_reaches_the_server_and_a_refused_one_asks_again(
     assert "you are ann" in str(await ann.call("notes_who_am_i"))
 
 
+async def test_many_calls_whose_token_is_refused_renew_it_once(house: House, server: str) -> None:
+    await house.put(**people(server))
+    await house.sign_in("ann")
+    await tool(house)
+    ann = house.api("ann")
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    house.peer.expire()
+    house.peer.slow = 0.2
+    before = house.peer.refreshes()
+    answers = await asyncio.gather(*(ann.call("notes_who_am_i") for _ in range(20)))
+    assert all("you are ann" in str(each) for each in answers), answers
+    assert (house.peer.refreshes() - before, house.peer.reused) == (1, [])
+
+
 async def test_who_signs_in_as_somebody_else_gets_a_session_of_theirs(
     house: House, server: str
 ) -> None:
