@@ -206,8 +206,8 @@ async def test_advice_on_what_is_too_large_is_skipped(workers: Workers) -> None:
         (lambda: b"[" * 30_000_000, "nested too deeply"),
         (lambda: b'{"a":' * 90 + b"[" * 150_000 + b"]" * 150_000 + b"}" * 90, "nested too deeply"),
         (lambda: b"[" + b"1," * 15_000_000 + b"1]", COSTS),
-        (FAMILY["yaml-aliases"].make, "more than 1,000,000 nodes, aliases written out"),
-        (FAMILY["operations-50k"].make, f"more operations than {MAX_OPERATIONS:,}"),
+        (FAMILY["yaml-aliases"], "more than 1,000,000 nodes, aliases written out"),
+        (FAMILY["operations-50k"], f"more operations than {MAX_OPERATIONS:,}"),
     ],
     ids=["brackets", "depth", "numbers", "aliases", "operations"],
 )

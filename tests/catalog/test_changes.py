@@ -16,7 +16,6 @@ from gateway.model import (
     Parameter,
     Source,
     Tool,
-    Trust,
     UpstreamOperation,
     pack,
 )
@@ -42,15 +41,13 @@ def tool(
     *,
     http: HttpOperation = HTTP,
     access: Access = "write",
-    description: str = "Place an order",
     schema: dict[str, Any] = SCHEMA,
+    description: str = "Place an order",
     security: str = "key",
-    trust: Trust = "trusted",
-    auth_type: str = "none",
+    **of_source: Any,
 ) -> Tool:
-    source = Source("shop", "openapi", "Shop", "shop_", trust=trust, auth_type=auth_type)
     return http_tool(
-        source,
+        Source("shop", "openapi", "Shop", "shop_", **of_source),
         http,
         name=f"shop_{operation}",
         operation=operation,

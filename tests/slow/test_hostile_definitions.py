@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import OPEN
 from tests.processes import gateway_process
 from tests.raw_server import Connection, Conversation, raw_server
-from tests.slow.hostile import FAMILY, Hostile
+from tests.slow.hostile import FAMILY, MANNERS, PACKED
 from tests.test_workers import Peak
 
 pytestmark = pytest.mark.slow
@@ -35,11 +35,10 @@ START_SECONDS = 20
 async def test_a_hostile_definition_is_answered_in_time_and_little_memory(
     name: str, tmp_path: Path
 ) -> None:
-    hostile = FAMILY[name]
     config = tmp_path / "config.toml"
     config.write_text(OPEN, encoding="utf-8")
     async with (
-        raw_server(_sending(hostile, hostile.make())) as peer,
+        raw_server(_sending(name, FAMILY[name]())) as peer,
         gateway_process(config) as (process, address),
         aiohttp.ClientSession() as session,
     ):
@@ -91,29 +90,29 @@ def _cpu(gateway: psutil.Process) -> float:
     return used
 
 
-def _sending(hostile: Hostile, raw: bytes) -> Conversation:
+def _sending(name: str, raw: bytes) -> Conversation:
     """The conversation of a peer that sends the definition in the manner it asks for."""
 
     async def conversation(connection: Connection) -> None:
         await connection.request()
-        if hostile.manner != "silent":
-            await _send(connection.writer, hostile, raw)
+        if name != "silent":
+            await _send(connection.writer, name, raw)
         await connection.request()  # until the gateway is gone
 
     return conversation
 
 
-async def _send(writer: asyncio.StreamWriter, hostile: Hostile, raw: bytes) -> None:
+async def _send(writer: asyncio.StreamWriter, name: str, raw: bytes) -> None:
     lines = ["HTTP/1.1 200 OK", "Connection: close"]
-    if hostile.encoding:
-        lines.append(f"Content-Encoding: {hostile.encoding}")
-    if hostile.manner == "whole":
+    if name in PACKED:
+        lines.append(f"Content-Encoding: {PACKED[name]}")
+    if name not in MANNERS:
         lines.append(f"Content-Length: {len(raw)}")
     writer.write("\r\n".join([*lines, "", ""]).encode())
     for at in range(0, len(raw), CHUNK):
         writer.write(raw[at : at + CHUNK])
         await writer.drain()
-    while hostile.manner in ("endless", "drip"):
-        writer.write(b"s" * (CHUNK if hostile.manner == "endless" else 1))
+    while name in MANNERS:
+        writer.write(b"s" * (CHUNK if name == "endless" else 1))
         await writer.drain()
-        await asyncio.sleep(0 if hostile.manner == "endless" else 0.05)
+        await asyncio.sleep(0 if name == "endless" else 0.05)
