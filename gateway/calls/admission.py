@@ -177,17 +177,21 @@ class Slots:
     """So many calls at a time; a few more wait their turn, in order and not for long; or `busy`."""
 
     def __init__(self, limit: int, owner: str, wait_seconds: float) -> None:
-        self._free = asyncio.Semaphore(limit)
+        self._left = limit
+        self._turns = asyncio.Semaphore(0)  # what was freed for calls that wait
         self._owner = owner
         self._wait_seconds = wait_seconds
         self._waiting = 0
 
     async def __aexit__(self, *_: object) -> None:
-        self._free.release()  # to the call that waits longest
+        if self._waiting:
+            self._turns.release()  # to the call that waits longest
+        else:
+            self._left += 1
 
     async def __aenter__(self) -> None:
-        if not self._free.locked():
-            await self._free.acquire()
+        if self._left:
+            self._left -= 1
             return
         busy = _later("busy", f"{self._owner} has its hands full.", 1.0)
         if self._waiting >= MAX_WAITING_CALLS:
@@ -195,7 +199,7 @@ class Slots:
         self._waiting += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await self._free.acquire()
+                await self._turns.acquire()
         except TimeoutError:
             raise busy from None
         finally:

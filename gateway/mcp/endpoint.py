@@ -305,14 +305,14 @@ class Era2026:
             self._check_param_headers(exchange, message.params)
         caller = Caller(exchange.principal, exchange.scope, "2026")
         caller.client = client_name(route.client_info)
-        if isinstance(route.client_capabilities, Mapping):
+        if isinstance(route.client_capabilities, dict):
             caller.capabilities = route.client_capabilities
         return RpcRequest(self._core, exchange, message, caller, route.protocol_version, reply)
 
     def _check_param_headers(self, exchange: Exchange, params: Mapping[str, Any]) -> None:
         """Checks the headers of a call that repeat its arguments, where the tool's schema asks."""
         name, arguments = params.get("name"), params.get("arguments") or {}
-        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        if not isinstance(name, str) or not isinstance(arguments, dict):
             return  # the schema of the request says so better
         schema = self._core.gateway.input_schema(exchange.principal, exchange.scope, name)
         if schema is None or b'"x-mcp-header"' not in schema:

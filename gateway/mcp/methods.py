@@ -234,7 +234,7 @@ METHODS: Mapping[str, Method] = {
 
 def client_name(info: object) -> str:
     """`name/version` as a client says it, bounded."""
-    if not isinstance(info, Mapping):
+    if not isinstance(info, dict):
         return ""
     return f"{info.get('name', '')}/{info.get('version', '')}"[:NAME_CHARS]
 

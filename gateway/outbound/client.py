@@ -69,7 +69,10 @@ class Answer(Struct, frozen=True):
 
     def header(self, name: str) -> str | None:
         """The first header of this name, which is in lower case."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 class NoAnswer(UpstreamFailed):
@@ -170,11 +173,14 @@ class Egress:
         progress.set(Progress())
         try:
             async with asyncio.timeout(deadline):
-                answer = await self._answer(request, tls, max_bytes, room, until)
-                while same_host_redirects and (onward := _redirected(request, answer)) is not None:
+                while True:
+                    with await self._ask(request, tls) as stream:
+                        body, truncated = await collect(stream.read, max_bytes, room, until)
+                    answer = Answer(stream.status, stream.headers, body, truncated, request.url)
+                    onward = _redirected(request, answer) if same_host_redirects else None
+                    if onward is None:
+                        return answer
                     request, same_host_redirects = onward, same_host_redirects - 1
-                    answer = await self._answer(request, tls, max_bytes, room, until)
-                return answer
         except TimeoutError as error:
             raise _too_late(deadline) from error
 
@@ -188,14 +194,6 @@ class Egress:
                 return await self._ask(request, tls)
         except TimeoutError as error:
             raise _too_late(deadline) from error
-
-    async def _answer(
-        self, request: Request, tls: TlsFiles, max_bytes: int, room: Room | None, until: float
-    ) -> Answer:
-        """One answer, whole or up to a bound."""
-        with await self._ask(request, tls) as stream:
-            body, truncated = await collect(stream.read, max_bytes, room, until)
-        return Answer(stream.status, stream.headers, body, truncated, request.url)
 
     async def _ask(self, request: Request, tls: TlsFiles) -> Stream:
         """The answer's head; asked for again where an idle connection had just been closed."""
