@@ -197,7 +197,7 @@ class Attempt(Struct):
         outcome: dict[str, Any] = {
             "success": status == "completed",
             "output": None if failure else _bounded(output_of(result), bound),
-            "error": _bounded(failure, bound),
+            "error": failure and _bounded(failure, bound),
             "duration_ms": self.duration_ms,
         }
         if self.upstream_ms is not None:

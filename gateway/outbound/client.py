@@ -358,7 +358,8 @@ def _options(request: Request) -> dict[str, Any]:
     data = BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
     headers = _sendable(request.headers)
     options = {"headers": headers, "allow_redirects": False, "data": data}
-    if body is not None or not headers or headers[0][0] != "Accept":
+    names = [name.lower() for name, _ in headers]
+    if "accept" not in names or (body is not None and "content-type" not in names):
         options["skip_auto_headers"] = ("Accept", "Content-Type")  # aiohttp's own are not sent
     return options
 

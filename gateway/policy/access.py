@@ -37,7 +37,7 @@ def level(snapshot: Snapshot, principal: Principal, state: ConnectionState) -> L
     if not may_know(principal, state):
         return None
     granted, chosen = admin_level(state), user_level(snapshot, principal, state.name)
-    return min(granted, chosen, key=LEVELS.index)
+    return chosen if granted == "read-write" else min(granted, chosen, key=LEVELS.index)
 
 
 def may_know(principal: Principal, state: ConnectionState) -> bool:

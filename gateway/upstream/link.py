@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -123,20 +123,18 @@ class Link(ABC):
         """Whether ending the session takes nothing from anybody but what it remembers."""
         return not self._calls and not self.watches.principals
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """One call, also while somebody answers a question of it."""
+    def __enter__(self) -> None:
+        """A call begins, which lasts also while somebody answers a question of it."""
         if self._calls >= MAX_PENDING:
             raise Overloaded("busy", f"{self.name} has too many calls under way", "Try again.")
         self._calls += 1
         self._no_calls.clear()
-        try:
-            yield
-        finally:
-            self.used = self._loop.time()
-            self._calls -= 1
-            if not self._calls:
-                self._no_calls.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.used = self._loop.time()
+        self._calls -= 1
+        if not self._calls:
+            self._no_calls.set()
 
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, hooks: Hooks = NO_HOOKS
@@ -343,7 +341,7 @@ class Watches:
         ends = asyncio.get_running_loop().time() + seconds
         self.principals.setdefault(uri, set()).add(principal)
         try:
-            with self._link.in_use():
+            with self._link:
                 session = await self._link.ready(ends)
                 if session.peer.era == "handshake":  # a refusal is the caller's to read
                     await self._link.request("resources/subscribe", {"uri": uri}, seconds)

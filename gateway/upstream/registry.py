@@ -202,7 +202,7 @@ class Upstreams:
             await lists.read_tools(seconds)  # refused unread: learn what it wants repeated
             return await link.request(method, params, seconds, hooks)
 
-        with link.in_use():
+        with link:
             if relay_input:
                 return await send(params)
             return await complete(send, params, hooks.ask, name)

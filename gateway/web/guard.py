@@ -12,8 +12,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.exceptions import HTTPException
@@ -45,8 +45,7 @@ _SINGLE = frozenset(
 # --- Host and Origin ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HostRules:
+class HostRules(NamedTuple):
     """Which Host and Origin values are ours, beyond the loopback names with our own port."""
 
     hosts: frozenset[bytes]
