@@ -30,6 +30,7 @@ from gateway.limits import (
     LONGEST_PAUSE_SECONDS,
     SETTLE_SECONDS,
 )
+from gateway.store.cluster import heard_within
 
 log = structlog.get_logger("gateway.catalog")
 
@@ -56,10 +57,7 @@ class Schedule:
         """Refreshes what is due, for ever."""
         async with asyncio.TaskGroup() as looks:
             while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(CATALOG_LOOK_SECONDS):
-                        await self._wake.wait()
-                self._wake.clear()
+                await heard_within(self._wake, CATALOG_LOOK_SECONDS)
                 for names in self._ready():
                     self._looking |= names
                     looks.create_task(self._refresh(names))

@@ -67,7 +67,6 @@ class Database:
     def __init__(self, url: str) -> None:
         self.engine = engine_for(url)
         self.commits = self.dropped = 0
-        self._reading = 0
         self._waiting: list[Work] = []
         self._soon: list[Work] = []
         self._soon_bytes = 0
@@ -106,14 +105,8 @@ class Database:
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """What the query returns. Each statement sees the newest commit; it can't write."""
-        if self._reading >= limits.STORE_QUEUE:
-            raise _busy("reads")
-        self._reading += 1
-        try:
-            with translated():
-                return await self.engine.read(query)
-        finally:
-            self._reading -= 1
+        with translated():
+            return await self.engine.read(query)
 
     async def write(self, unit: Callable[[Connection], T], locks: str = "") -> T:
         """What the unit returned, once it is on disk.
@@ -124,7 +117,8 @@ class Database:
         if self._closing or self._task is None:
             raise unavailable("The store is closed.")
         if len(self._waiting) >= limits.STORE_QUEUE:
-            raise _busy("writes")
+            what, hint = "Too many writes are waiting for the store.", "Try again shortly."
+            raise Overloaded("busy", what, hint)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(Work(unit, answer, locks))
         self._wake.set()
@@ -228,10 +222,6 @@ class Database:
         self.dropped += len(self._soon)
         if self._soon:
             log.error("store_rows_lost", rows=len(self._soon))
-
-
-def _busy(what: str) -> Overloaded:
-    return Overloaded("busy", f"Too many {what} are waiting for the store.", "Try again shortly.")
 
 
 class _UnitFailed(Exception):

@@ -53,7 +53,6 @@ class Pace:
     poll: float = LONGEST_REST_SECONDS  # between two looks at an upstream's lists
     doubt: float = DOUBT_SECONDS  # for an upstream to show that it is alive
     spacing: float = REST_SECONDS  # between two reports of a change
-    start: float = LONGEST_REST_SECONDS  # for a child to come up
     unused: float = UNUSED_SECONDS  # after which a principal's own session is ended
 
 
@@ -82,7 +81,7 @@ class Link(ABC):
         self.hearing = asyncio.Event()  # notices are heard, as far as the upstream has any
         self.watches = Watches(self, means.notice)
         http = upstream.transport == "http"
-        self.connect_seconds = upstream.timeout_seconds if http else means.pace.start
+        self.connect_seconds = upstream.timeout_seconds if http else LONGEST_REST_SECONDS
         self._retry_on_demand = http  # a new attempt is cheap: a call may cut a rest short
         self._means = means
         self._lazy = lazy
