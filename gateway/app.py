@@ -61,7 +61,7 @@ from gateway.store.cluster import REVISION, Signals, signal_soon
 from gateway.store.credentials import CREDENTIAL
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
-from gateway.store.secrets import check_seal, load_seal
+from gateway.store.secrets import check_seal, load_seal, reseal
 from gateway.telemetry import log_call, tracer
 from gateway.upstream.registry import Upstreams
 from gateway.web.gateway import Feed, Gateway
@@ -210,6 +210,15 @@ class Assembly:
         self.seal = load_seal(key_file, os.environ.get("GATEWAY_SECRET_KEY"))
         self.db = await self._enter(Database(self.settings.store.url_in(self.folder)))
         await check_seal(self.db, self.seal)
+        self._run(self._reseal())
+
+    async def _reseal(self) -> None:
+        """Has what earlier keys sealed sealed with the first one, behind everything else."""
+        try:
+            if count := await reseal(self.db, self.seal):
+                log.info("sealed anew", rows=count)
+        except GatewayError as error:  # the next start goes on with it
+            log.warning("not all sealed anew", code=error.code)
 
     async def open_ways_out(self) -> None:
         """What reaches APIs and servers, and the processes that read what they answer."""

@@ -32,7 +32,7 @@ CAPABILITIES = {
     "store.oauth": (124, 1),
     "sign_in": (755, 4),
     "store.credentials": (64, 1),
-    "web.credentials": (68, 1),
+    "web.credentials": (61, 1),
     "calls.signing_in": (93, 1),
 }
 MAX_FILE_LINES = 499

@@ -36,6 +36,7 @@ from typing import Any, Literal, get_args
 from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
+from gateway.config.connection import acts_as
 from gateway.errors import Fixable, GatewayError, Overloaded, UpstreamFailed
 from gateway.limits import (
     CALLS_PER_PRINCIPAL,
@@ -73,17 +74,22 @@ def name_of_client(client: str) -> str:
 def question_of(attempt: Attempt, approval: Approval) -> dict[str, Any]:
     """The question as words and a form."""
     return {
-        "message": message(approval, attempt.state.display_name),
+        "message": message(
+            approval,
+            attempt.state.display_name,
+            acts_as(attempt.state.settings.auth, approval.principal),
+        ),
         "requestedSchema": form(always_words(attempt.snapshot, approval)),
     }
 
 
-def message(approval: Approval, display_name: str) -> str:
+def message(approval: Approval, display_name: str, behalf: str | None = None) -> str:
     """The question, in words."""
     lines = [
         "Allow this call?",
         f"Tool: {_visible(approval.tool)}",
         f"Connection: {_visible(display_name)} ({approval.connection})",
+        *([f"On behalf of: {_visible(behalf)}"] if behalf else []),
         f"Request: {approval.method} {_visible(approval.url)}",
         f"Risk: {approval.risk}",
         "Arguments:" if approval.arguments else "Arguments: none",

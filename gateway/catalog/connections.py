@@ -15,7 +15,7 @@ from gateway.azure.directory import AzureDirectory, listing_location, read_listi
 from gateway.catalog.snapshot import ConnectionState, Snapshot, at_rest
 from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
-from gateway.config.settings import Settings, untrusted_in_bundles
+from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
 from gateway.model import RawDefinition
 from gateway.store.catalog import Stored
@@ -166,6 +166,8 @@ def refuse_unsafe(settings: Settings, name: str, connection: Connection) -> None
             "commands can't be put at run time",
             'Write connections with transport = "stdio" into config.toml.',
         )
+    for where, what in sign_in_problems(settings, connection):
+        raise Fixable("connection_invalid", f"{where}: {what}")
     if connection.trust != "untrusted":
         return
     for where, what in untrusted_in_bundles(settings, {name}):

@@ -7,15 +7,20 @@ from __future__ import annotations
 import difflib
 import math
 import sys
+import time
+import webbrowser
+from getpass import getpass
 from typing import Annotated, Any
 
 import orjson
 import typer
 
 from gateway.cli.remote import Remote, fail, remote_command, segment, show_progress, show_table
+from gateway.limits import MOMENT_SECONDS, SIGN_IN_SECONDS
 
 top = typer.Typer()  # its commands stand beside `gateway serve`
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
+credentials = typer.Typer(help="What you sign in to as yourself.", no_args_is_help=True)
 grants = typer.Typer(help="What clients were given at the front door.", no_args_is_help=True)
 approvals = typer.Typer(help="Calls that wait for a person.", no_args_is_help=True)
 changes = typer.Typer(help="What refreshes brought, and what is held.", no_args_is_help=True)
@@ -263,6 +268,68 @@ def revoke_oauth_grant(gateway: Remote, id: Id) -> None:
     Example: `gateway grants revoke 01a1…`
     """
     gateway.act("DELETE", f"/grants/{segment(id)}", "{client_name} is let in no longer")
+
+
+# --- credentials ----------------------------------------------------------------------------------
+
+
+@remote_command(credentials, "list")
+def list_credentials(gateway: Remote) -> None:
+    """List the connections that you sign in to, and whether you have.
+
+    Example: `gateway credentials list`
+    """
+    gateway.list_rows("/credentials", "connection type per signed_in signed_in_at expires_at")
+
+
+@remote_command(credentials, "put")
+def put_credential(
+    gateway: Remote,
+    name: Name,
+    username: Annotated[str, typer.Option(help="For a connection that takes a password.")] = "",
+) -> None:
+    """Give a key, token or password of your own, for your calls alone; it is read from stdin.
+
+    Example: `gateway credentials put crm < key.txt`
+    """
+    secret = sys.stdin.readline().strip() if not sys.stdin.isatty() else getpass("Key: ")
+    fields = {"token": secret, "value": secret}
+    body = {"username": username, "password": secret} if username else fields
+    gateway.act("PUT", f"/credentials/{segment(name)}", "your calls of {connection} use it", body)
+
+
+@remote_command(credentials, "sign-in")
+def sign_in(gateway: Remote, name: Name) -> None:
+    """Sign in to a connection as yourself: a terminal opens the browser; waits until you are back.
+
+    Example: `gateway credentials sign-in github`
+    """
+    path = f"/credentials/{segment(name)}"
+    before = _signed_in_at(gateway, name)
+    link = gateway.rest("POST", f"{path}/sign-in")["sign_in_url"]
+    print(f"Open this link to sign in to {name}:\n{link}", file=sys.stderr)
+    if sys.stdout.isatty():
+        webbrowser.open(link)
+    ends = time.monotonic() + SIGN_IN_SECONDS
+    while (now := _signed_in_at(gateway, name)) is None or now == before:
+        if time.monotonic() > ends:
+            fail("nobody has signed in; ask for another link")
+        time.sleep(MOMENT_SECONDS / 2)
+    gateway.show({"connection": name, "signed_in": True}, lambda: print(f"signed in to {name}"))
+
+
+def _signed_in_at(gateway: Remote, name: str) -> float | None:
+    rows = gateway.rest("GET", "/credentials")["credentials"]
+    return next((row["signed_in_at"] for row in rows if row["connection"] == name), None)
+
+
+@remote_command(credentials, "delete")
+def delete_credential(gateway: Remote, name: Name) -> None:
+    """Sign out of a connection: what you gave is forgotten, and its provider told.
+
+    Example: `gateway credentials delete github`
+    """
+    gateway.act("DELETE", f"/credentials/{segment(name)}", "signed out of {connection}")
 
 
 # --- changes --------------------------------------------------------------------------------------

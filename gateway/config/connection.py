@@ -157,6 +157,11 @@ def is_personal(auth: Auth) -> bool:
     return per_user(auth) or getattr(auth, "grant", "") == "token_exchange"
 
 
+def acts_as(auth: Auth, principal: str) -> str | None:
+    """On whose behalf a call of this principal goes out; None: of the connection's own account."""
+    return principal if is_personal(auth) else None
+
+
 class RateLimitTable(Table):
     requests: PositiveInt
     window_seconds: PositiveFloat

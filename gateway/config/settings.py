@@ -20,7 +20,9 @@ from gateway.config.connection import (
     NAME_RULE,
     AnyConnection,
     Auth,
+    Connection,
     NoAuth,
+    OAuth2Auth,
     Seconds,
     Strings,
     Table,
@@ -324,6 +326,8 @@ def _surroundings(settings: Settings) -> Wrong:
         if connection.kind == "arm" and settings.azure is None:
             needed = '"arm" needs an [azure] table: subscription, resource group'
             yield f"connections.{name}.kind", needed
+        for key, words in sign_in_problems(settings, connection):
+            yield f"connections.{name}.{key}", words
     host = settings.server.host
     if settings.auth.mode == "none" and host not in LOOPBACK_HOSTS:
         only = '"none" is only accepted on a loopback host, and server.host is'
@@ -360,6 +364,20 @@ def _front_door(settings: Settings) -> Wrong:
     if public and not is_safe_address(public, here):
         words = 'must be https where auth.mode = "oauth": clients sign in over it'
         yield "server.public_url", words
+
+
+def sign_in_problems(settings: Settings, connection: Connection) -> Wrong:
+    """Why nobody could sign in to a connection as they should, under these settings."""
+    auth = connection.auth
+    if not isinstance(auth, OAuth2Auth) or auth.grant == "client_credentials":
+        return
+    if auth.grant == "token_exchange" and settings.auth.mode not in ("jwt", "oauth"):
+        words = '"token_exchange" needs callers with tokens: auth.mode must be "jwt" or "oauth"'
+        yield "auth.grant", f"{words}, and is {settings.auth.mode!r}"
+    for key in ("authorize_url", "token_url", "revoke_url", "issuer"):
+        address = getattr(auth, key)
+        if address and not is_safe_address(address, settings.network.allow):
+            yield f"auth.{key}", "must be https, or http at an address that network.allow lists"
 
 
 def is_safe_address(address: str, allow: Sequence[str]) -> bool:

@@ -107,6 +107,8 @@ ACTIONS: Mapping[str, Handler] = {
     "/executions/{id}/cancel": calls.cancel,
     "/access/{name}": tools.choose,
     "/grants/{id}/revoke": tools.revoke_client,
+    "/credentials/{name}/sign-in": tools.sign_in,
+    "/credentials/{name}/sign-out": tools.sign_out,
     "/permissions": tools.permissions,
     "/sign-out": _sign_out,
 }

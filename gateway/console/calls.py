@@ -379,7 +379,7 @@ async def live_approvals(visit: Visit, nav: Navigation) -> dict[str, str]:
 
 async def _shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
     filter = visit.filter("q", "connection", "risk")
-    waiting = [approval_row(each) for each in nav.waiting]
+    waiting = [approval_row(visit.snapshot, each) for each in nav.waiting]
     rows = choose_rows(waiting, filter, "tool", "connection", "principal", "client", "url")
     chosen = {row["id"] for row in rows[:PAGE_ENTRIES]}
     grants = await visit.inquiry.grants()
@@ -394,7 +394,7 @@ async def _shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
 
 
 def _card(visit: Visit, approval: Approval) -> dict[str, Any]:
-    return approval_row(approval) | {
+    return approval_row(visit.snapshot, approval) | {
         "seconds": max(1, round(approval.expires_at - approval.created_at)),
         "left": max(0, round(approval.expires_at - time.time())),
         "always": _always(visit, approval),

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 import orjson
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gateway.calls.record import output_of
 from gateway.calls.redact import MASK
@@ -39,7 +39,7 @@ from gateway.limits import FORM_FIELDS, PAGE_ENTRIES, TABLE_ROWS
 from gateway.model import Level, Scope, Tool, json_bytes
 from gateway.policy.access import decide, may_know
 from gateway.policy.view import bundles_of
-from gateway.web import rest
+from gateway.web import credentials, rest
 from gateway.web.shown import access_row, tool_row
 
 
@@ -323,6 +323,7 @@ async def access(visit: Visit) -> Response:
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),
         **await rest.list_client_grants(visit.inquiry),
+        **await credentials.list_credentials(visit.inquiry),
     )
 
 
@@ -330,6 +331,18 @@ async def revoke_client(visit: Visit) -> Response:
     """Ends what a client was given at the front door."""
     grant = await rest.delete_client_grant(visit.inquiry, visit.id)
     return toast(visit, f"{clip(grant['client_name'], 60)} is let in no longer")
+
+
+async def sign_in(visit: Visit) -> Response:
+    """Leads the visitor to where they sign in to an API as themselves."""
+    found = await credentials.sign_in(visit.inquiry, visit.request.path_params["name"])
+    return RedirectResponse(found["sign_in_url"], 303)
+
+
+async def sign_out(visit: Visit) -> Response:
+    """Forgets what the visitor has given for an API."""
+    found = await credentials.delete_credential(visit.inquiry, visit.request.path_params["name"])
+    return toast(visit, f"Signed out of {clip(found['display_name'], 60)}")
 
 
 def _access_rows(visit: Visit) -> Iterator[dict[str, Any]]:

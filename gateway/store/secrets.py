@@ -14,12 +14,13 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Table, Update, select, update
 
 from gateway.errors import ConfigInvalid
 from gateway.limits import PASSPHRASE_CHARS
@@ -36,7 +37,9 @@ class Seal:
     """Encrypts and decrypts bytes. What can't be opened raises `cryptography`'s InvalidToken."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._fernet = MultiFernet([Fernet(_fernet_key(key)) for key in keys])
+        fernets = [Fernet(_fernet_key(key)) for key in keys]
+        self._fernet, self._first = MultiFernet(fernets), fernets[0]
+        self.has_several = len(fernets) > 1
 
     def encrypt(self, data: bytes) -> bytes:
         return self._fernet.encrypt(data)
@@ -45,6 +48,17 @@ class Seal:
         if not SEALED.fullmatch(token):  # Fernet overlooks what stands behind its padding
             raise InvalidToken
         return self._fernet.decrypt(token)
+
+    def renewed(self, token: bytes) -> bytes | None:
+        """The same, sealed with the first key; None where it is, or where no key opens it."""
+        try:
+            self._first.decrypt(token)
+        except InvalidToken:
+            try:
+                return self.encrypt(self.decrypt(token))
+            except InvalidToken:
+                return None
+        return None
 
     def encrypt_json(self, value: object) -> bytes:
         return self.encrypt(json_bytes(value))
@@ -96,6 +110,40 @@ async def check_seal(db: Database, seal: Seal) -> None:
                 " keys, put the new one in a line above it"
             ]
         ) from None
+
+
+# What is sealed for longer than a day: by table, the column.
+_SEALED = {
+    tables.connections: "settings",
+    tables.credentials: "sealed",
+    tables.registrations: "sealed",
+    tables.facts: "value",
+}
+
+
+async def reseal(db: Database, seal: Seal) -> int:
+    """Seals with the first key what an earlier one has sealed, so that that one can go; how many.
+
+    Row by row, and only a row that is still as it was read: whoever changes one seals it anew.
+    """
+    count = 0
+    for table, name in _SEALED.items() if seal.has_several else ():
+        for row in await db.read(partial(_rows, table)):
+            old = row[name]
+            new = seal.renewed(old) if isinstance(old, bytes) else None
+            if new is not None:
+                same = [each == row[each.name] for each in table.primary_key]
+                change = update(table).where(*same, table.c[name] == old).values({name: new})
+                count += await db.write(partial(_changed, change))
+    return count
+
+
+def _rows(table: Table, tx: Connection) -> list[Mapping[str, Any]]:
+    return [dict(row._mapping) for row in tx.execute(select(table))]
+
+
+def _changed(change: Update, tx: Connection) -> int:
+    return int(tx.execute(change).rowcount)
 
 
 def _seal_of(place: str, text: str) -> Seal:

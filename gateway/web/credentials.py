@@ -57,16 +57,6 @@ async def sign_in(inquiry: Inquiry, connection: str) -> Shown:
     return {"sign_in_url": inquiry.gateway.keeper.link(me, account.owner, connection)}
 
 
-def acts_as(state: ConnectionState | None, principal: str) -> str:
-    """On whose behalf a call of this principal goes out, for people who decide on it."""
-    auth = state.settings.auth if state else None
-    if auth is None or auth.type == "none":
-        return ""
-    if getattr(auth, "per", "") == "user" or getattr(auth, "grant", "") == "token_exchange":
-        return principal
-    return "everybody"
-
-
 def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Account]:
     """Whose credential the caller may change here."""
     state = inquiry.connection(connection)

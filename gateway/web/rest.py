@@ -343,11 +343,11 @@ async def list_approvals(inquiry: Inquiry) -> Shown:
     inquiry.require_admin()
     waiting = await approvals.list_open(inquiry.gateway.db, time.time())
     mine = [each for each in waiting if inquiry.oversees(each.connection)]
-    return {"approvals": [shown.approval_row(each) for each in mine]}
+    return {"approvals": [shown.approval_row(inquiry.snapshot, each) for each in mine]}
 
 
 async def get_approval(inquiry: Inquiry, id: str) -> Shown:
-    return shown.decided_row(await inquiry.approval(id))
+    return shown.decided_row(inquiry.snapshot, await inquiry.approval(id))
 
 
 async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Shown:
@@ -355,7 +355,8 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Sh
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
     decide = inquiry.gateway.approvals.decide
-    return shown.decided_row(await decide(approval, decision, inquiry.principal))
+    decided = await decide(approval, decision, inquiry.principal)
+    return shown.decided_row(inquiry.snapshot, decided)
 
 
 async def list_grants(inquiry: Inquiry) -> Shown:

@@ -16,7 +16,7 @@ import orjson
 from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_of
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import SECRET_NAME, ArmConnection, Connection
+from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as
 from gateway.config.settings import Permissions
 from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
@@ -273,14 +273,17 @@ def _result(execution: Execution) -> dict[str, Any] | None:
     }
 
 
-def approval_row(approval: Approval) -> dict[str, Any]:
-    """One call that waits for a decision."""
-    return _fields(approval, _APPROVAL) | {"warnings": list(approval.warnings)}
+def approval_row(snapshot: Snapshot, approval: Approval) -> dict[str, Any]:
+    """One call that waits for a decision, and on whose behalf it would go out."""
+    state = snapshot.connections.get(approval.connection)
+    behalf = acts_as(state.settings.auth, approval.principal) if state else None
+    told = {"on_behalf_of": behalf, "warnings": list(approval.warnings)}
+    return _fields(approval, _APPROVAL) | told
 
 
-def decided_row(approval: Approval) -> dict[str, Any]:
+def decided_row(snapshot: Snapshot, approval: Approval) -> dict[str, Any]:
     """An approval with what became of it."""
-    return approval_row(approval) | _fields(approval, _DECISION)
+    return approval_row(snapshot, approval) | _fields(approval, _DECISION)
 
 
 def client_grant_row(grant: ClientGrant) -> dict[str, Any]:

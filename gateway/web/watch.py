@@ -219,7 +219,7 @@ class Reader:
         told = await events_after(db, self._position)
         ids = [each.payload for each in told]
         shown = {id: execution_event(row) for id, row in (await get_executions(db, ids)).items()}
-        shown |= {id: _decision(row) for id, row in (await get_approvals(db, ids)).items()}
+        shown |= {id: self._decision(row) for id, row in (await get_approvals(db, ids)).items()}
         return [(each.id, each.kind, shown.get(each.payload, {})) for each in told]
 
     def _may_see(self, data: dict[str, Any]) -> bool:
@@ -252,11 +252,10 @@ class Reader:
         }
         return inquiry.view.digest, connections
 
-
-def _decision(approval: Approval) -> dict[str, Any]:
-    # The feed tells of decisions: an approval that was used since was approved.
-    used = {"status": "approved"} if approval.status == "used" else {}
-    return decided_row(approval) | used
+    def _decision(self, approval: Approval) -> dict[str, Any]:
+        # The feed tells of decisions: an approval that was used since was approved.
+        used = {"status": "approved"} if approval.status == "used" else {}
+        return decided_row(self._inquiry.snapshot, approval) | used
 
 
 def frame(kind: str, data: Any, id: int | None = None) -> bytes:

@@ -36,6 +36,7 @@ class Notes:
     iss: str | None = ""  # "": its own; None: it says none
     login: str = "ann"  # who signs in there
     giant: bool = False
+    broken_for: str = ""  # whose calls the API answers with 500
     documents: bool = False  # it takes clients by the address of their document
     new_clients: bool = True
     clients: dict[str, str] = field(default_factory=lambda: {"gw": "gw-secret-0123456789"})
@@ -179,6 +180,8 @@ class Notes:
         if scheme == "Basic":
             who = base64.b64decode(token).decode().partition(":")[0]
         self.asked.append((who or "", request.path))
+        if who is not None and who == self.broken_for:
+            return web.json_response({}, status=500)
         if who is None:
             return web.json_response({"error": f"no such token {token}"}, status=401)
         return web.json_response({"who": who, "path": request.path, "token": token})
