@@ -416,13 +416,10 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
         target = str(schema["$ref"])
         if target == "#":
             return root
-        for prefix in ("#/$defs/", "#/definitions/"):
-            if target.startswith(prefix):
-                holder = root.get(prefix.split("/")[1], {})
-                schema = holder.get(target.removeprefix(prefix), {})
-                break
-        else:
+        holder, _, name = target.removeprefix("#/").partition("/")
+        if holder not in ("$defs", "definitions"):
             return target  # elsewhere: two of them are the same or can't be compared
+        schema = root.get(holder, {}).get(name, {})
     return schema
 
 
