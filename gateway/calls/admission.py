@@ -18,8 +18,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -61,26 +61,26 @@ class Admission:
         *,
         shared: Database | None = None,
         clock: Clock = time.monotonic,
-        wait_seconds: float = MOMENT_SECONDS,
     ) -> None:
         self._shared = shared
         self._clock = clock
-        self._wait_seconds = wait_seconds
-        self._overall = Slots(max_concurrent_calls, "The gateway", wait_seconds)
+        self._overall = Slots(max_concurrent_calls, "The gateway")
         self._large = asyncio.Semaphore(LARGE_ANSWERS)
         self._circuits: LRUCache[str, ApiHealth] = LRUCache(MAX_REMEMBERED)
-        self._windows = _Windows(clock)
+        self._windows = Throttle(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
         """Take over a new bound; calls under way are not touched."""
-        self._overall = Slots(max_concurrent_calls, "The gateway", self._wait_seconds)
+        self._overall.resize(max_concurrent_calls)
 
-    async def admit(self, connection: str, principal: str, limit: RateLimit) -> None:
+    async def admit(self, connection: str, principal: str, limit: RateLimit | None) -> None:
         """Count one request against the rate limit, or refuse it."""
+        if limit is None:
+            return
         whose = "" if limit.per == "connection" else principal
         key, requests, seconds = f"{connection}\0{whose}", limit.requests, limit.window_seconds
         if self._shared is None:
-            wait = self._windows.wait(key, requests, seconds)
+            wait = self._windows.wait_for(key, requests, seconds)
         else:
             wait = await take_of_window(
                 self._shared, key, requests=requests, seconds=seconds, now=time.time()
@@ -90,57 +90,64 @@ class Admission:
         if self._shared is None:
             self._windows.count(key, seconds)
 
-    @asynccontextmanager
-    async def call(
+    def call(
         self, connection: str, principal: str = "", limit: RateLimit | None = None
-    ) -> AsyncIterator[ApiHealth]:
-        """One call's place among the others while the block lasts.
-
-        The sender notes the answer; an error that says that none came counts as a failure. Any
-        other end counts for nothing.
-        """
+    ) -> ApiHealth:
+        """What a call of the connection passes through, as a block."""
         alone = limit is not None and limit.per == "user"
-        health = self._health(f"{connection} {principal}" if alone else connection)
-        health.check_rest()  # before queueing as well: a refusal need not wait
-        if limit is not None:
-            await self.admit(connection, principal, limit)
-        async with health.slots, self._overall:
-            health.check_rest()
-            if health.failures >= FAILURES_TO_OPEN:
-                health.open_until = self._clock() + OPEN_SECONDS  # this one tries; others wait
-            try:
-                yield health
-            except UpstreamFailed as error:
-                if error.code not in _OF_THE_CALL:
-                    health.note_failure()
-                raise
+        circuit = f"{connection} {principal}" if alone else connection
+        health = self._circuits.get(circuit)
+        if health is None:
+            slots = Slots(CALLS_PER_CONNECTION, "The connection")
+            health = self._circuits[circuit] = ApiHealth(self._clock, slots, self._overall)
+        return health
 
     def large(self, connection: str, more_than: int = 0) -> Room:
         """Room for one answer that may turn out larger than most, to be kept while it is held.
 
         A connection holds one large answer at a time, all together a few.
         """
-        free = (self._health(connection).large, self._large)
+        free = (self.call(connection).large, self._large)
         return Room(max(LARGE_BYTES, more_than), free)
-
-    def _health(self, circuit: str) -> ApiHealth:
-        health = self._circuits.get(circuit)
-        if health is None:
-            slots = Slots(CALLS_PER_CONNECTION, "The connection", self._wait_seconds)
-            health = self._circuits[circuit] = ApiHealth(self._clock, slots)
-        return health
 
 
 @dataclass(slots=True)
 class ApiHealth:
-    """What is known of one connection: how its last calls fared."""
+    """What is known of one connection: how its last calls fared.
+
+    Each call is a block. The sender notes the answer; an error that says that none came counts as a
+    failure. Any other end counts for nothing.
+    """
 
     clock: Clock
     slots: Slots
+    overall: Slots
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     failures: int = 0
     open_until: float = 0.0
     paused_until: float = 0.0
+
+    async def __aenter__(self) -> ApiHealth:
+        self.check_rest()  # before queueing as well: a refusal need not wait
+        taken = []
+        try:
+            for slots in (self.slots, self.overall):
+                await slots.take()
+                taken.append(slots)
+            self.check_rest()
+        except BaseException:
+            for slots in taken:
+                slots.free()
+            raise
+        if self.failures >= FAILURES_TO_OPEN:
+            self.open_until = self.clock() + OPEN_SECONDS  # this one tries; others wait
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if isinstance(error, UpstreamFailed) and error.code not in _OF_THE_CALL:
+            self.note_failure()
+        self.slots.free()
+        self.overall.free()
 
     def note_answer(self, status: int, retry_after: str | None = None) -> None:
         """An answer came; a 5xx is a failure, and `Retry-After` of a 429 or 503 is kept to."""
@@ -174,36 +181,47 @@ class ApiHealth:
 
 
 class Slots:
-    """So many calls at a time; a few more wait their turn, in order and not for long; or `busy`."""
+    """So many calls at a time; a few more wait their turn, in order and not for long."""
 
-    def __init__(self, limit: int, owner: str, wait_seconds: float) -> None:
-        self._left = limit
-        self._turns = asyncio.Semaphore(0)  # what was freed for calls that wait
+    def __init__(self, limit: int, owner: str) -> None:
+        self._limit = self._left = limit
         self._owner = owner
-        self._wait_seconds = wait_seconds
-        self._waiting = 0
+        self._turns: deque[asyncio.Future[None]] = deque()
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._waiting:
-            self._turns.release()  # to the call that waits longest
-        else:
-            self._left += 1
+    def resize(self, limit: int) -> None:
+        """Takes over a new bound."""
+        self._left += limit - self._limit
+        self._limit = limit
 
-    async def __aenter__(self) -> None:
-        if self._left:
-            self._left -= 1
+    async def take(self) -> None:
+        """Take a slot, which is to be freed; or `busy`."""
+        self._left -= 1
+        if self._left >= 0:
             return
-        busy = _later("busy", f"{self._owner} has its hands full.", 1.0)
-        if self._waiting >= MAX_WAITING_CALLS:
-            raise busy
-        self._waiting += 1
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
         try:
-            async with asyncio.timeout(self._wait_seconds):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise busy from None
-        finally:
-            self._waiting -= 1
+            if len(self._turns) > MAX_WAITING_CALLS:
+                raise TimeoutError
+            async with asyncio.timeout(MOMENT_SECONDS):
+                await turn
+        except BaseException as error:
+            if turn in self._turns:
+                self._turns.remove(turn)
+                self._left += 1
+            else:
+                self.free()  # its turn came in the same moment
+            if isinstance(error, TimeoutError):
+                raise _later("busy", f"{self._owner} has its hands full.", 1.0) from None
+            raise
+
+    def free(self) -> None:
+        """Give a slot back, to the call that waits longest if there is one."""
+        self._left += 1
+        if self._turns and self._left > -len(self._turns):
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
 
 
 def retry_after_seconds(value: str | None, now: datetime | None = None) -> float | None:
@@ -283,14 +301,18 @@ class Running:
             task.exception()  # whoever waits has it; nobody may have to
 
 
-class _Windows:
-    """What happened within the last seconds, by key."""
+class Throttle:
+    """What happened within the last seconds, by key.
 
-    def __init__(self, clock: Clock) -> None:
+    Wrong attempts are bounded within a minute: from one source (an address, a principal), and all.
+    The first ones are looked at; those beyond wait until the oldest is a minute ago.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._times: LRUCache[str, deque[float]] = LRUCache(MAX_REMEMBERED)
 
-    def wait(self, key: str, bound: int, seconds: float) -> float:
+    def wait_for(self, key: str, bound: int, seconds: float) -> float:
         """In how many seconds there are fewer than the bound; 0.0: now."""
         times = self._times.get(key, ())
         return max(0.0, times[-bound] + seconds - self._clock()) if len(times) >= bound else 0.0
@@ -302,22 +324,12 @@ class _Windows:
             times.popleft()
         times.append(now)
 
-
-class Throttle:
-    """Bounds what went wrong within a minute: from one source (an address, a principal), and all.
-
-    The first attempts are looked at; those beyond wait until the oldest is a minute ago.
-    """
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._windows = _Windows(clock)
-
     def wait(self, source: str) -> float:
         """Seconds until the next attempt is looked at; 0: now."""
         bounds = (("all", ALL_FAILURES_A_MINUTE), (f"of {source}", FAILURES_A_MINUTE))
-        return max(self._windows.wait(key, bound, 60.0) for key, bound in bounds)
+        return max(self.wait_for(key, bound, 60.0) for key, bound in bounds)
 
     def failed(self, source: str) -> None:
         """Counts a wrong attempt."""
         for key in ("all", f"of {source}"):
-            self._windows.count(key, 60.0)
+            self.count(key, 60.0)

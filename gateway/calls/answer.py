@@ -59,7 +59,6 @@ Kept = tuple[str, bytes]  # the media type and the body of an answer
 def shape(
     answer: Answer,
     redactor: Redactor,
-    *,
     max_output_bytes: int,
     result_id: str = "",
     headers_out: tuple[str, ...] = (),

@@ -118,20 +118,13 @@ class Invoker:
         attempt.unattended = unattended or attempt.background
         if caller.request_state is None and not attempt.may_be_held:
             return self._outcome(attempt)
-        return self._outcome_or_question(attempt)
+        return self.held.hear(attempt, self._outcome)
 
     def _attempt(
         self, on: Snapshot, tool: Tool, judged: Tool, said: Arguments, caller: Caller, door: Door
     ) -> Attempt:
         redactor, replica = self._prepared.of(on, tool.connection).redactor, self._approvals.replica
         return Attempt(on, tool, judged, said, caller, door, redactor, replica)
-
-    async def _outcome_or_question(self, attempt: Attempt) -> Result:
-        """As `_outcome`, for clients that are asked by answering them, and for their answers."""
-        try:
-            return await self.held.hear(attempt, self._outcome)
-        except GatewayError as error:
-            return self._refuse(attempt, error)
 
     async def _outcome(self, attempt: Attempt) -> Result:
         try:

@@ -66,11 +66,9 @@ def joined(style: Style, explode: bool, name: str, value: Any, encode: Encode) -
         found = pairs("form", explode, name, value, encode)
         return "".join(f";{encode(key)}{text and '=' + text}" for key, text in found)
     lead, between = (".", "." if explode else ",") if style == "label" else ("", ",")
-    return lead + _between(style, encode, between).join(_parts(explode, value, encode))
-
-
-def _between(style: Style, encode: Encode, otherwise: str = ",") -> str:
-    return encode(DELIMITERS[style]) if style in DELIMITERS else otherwise
+    if style in DELIMITERS:
+        between = encode(DELIMITERS[style])
+    return lead + between.join(_parts(explode, value, encode))
 
 
 def _parts(explode: bool, value: Any, encode: Encode) -> Iterator[str]:
@@ -89,16 +87,16 @@ def pairs(
     """A value in the styles that make `name=value`: form, the delimited ones, deepObject."""
     if isinstance(value, (str, int, float)):
         yield name, encode(scalar(value))
-    elif style == "deepObject" and isinstance(value, (Mapping, list, tuple)):
+    elif style == "deepObject":
         yield from _deep(name, value, encode)
-    elif isinstance(value, (Mapping, list, tuple)) and not value:
+    elif not value:
         return
     elif isinstance(value, Mapping) and explode and style == "form":
         yield from ((key, encode(item)) for key, item in _present(value))
     elif isinstance(value, (list, tuple)) and explode:
         yield from ((name, part) for part in _parts(False, value, encode))
     else:
-        yield name, _between(style, encode).join(_parts(False, value, encode))
+        yield name, joined(style, False, name, value, encode)
 
 
 def _deep(name: str, value: Any, encode: Encode) -> Iterator[tuple[str, str]]:

@@ -349,14 +349,14 @@ class HeldCalls:
             attempt.put = partial(self._put, held)
             return await self._listen(held)
         replica, id, round, *bound_to = state
-        if bound_to != _bound_to(attempt):
-            raise Fixable(
-                "invalid_arguments",
-                "The answer belongs to another call.",
-                "Call again without it to be asked anew.",
-            )
-        attempt.id = id
         try:
+            if bound_to != _bound_to(attempt):
+                raise Fixable(
+                    "invalid_arguments",
+                    "The answer belongs to another call.",
+                    "Call again without it to be asked anew.",
+                )
+            attempt.id = id
             if replica == self.replica:
                 said = await self._answer(id, round, caller.input_responses, caller)
             else:

@@ -71,6 +71,7 @@ class Sender:
     ) -> Result:
         request = _request(attempt, prepared, operation)
         place = (prepared.name, attempt.principal, prepared.rate_limit)
+        await self.limits.admit(*place)
         limits = attempt.snapshot.settings.limits
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             send = partial(
@@ -117,14 +118,8 @@ class Sender:
             )
 
     async def _shaped(self, attempt: Attempt, operation: HttpOperation, answer: Answer) -> Result:
-        work = partial(
-            shape,
-            answer,
-            attempt.redactor,
-            max_output_bytes=attempt.max_output_bytes,
-            result_id=attempt.id,
-            headers_out=operation.headers_out,
-        )
+        told = (attempt.max_output_bytes, attempt.id, operation.headers_out)
+        work = partial(shape, answer, attempt.redactor, *told)
         heavy = len(answer.body) > STEP_BYTES
         result, kept = await asyncio.to_thread(work) if heavy else work()
         if kept is not None:
@@ -151,10 +146,12 @@ class Sender:
         if prepared.auth.by_people:  # what it goes out with must not come back in the answer
             grant = await self.credentials.grant(prepared.auth, caller.principal)
             attempt.redactor = redactor_with(prepared, grant)
+        place = (prepared.name, principal, prepared.rate_limit)
+        await self.limits.admit(*place)
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
             told = (_progress(attempt), ask, _notice(attempt))
             hooks = Hooks(*told, caller.askable if ask else None, room.holds)
-            async with self.limits.call(prepared.name, principal, prepared.rate_limit) as health:
+            async with self.limits.call(*place) as health:
                 began = time.perf_counter()
                 try:
                     result = await self.upstreams.request(
@@ -284,7 +281,9 @@ class UpstreamRequests:
         sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
         asks = asker(caller, prepared.redactor, ask_seconds)
         hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
-        async with self._limits.call(name, principal, prepared.rate_limit) as health:
+        place = (name, principal, prepared.rate_limit)
+        await self._limits.admit(*place)
+        async with self._limits.call(*place) as health:
             try:
                 result = await self.upstreams.request(
                     name, method, sent, principal=principal, hooks=hooks, relay_input=relays

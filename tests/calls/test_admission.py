@@ -92,7 +92,7 @@ async def _run(limits: Admission, connection: str, order: list[str]) -> None:
 
 
 async def test_call_that_waits_too_long_is_told_busy() -> None:
-    limits = Admission(1, wait_seconds=0.01)
+    limits = Admission(1)
     async with limits.call("a"):
         with pytest.raises(Overloaded) as error:
             async with limits.call("b"):
@@ -121,12 +121,13 @@ async def test_queue_is_bounded_and_the_rest_is_busy_at_once() -> None:
 
 
 async def test_waiters_that_give_up_lose_no_slot() -> None:
-    slots = Slots(1, "It", 5.0)
+    slots = Slots(1, "It")
     async with asyncio.timeout(15):
-        async with slots:
-            tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
-            await asyncio.sleep(0)
-            tasks[0].cancel()
+        await slots.take()
+        tasks = [asyncio.create_task(_hold(slots)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        slots.free()
         tasks[1].cancel()  # just when its turn has come
         await asyncio.gather(*tasks, return_exceptions=True)
         assert [task.cancelled() for task in tasks] == [True, True, False]
@@ -134,8 +135,20 @@ async def test_waiters_that_give_up_lose_no_slot() -> None:
 
 
 async def _hold(slots: Slots) -> None:
-    async with slots:
-        pass
+    await slots.take()
+    slots.free()
+
+
+async def test_a_new_bound_holds_for_calls_to_come() -> None:
+    limits = Admission(1)
+    async with limits.call("a"):
+        limits.resize(2)
+        async with limits.call("b"):
+            limits.resize(1)
+    async with limits.call("a"):
+        with raises(Overloaded, code="busy"):
+            async with limits.call("b"):
+                pass
 
 
 # --- circuit --------------------------------------------------------------------------------------
