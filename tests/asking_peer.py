@@ -20,19 +20,12 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp.shared.message import SessionMessage
 
+from tests.definitions import an_object
 from tests.peers_mcp import NAME_FORM, Context, Era, McpPeer, mcp_peer, said, sdk_server
 
-BOOK_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "title": {"type": "string"},
-        "page": {"type": "boolean"},
-        "wait": {"type": "boolean"},
-        "want": {"enum": ["sampling", "roots"]},
-        "token": {"type": "string"},
-    },
-    "required": ["title"],
-}
+TEXT, YES_NO = {"type": "string"}, {"type": "boolean"}
+FIELDS = {"title": TEXT, "page": YES_NO, "wait": YES_NO, "token": TEXT}
+BOOK_SCHEMA = an_object({**FIELDS, "want": {"enum": ["sampling", "roots"]}}, "title")
 TOOLS = ("look", "book", "buy", "keep", "keep_too", "hold")
 PAGE = "https://pay.example/1"
 TO_MODEL: dict[str, Any] = {

@@ -8,6 +8,7 @@ making one takes 0.4 s. Tests that stop the server have one of their own.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -117,10 +119,12 @@ def _served(folder: Path) -> Iterator[PostgresServer]:
     server.remove()
 
 
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@cache
+def empty_store() -> Path:
     """A SQLite store with tables and no rows, to be copied: migrating takes longer than a test."""
-    path = tmp_path_factory.mktemp("store") / "migrated.db"
+    folder = tempfile.TemporaryDirectory(prefix="gateway-store-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "empty.db"
     _on_a_thread(_open_and_close(f"sqlite:///{path}"))
     return path
 
@@ -129,7 +133,7 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The address of an empty store, once for each kind."""
     if request.param == "sqlite":
-        path = shutil.copy(request.getfixturevalue("migrated_file"), tmp_path / "gateway.db")
+        path = shutil.copy(empty_store(), tmp_path / "gateway.db")
         yield f"sqlite:///{path}"
         return
     server: PostgresServer = request.getfixturevalue("postgres")

@@ -32,22 +32,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.configs import table
+from tests.definitions import an_object
 
 Era = Literal["handshake", "modern", "both"]
 Context = ServerRequestContext[dict[str, Any], Any]
 PIXEL = "iVBORw0KGgo="
 PLAIN_SCHEMA: dict[str, Any] = {"type": "object"}
 PLAIN_TOOLS = ("slow", "steps", "fail", "refuse", "picture", "link", "ask", "huge")
-TEXT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"text": {"type": "string"}},
-    "required": ["text"],
-}
-NAME_FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
-REGION_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
-}
+TEXT_SCHEMA = an_object({"text": {"type": "string"}}, "text")
+NAME_FORM = an_object({"name": {"type": "string"}})
+REGION_SCHEMA = an_object({"region": {"type": "string", "x-mcp-header": "Region"}})
 
 
 @dataclass

@@ -16,33 +16,21 @@ from typing import Any
 import mcp_types as types
 
 from tests.conftest import OPEN, gateway_on
+from tests.definitions import an_object
 from tests.peers import until
 from tests.peers_mcp import Context, McpPeer, mcp_peer
 
 ROWS = 5000
+CLOSED = {"additionalProperties": False}
+ROW = an_object({"number": {"type": "integer"}}, "number", **CLOSED)
+ROW_LIST = {"type": "array", "items": {"$ref": "#/definitions/Row"}}
 OUTPUT: dict[str, Any] = {
     "$schema": "http://json-schema.org/draft-07/schema#",
-    "type": "object",
-    "properties": {
-        "rows": {"type": "array", "items": {"$ref": "#/definitions/Row"}},
-        "error": {"type": ["string", "null"]},
-    },
-    "required": ["rows", "error"],
-    "additionalProperties": False,
-    "definitions": {
-        "Row": {
-            "type": "object",
-            "properties": {"number": {"type": "integer"}},
-            "required": ["number"],
-            "additionalProperties": False,
-        }
-    },
+    **an_object({"rows": ROW_LIST, "error": {"type": ["string", "null"]}}, "rows", "error"),
+    **CLOSED,
+    "definitions": {"Row": ROW},
 }
-INPUT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"rows": {"type": "integer"}, "fail": {"type": "boolean"}},
-    "required": ["rows"],
-}
+INPUT = an_object({"rows": {"type": "integer"}, "fail": {"type": "boolean"}}, "rows")
 EXPECTED: dict[str, Any] = {
     "promised": ["error", "rows"],  # the properties, as the server names them
     "small": {"rows": [{"number": 0}, {"number": 1}], "error": None},
@@ -56,9 +44,7 @@ EXPECTED: dict[str, Any] = {
 class ReportPeer(McpPeer):
     """Its one tool reports so many rows."""
 
-    async def list_tools(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
         tool = types.Tool(name="report", input_schema=INPUT, output_schema=OUTPUT)
         return types.ListToolsResult(tools=[tool])
 
@@ -80,7 +66,7 @@ class ReportPeer(McpPeer):
 async def report_gateway() -> AsyncIterator[str]:
     """The MCP address of a gateway with the server behind it; its tool is `far_report`."""
     async with mcp_peer(peer=ReportPeer()) as peer:
-        text = f'{OPEN}\n[connections.far]\nkind = "mcp"\nurl = "{peer.url}"\n'
+        text = OPEN + peer.table("far")
         with tempfile.TemporaryDirectory() as folder:
             async with gateway_on(Path(folder) / "config.toml", text) as gateway:
                 await until(lambda: "far_report" in gateway.app.gateway.snapshot.tools)

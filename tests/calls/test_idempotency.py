@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -32,6 +31,7 @@ from gateway.store.ledger import Filter, begin, list_executions, mark_unknown
 from gateway.store.secrets import Seal
 from gateway.store.tables import Replica
 from tests.calls.lines import ANN, attempt, find, snapshot, tool
+from tests.databases import empty_store
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ class TokenLedger(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gateway-ledger-"))
         self.loop = asyncio.new_event_loop()
-        (self.folder / "gateway.db").write_bytes(empty_store())
+        shutil.copy(empty_store(), self.folder / "gateway.db")
         self.db = Database(f"sqlite:///{self.folder}/gateway.db")
         self.run(self.db.open())
         self.sent: list[str] = []
@@ -244,20 +244,6 @@ class TokenLedger(RuleBasedStateMachine):
             self.run(self.db.close())
             self.loop.close()
             shutil.rmtree(self.folder)
-
-
-@cache
-def empty_store() -> bytes:
-    """A store with tables and no rows: migrating takes longer than an example."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "gateway.db"
-
-        async def migrate() -> None:
-            async with Database(f"sqlite:///{path}"):
-                pass
-
-        asyncio.run(migrate())
-        return path.read_bytes()
 
 
 TestTokenLedger = TokenLedger.TestCase

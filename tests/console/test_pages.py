@@ -14,7 +14,6 @@ from tests.callers import client
 from tests.conftest import Running
 from tests.console.conftest import SignedIn, Visitor
 from tests.peers import provider
-from tests.peers_mcp import mcp_peer
 
 
 async def rows(someone: Visitor, path: str, key: str) -> list[dict[str, Any]]:
@@ -139,16 +138,6 @@ async def test_a_connection_is_previewed_added_refreshed_and_deleted(
         assert "nothing has changed" in refreshed.text
         await reader.post("/console/connections/items/delete")
     assert "items" not in module_shop.app.gateway.snapshot.connections
-
-
-async def test_a_preview_of_an_mcp_server_says_whose_sessions_there_will_be(
-    reader: Visitor,
-) -> None:
-    words = {"handshake": "Each principal has a session of its own", "modern": "share one session"}
-    for era, said in words.items():
-        async with mcp_peer("handshake" if era == "handshake" else "modern") as peer:
-            form = {"kind": "mcp", "source": peer.url, "name": "up"}
-            assert said in (await reader.post("/console/connections/preview", **form)).text
 
 
 async def test_a_definition_that_can_not_be_read_says_why(reader: Visitor) -> None:

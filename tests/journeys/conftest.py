@@ -12,11 +12,11 @@ import pytest
 
 from tests.callers import Operator
 from tests.conftest import Running
-from tests.databases import migrated_file, own_postgres, postgres, store_url
+from tests.databases import own_postgres, postgres, store_url
 from tests.journeys.confirming import FREELY, IDEMPOTENT, Shop, config, orders_api, shop_on
 from tests.peers import Provider, provider
 
-__all__ = ["migrated_file", "own_postgres", "postgres", "store_url"]
+__all__ = ["own_postgres", "postgres", "store_url"]
 
 ShopMaker = Callable[..., Awaitable[Shop]]
 

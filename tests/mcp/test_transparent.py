@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from gateway.store.cluster import kept_wishes
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
+from tests.databases import eventually
 from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.raw import Events
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
@@ -196,7 +198,7 @@ async def test_what_one_process_was_asked_to_watch_is_told_by_the_other(
             async with client.listening() as events:
                 said = await _heard(events, lambda: peer.tell_updated(uri))
                 assert said["params"] == {"uri": uri}
-            assert await _levels(client) == ["warning"]
+            await eventually(lambda: _levels(client), ["warning"])
 
 
 @pytest.mark.parametrize("server", ["2025", "2026"])
@@ -219,7 +221,7 @@ async def test_what_a_session_wants_outlives_a_restart(tmp_path: Path, server: E
                 await peer.tell_updated(other)
                 await peer.tell_updated(uri)
                 assert (await events.message())["params"] == {"uri": uri}
-            assert await _levels(client) == ["warning"]
+            await eventually(lambda: _levels(client), ["warning"])
             async with http.delete(gateway.mcp, headers=client._headers) as ended:
                 assert ended.status == 200
             await until_kept(gateway, 0)
@@ -227,31 +229,24 @@ async def test_what_a_session_wants_outlives_a_restart(tmp_path: Path, server: E
 
 async def until_kept(gateway: Running, count: int) -> None:
     """Waits until the store holds so many wishes."""
-    async with asyncio.timeout(15):
-        while True:
-            if len(await kept_wishes(gateway.app.gateway.db, 0.0)) == count:
-                return
-            await asyncio.sleep(0.02)
+
+    async def kept() -> int:
+        return len(await kept_wishes(gateway.app.gateway.db, 0.0))
+
+    await eventually(kept, count)
 
 
 async def _heard(events: Events, tell: Callable[[], Awaitable[None]]) -> Any:
     """What is heard once the wish has come round."""
-    for _ in range(50):
-        await tell()
-        try:
-            return await events.message(0.1)
-        except TimeoutError:
-            continue
-    raise TimeoutError
+    async with asyncio.timeout(20):
+        while True:
+            await tell()
+            with suppress(TimeoutError):
+                return await events.message(0.1)
 
 
 async def _levels(client: Speaker) -> list[str]:
-    """What a call logs to its caller, once the wish has come round."""
-    levels: list[str] = []
-    for _ in range(50):
-        client.heard.clear()
-        await client.request("tools/call", {"name": "log", "arguments": {}})
-        levels = [said["params"]["level"] for said in client.heard]
-        if "debug" not in levels and levels:
-            break
-    return levels
+    """What a call logs to its caller."""
+    client.heard.clear()
+    await client.call("log")
+    return [said["params"]["level"] for said in client.heard]

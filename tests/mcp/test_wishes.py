@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -28,13 +30,11 @@ def wishes_of(ups: Upstreams, linger: float = LINGER_SECONDS) -> Wishes:
 
 async def told(heard: Heard, peer: LibraryPeer) -> str | None:
     """Who is told once the server, told of the wish, tells of an update; None: everybody."""
-    for _ in range(100):
-        await peer.tell_updated(NEWS)
-        try:
-            return (await heard.next(0.1))[0]
-        except TimeoutError:
-            continue
-    raise TimeoutError
+    async with asyncio.timeout(20):
+        while True:
+            await peer.tell_updated(NEWS)
+            with suppress(TimeoutError):
+                return (await heard.next(0.1))[0]
 
 
 async def test_a_server_is_told_of_the_first_to_watch_and_of_the_last_to_let_go() -> None:

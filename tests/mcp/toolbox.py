@@ -31,10 +31,11 @@ from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import host_rules
 from gateway.web.identity import Identity
+from tests.databases import empty_store
+from tests.definitions import an_object
 from tests.upstream.upstream_doors import upstreams
 
 SNAPSHOT = Snapshot(0, Settings())
-_empty_stores: list[Path] = []  # one, once it was made: making one takes longer than most tests
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
@@ -48,18 +49,8 @@ def tool(name: str, schema: dict[str, Any] | None = None, description: str = "")
     }
 
 
-BASIC = (
-    tool("echo"),
-    tool("wait"),
-    tool("fail"),
-    tool(
-        "routed",
-        {
-            "type": "object",
-            "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
-        },
-    ),
-)
+REGION = {"type": "string", "x-mcp-header": "Region"}
+BASIC = (*map(tool, ("echo", "wait", "fail")), tool("routed", an_object({"region": REGION})))
 
 
 @dataclass(frozen=True)
@@ -189,14 +180,11 @@ async def endpoint_over(
     """The real endpoint over these tools, with a store and no servers behind it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = store or await _empty_store(folder)
+        file = store or shutil.copy(empty_store(), folder / "gateway.db")
         db = await stack.enter_async_context(Database(f"sqlite:///{file}"))
         ups = await stack.enter_async_context(upstreams())
-        requests, gateway, signals = (
-            UpstreamRequests(ups, Admission(8)),
-            cast(Gateway, tools),
-            Signals(),
-        )
+        requests, signals = UpstreamRequests(ups, Admission(8)), Signals()
+        gateway = cast(Gateway, tools)
         rules = host_rules(public_url, (), allowed_origins)
         endpoint = McpEndpoint(gateway, identity, requests, seal, db, rules)
         endpoint.streams.most_of_a_principal = max_streams
@@ -206,11 +194,3 @@ async def endpoint_over(
             stack.push_async_callback(signals.close)
         yield endpoint
         endpoint.streams.close()
-
-
-async def _empty_store(folder: Path) -> Path:
-    if not _empty_stores:
-        made = Path(tempfile.mkdtemp()) / "empty.db"
-        async with Database(f"sqlite:///{made}"):
-            _empty_stores.append(made)
-    return Path(shutil.copy(_empty_stores[0], folder / "gateway.db"))

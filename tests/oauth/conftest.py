@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.conftest import GatewayMaker, Running
-from tests.databases import migrated_file, postgres, store_url
+from tests.databases import postgres, store_url
 from tests.oauth.people import OAUTH, TOKENS, Person, Program
 
-__all__ = ["migrated_file", "postgres", "store_url"]
+__all__ = ["postgres", "store_url"]
 
 NewPerson = Callable[..., Person]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.databases import migrated_file, own_postgres, postgres, store_url
+from tests.databases import own_postgres, postgres, store_url
 
-__all__ = ["migrated_file", "own_postgres", "postgres", "store_url"]
+__all__ = ["own_postgres", "postgres", "store_url"]

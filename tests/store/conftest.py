@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.databases import db, migrated_file, other_db, own_postgres, postgres, store_url
+from tests.databases import db, other_db, own_postgres, postgres, store_url
 
-__all__ = ["db", "migrated_file", "other_db", "own_postgres", "postgres", "store_url"]
+__all__ = ["db", "other_db", "own_postgres", "postgres", "store_url"]
