@@ -19,6 +19,7 @@ from tests.journeys.trio import (
     assert_orders_are_right,
     orders_sent,
     plain_http,
+    tools_on,
     trio,
 )
 from tests.mcp.speakers import Era, Speaker
@@ -50,11 +51,6 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 def unasked(three: Trio) -> None:
     three.peer.requests.clear()
     three.balancer.served.clear()
-
-
-async def tools_on(http: aiohttp.ClientSession, url: str) -> set[str]:
-    _, listed = await asked(http, "GET", f"{url}/api/v1/tools")
-    return {tool["name"] for tool in listed["tools"]}
 
 
 @pytest.mark.parametrize("era", ERAS)

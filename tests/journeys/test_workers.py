@@ -13,7 +13,7 @@ import psutil
 from aiohttp import web
 
 from tests.conftest import OPEN
-from tests.journeys.trio import asked, plain_http
+from tests.journeys.trio import asked, plain_http, tools_on
 from tests.peers import Provider, items_api, provider, until
 from tests.processes import users_process
 
@@ -76,15 +76,9 @@ async def know_and_count_together(http: aiohttp.ClientSession, base: str, peer: 
 async def listed_by_all(http: aiohttp.ClientSession, base: str, tool: str) -> None:
     """Returns when whoever is asked knows the tool, many times over."""
     async with asyncio.timeout(SOON_SECONDS):
-        while not all(  # noqa: ASYNC110 - another process makes it so
-            [await lists(http, base, tool) for _ in range(LOOKS)]
-        ):
-            await asyncio.sleep(0.02)
-
-
-async def lists(http: aiohttp.ClientSession, base: str, tool: str) -> bool:
-    _, found = await asked(http, "GET", f"{base}/api/v1/tools")
-    return tool in {each["name"] for each in found["tools"]}
+        listed: list[set[str]] = [set()]
+        while not all(tool in names for names in listed):
+            listed = [await tools_on(http, base) for _ in range(LOOKS)]
 
 
 async def replaced_when_killed(process: Any, http: aiohttp.ClientSession, base: str) -> None:

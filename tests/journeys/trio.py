@@ -107,6 +107,11 @@ async def asked(
         return answer.status, orjson.loads(await answer.read() or b"null")
 
 
+async def tools_on(http: aiohttp.ClientSession, url: str) -> set[str]:
+    _, listed = await asked(http, "GET", f"{url}/api/v1/tools")
+    return {tool["name"] for tool in listed["tools"]}
+
+
 @dataclass
 class Customers:
     """Clients that order and look, on and on, and repeat what failed under the same token."""
