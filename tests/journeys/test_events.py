@@ -9,46 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from aiohttp import ClientTimeout
 
 from tests.callers import Api, api
 from tests.conftest import gateway_on
 from tests.journeys.confirming import ORDER, Shop, config
 from tests.journeys.conftest import ShopMaker
+from tests.mcp.raw import Events
 from tests.peers import Provider
 
 
 @asynccontextmanager
-async def events(rest: Api, last: str | None = None) -> AsyncIterator[AsyncIterator[Any]]:
-    """The feed as it comes: (id, kind, data)."""
+async def events(rest: Api, last: str | None = None) -> AsyncIterator[Events]:
+    """The feed as it comes."""
     headers = {} if last is None else {"Last-Event-ID": last}
-    url, timeout = f"{rest.base}/api/v1/events", ClientTimeout(15)
-    stream = rest.http.get(url, headers=headers, timeout=timeout)
-    async with stream as answer:
+    async with rest.http.get(f"{rest.base}/api/v1/events", headers=headers) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
-
-        async def read() -> AsyncIterator[Any]:
-            fields: dict[str, str] = {}
-            async for raw in answer.content:
-                line = raw.decode().rstrip("\n")
-                if not line and "event" in fields:
-                    yield fields.get("id"), fields["event"], orjson.loads(fields["data"])
-                    fields = {}
-                elif not line:
-                    fields = {}
-                else:
-                    name, _, value = line.partition(": ")
-                    fields[name] = value
-
-        yield read()
+        yield Events(answer)
 
 
-async def next_of(feed: AsyncIterator[Any], kind: str) -> tuple[str | None, dict[str, Any]]:
+async def next_of(feed: Events, kind: str) -> tuple[str | None, dict[str, Any]]:
+    """The id and the words of the next event of this kind."""
     async with asyncio.timeout(15):
-        async for id, found, data in feed:
-            if found == kind:
-                return id, data
-    raise AssertionError(f"the stream ended before {kind}")
+        while (fields := await feed.next()).get("event") != kind:
+            pass
+    return fields.get("id"), orjson.loads(fields["data"])
 
 
 async def test_feed_tells_of_confirmations_and_results_and_goes_on_where_it_was_cut(
@@ -97,4 +81,4 @@ async def test_feed_ends_when_the_gateway_does(peer: Provider, tmp_path: Path) -
         feed = await ends_last.enter_async_context(events(root))
         async with asyncio.timeout(15):
             await ends_first.aclose()
-            assert [event async for event in feed] == []
+            assert await feed.ended()

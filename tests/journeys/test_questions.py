@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from mcp.client.client import Client
 from mcp.client.context import ClientRequestContext
@@ -32,6 +31,7 @@ from mcp_types import (
 from pydantic import FileUrl
 
 from tests.asking_peer import PAGE, TO_MODEL, TOOLS, asking_peer
+from tests.callers import Api, api
 from tests.conftest import OPEN, gateway_on
 from tests.peers import until
 
@@ -50,17 +50,19 @@ wrap = [{{ tool = "hold", as = "{name}_held", idempotency_field = "token" }}]
 class Shops:
     """A gateway with a server of each kind behind it, and what happened there."""
 
-    url: str
-    http: aiohttp.ClientSession
+    rest: Api
     effects: Path
+
+    @property
+    def url(self) -> str:
+        return self.rest.base
 
     def happened(self, title: str) -> list[str]:
         lines = self.effects.read_text("utf-8").splitlines() if self.effects.exists() else []
         return [line for line in lines if line.startswith(title)]
 
     async def rows(self, title: str) -> list[tuple[str, str]]:
-        async with self.http.get(f"{self.url}/api/v1/executions?limit=500") as answer:
-            found = (await answer.json())["executions"]
+        found = (await self.rest("GET", "/executions?limit=500"))[1]["executions"]
         mine = [row for row in found if row["arguments"].get("title") == title]
         return [(row["tool"], row["status"]) for row in mine]
 
@@ -69,7 +71,6 @@ class Shops:
 async def shops(tmp_path_factory: Any) -> AsyncIterator[Shops]:
     folder, text = tmp_path_factory.mktemp("shops"), CONFIG
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession())
         for kind in SERVERS:
             peer = asking_peer(kind, folder / "effects")
             connection = await stack.enter_async_context(peer)
@@ -77,7 +78,8 @@ async def shops(tmp_path_factory: Any) -> AsyncIterator[Shops]:
         gateway = await stack.enter_async_context(gateway_on(folder / "config.toml", text))
         every = len(SERVERS) * len(TOOLS)
         await until(lambda: len(gateway.app.gateway.snapshot.tools) == every, 60)
-        yield Shops(gateway.url, http, folder / "effects")
+        rest = await stack.enter_async_context(api(gateway.url))
+        yield Shops(rest, folder / "effects")
 
 
 def name_of(server: str) -> str:
@@ -105,11 +107,7 @@ class Person:
         self.asked.append("approval")
         if not self.in_console:
             return ElicitResult(action="accept", content={"decision": self.decision})
-        approvals, http = f"{self.shops.url}/api/v1/approvals", self.shops.http
-        async with http.get(approvals) as answer:
-            id = (await answer.json())["approvals"][0]["id"]
-        async with http.post(f"{approvals}/{id}", json={"decision": "approve"}) as answer:
-            assert answer.status == 200
+        assert (await self.shops.rest.decide("approve"))[0] == 200
         return ElicitResult(action="cancel")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
-from tests.mcp.raw import ACCEPT, META, Events
+from tests.mcp.raw import ACCEPT, META, Events, hello
 
 Era = Literal["2025", "2026"]
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
@@ -47,12 +47,7 @@ class Speaker:
         if self.era == "2026":
             self.hello = await self.request("server/discover")
             return self
-        params = {
-            "protocolVersion": "2025-11-25",
-            "capabilities": self.capabilities,
-            "clientInfo": {"name": "speaker", "version": "1"},
-        }
-        self.hello = await self.request("initialize", params)
+        self.hello = await self.request("initialize", hello("2025-11-25", self.capabilities))
         return self
 
     async def call(self, tool: str, /, **arguments: Any) -> Any:

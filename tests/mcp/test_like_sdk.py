@@ -11,12 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import httpx2
 import mcp_types as types
 import orjson
 import pytest
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
@@ -25,7 +23,8 @@ from mcp_types import RequestParamsMeta
 from gateway.calls.record import Caller
 from gateway.errors import UnknownTool
 from gateway.model import Principal, Scope
-from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
+from tests.callers import client as client_of
+from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import META, call, hello, modern, post, request, session
 from tests.mcp.toolbox import Toolbox
 from tests.peers_mcp import serving
@@ -258,11 +257,8 @@ async def test_client_that_negotiates_finds_the_newest_era(edge: Edge) -> None:
 async def test_call_knows_its_client(make_edge: EdgeMaker, mode: Mode) -> None:
     edge: Edge = await make_edge(with_tokens("ann"))
     meta = cast(RequestParamsMeta, {"gateway/idempotency_token": "t"})
-    headers = {"authorization": f"Bearer {TOKENS['ann']}"}
-    async with httpx2.AsyncClient(headers=headers) as http:
-        transport = streamable_http_client(edge.url, http_client=http)
-        async with Client(transport, mode=mode) as client:
-            await client.call_tool("echo", {}, meta=meta)
+    async with client_of(edge.base, "ann", mode) as client:
+        await client.call_tool("echo", {}, meta=meta)
     [(_, _, context)] = edge.toolbox.calls
     assert context.principal.name == "ann"
     assert context.client.startswith("mcp/")
