@@ -17,10 +17,11 @@ from gateway.config.settings import AuthMode, Settings
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.store.secrets import Seal
 from gateway.web.identity import Identity
+from tests.configs import token_of
 from tests.mcp.toolbox import Toolbox, endpoint_over
 from tests.peers_mcp import serving
 
-TOKENS = {"ann": "ann-token-0123456789", "bob": "bob-token-0123456789"}
+TOKENS = {name: token_of(name) for name in ("ann", "bob")}
 OPEN = Settings(auth=AuthMode(mode="none"))
 SEAL = Seal([Fernet.generate_key().decode()])
 

@@ -8,19 +8,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
+from tests.configs import bearer
+from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import Events, listening, modern, opened, post, request, session
 
 Listen = Callable[[Edge, str], AbstractAsyncContextManager[Events]]
 
 
-def token_of(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {TOKENS[name]}"}
-
-
 @asynccontextmanager
 async def by_get(edge: Edge, name: str) -> AsyncIterator[Events]:
-    own = await session(edge, headers=token_of(name))
+    own = await session(edge, headers=bearer(name))
     async with opened(edge, own) as events:
         await events.next()
         yield events
@@ -28,7 +25,7 @@ async def by_get(edge: Edge, name: str) -> AsyncIterator[Events]:
 
 @asynccontextmanager
 async def by_listen(edge: Edge, name: str) -> AsyncIterator[Events]:
-    async with listening(edge, token_of(name)) as events:
+    async with listening(edge, bearer(name)) as events:
         yield events
 
 
@@ -122,9 +119,9 @@ async def test_streams_are_capped_for_each_principal_by_itself(make_edge: EdgeMa
     wanted = {"notifications": {"toolsListChanged": True}}
     message, headers = modern(request("subscriptions/listen", wanted))
     async with by_listen(edge, "ann"), by_get(edge, "ann"):
-        refused = await post(edge, message, {**headers, **token_of("ann")})
+        refused = await post(edge, message, {**headers, **bearer("ann")})
         assert (refused.status, refused.headers["retry-after"]) == (429, "30")
-        own = await session(edge, headers=token_of("ann"))
+        own = await session(edge, headers=bearer("ann"))
         assert (await post(edge, b"", own, "GET")).status == 429
         async with by_listen(edge, "bob"), by_get(edge, "bob"):
             assert edge.endpoint.figures()["streams"] == 4
@@ -142,7 +139,7 @@ async def test_going_down_closes_streams_and_takes_no_new_ones(edge: Edge) -> No
     async with by_get(edge, "ann") as ann:
         edge.endpoint.streams.close()
         assert await ann.ended()
-    own = await session(edge, headers=token_of("ann"))
+    own = await session(edge, headers=bearer("ann"))
     assert (await post(edge, b"", own, "GET")).status == 503
 
 
@@ -154,7 +151,7 @@ async def test_without_tokens_everyone_listens_as_local(make_edge: EdgeMaker) ->
 
 
 async def test_session_with_several_streams_hears_on_the_newest(edge: Edge) -> None:
-    own = await session(edge, headers=token_of("ann"))
+    own = await session(edge, headers=bearer("ann"))
     async with opened(edge, own) as older, opened(edge, own) as newer:
         edge.toolbox.put("new")
         assert await changed(newer)
@@ -168,7 +165,7 @@ async def test_session_with_several_streams_hears_on_the_newest(edge: Edge) -> N
 
 
 async def test_change_between_listing_and_opening_the_stream_is_heard_once(edge: Edge) -> None:
-    own = await session(edge, headers=token_of("ann"))
+    own = await session(edge, headers=bearer("ann"))
     await post(edge, request("tools/list"), own)
     edge.toolbox.put("new")
     async with opened(edge, own) as events:

@@ -13,7 +13,8 @@ import pytest
 from gateway.limits import MAX_BODY_BYTES
 from gateway.mcp.pass_through import INSTRUCTIONS
 from gateway.model import elicitation_modes
-from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
+from tests.configs import bearer
+from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import SERVER, Answer, call, hello, opened, post, request, session
 from tests.mcp.toolbox import SNAPSHOT, Toolbox
 from tests.peers import until
@@ -281,7 +282,7 @@ async def test_delete_ends_a_session_and_its_streams(edge: Edge) -> None:
 
 async def test_session_belongs_to_the_principal_that_opened_it(make_edge: EdgeMaker) -> None:
     edge: Edge = await make_edge(with_tokens("ann", "bob"))
-    ann, bob = ({"authorization": f"Bearer {TOKENS[name]}"} for name in ("ann", "bob"))
+    ann, bob = bearer("ann"), bearer("bob")
     own = await session(edge, headers=ann)
     for method in ("POST", "GET", "DELETE"):
         assert (await post(edge, request("ping"), {**own, **bob}, method)).status == 404

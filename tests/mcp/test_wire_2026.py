@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.mcp.pass_through import INSTRUCTIONS
-from tests.mcp.conftest import TOKENS, Edge, EdgeMaker, with_tokens
+from tests.configs import bearer
+from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
 from tests.mcp.raw import SERVER, call, listening, modern, opened, post, request
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -172,5 +173,4 @@ async def test_token_is_asked_for_in_this_era_too(make_edge: EdgeMaker) -> None:
     edge: Edge = await make_edge(with_tokens("ann"))
     message, headers = modern(request("tools/list"))
     assert (await post(edge, message, headers)).status == 401
-    own = {**headers, "authorization": f"Bearer {TOKENS['ann']}"}
-    assert (await post(edge, message, own)).status == 200
+    assert (await post(edge, message, headers | bearer("ann"))).status == 200

@@ -11,22 +11,17 @@ from gateway.config.reading import parse_settings
 from gateway.config.settings import Settings
 from gateway.model import Level, Principal, Scope
 from gateway.policy.view import askable, offering, view
+from tests.configs import table
 
-SERVER = '[connections.{name}]\nkind = "mcp"\nurl = "https://{name}.example/mcp"\n{more}\n'
-API = '[connections.api]\nkind = "openapi"\nspec = "api.json"\n'
+API = table("connections.api", kind="openapi", spec="api.json")
 BARE = 'prefix = ""'
-BUNDLES = """
-[bundles.whole]
-connections = ["one"]
-[bundles.some]
-connections = ["one"]
-deny = ["delete_*"]
-"""
+WHOLE_BUNDLE = table("bundles.whole", connections=["one"])
+BUNDLES = WHOLE_BUNDLE + table("bundles.some", connections=["one"], deny=["delete_*"])
 OWN, WHOLE, SOME = Scope(), Scope("bundles", ("whole",)), Scope("bundles", ("some",))
 
 
 def server(name: str, more: str = "") -> str:
-    return SERVER.format(name=name, more=more)
+    return table(f"connections.{name}", kind="mcp", url=f"https://{name}.example/mcp") + more + "\n"
 
 
 @pytest.mark.parametrize(

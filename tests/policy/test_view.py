@@ -15,40 +15,29 @@ from gateway.config.settings import Settings
 from gateway.model import OWN_TOOL_NAMES, Principal, Scope, Tool
 from gateway.policy.view import View, view
 from gateway.web.own_tools import OWN_TOOLS
+from tests.configs import table
 from tests.policy.values import connection, snapshot, tool
 
 SHOP = connection("shop", *(tool("shop", n) for n in ("get_book", "add_book", "del_book")))
 DESK = connection("desk", *(tool("desk", n) for n in ("get_seat", "add_seat")))
 
 EVERYTHING = "desk_add_seat desk_get_seat shop_add_book shop_del_book shop_get_book"
-CONFIG = """
-[bundles.all_shop]
-connections = ["shop"]
-[bundles.reading]
-connections = ["shop", "desk"]
-allow = ["get_*"]
-[bundles.no_deletes]
-connections = ["shop"]
-deny = ["del_*"]
-[bundles.hidden]
-mode = "meta"
-connections = ["desk"]
-[bundles.small]
-mode = "auto"
-token_budget = 20
-connections = ["desk"]
-[bundles.large]
-mode = "auto"
-token_budget = 29
-connections = ["shop"]
-[roles.clerk]
-bundles = ["reading"]
-[roles.chief]
-bundles = ["all_shop", "reading", "no_deletes", "hidden", "small", "large"]
-[roles.nobody]
-[routes.opening.clerk]
-morning = ["reading"]
-"""
+AUTO: dict[str, Any] = {"mode": "auto"}
+BUNDLES: dict[str, dict[str, Any]] = {
+    "all_shop": {"connections": ["shop"]},
+    "reading": {"connections": ["shop", "desk"], "allow": ["get_*"]},
+    "no_deletes": {"connections": ["shop"], "deny": ["del_*"]},
+    "hidden": {"mode": "meta", "connections": ["desk"]},
+    "small": {"connections": ["desk"], "token_budget": 20, **AUTO},
+    "large": {"connections": ["shop"], "token_budget": 29, **AUTO},
+}
+CONFIG = (
+    "".join(table(f"bundles.{name}", **values) for name, values in BUNDLES.items())
+    + table("roles.clerk", bundles=["reading"])
+    + table("roles.chief", bundles=list(BUNDLES))
+    + table("roles.nobody")
+    + table("routes.opening.clerk", morning=["reading"])
+)
 
 
 OWN = Scope()
