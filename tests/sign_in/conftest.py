@@ -13,11 +13,11 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.conftest import GatewayMaker, Running
-from tests.databases import migrated_file, postgres, store_url
+from tests.databases import postgres, store_url
 from tests.oauth.people import TOKENS, Person
 from tests.sign_in.servers import Notes, notes_api
 
-__all__ = ["migrated_file", "postgres", "store_url"]
+__all__ = ["postgres", "store_url"]
 
 PEOPLE = "".join(
     f'[principals.{name}]\ntoken = "{token}"\nadmin = {str(name == "root").lower()}\n'
