@@ -47,19 +47,10 @@ from gateway.config.connection import (
 )
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
-from gateway.limits import (
-    AZURE_SECONDS,
-    MAX_REMEMBERED,
-    TOKEN_SECONDS,
-)
+from gateway.limits import AZURE_SECONDS, MAX_REMEMBERED, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
-from gateway.sign_in.client import (
-    Secret,
-    ask_token,
-    basic_header,
-    read_nango,
-)
+from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
 from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, sign_in_required
 
 JSON = "application/json"
@@ -196,6 +187,7 @@ class Credentials:
         self._clock = clock
         self._held: LRUCache[str, _HeldToken] = LRUCache(MAX_REMEMBERED)
         self._presented: LRUCache[str, str] = LRUCache(MAX_REMEMBERED)
+        self._upstreams: LRUCache[str, tuple[Connection, Proof]] = LRUCache(MAX_REMEMBERED)
         self._asking: dict[Proof, asyncio.Task[_HeldToken]] = {}
 
     def present(self, principal: str, token: str) -> None:
@@ -229,7 +221,13 @@ class Credentials:
 
         Tools are listed for whoever has signed in last, and without a token if nobody has.
         """
-        auth = proof_of(name, settings.auth, None, settings)
+        known = self._upstreams.get(name)
+        if known is None or known[0] is not settings:
+            proof = proof_of(name, settings.auth, None, settings)
+            known = self._upstreams[name] = (settings, proof)
+        auth = known[1]
+        if auth.ready is not None and refused is None:
+            return auth.ready.headers
         if auth.by_people and principal is None and per_user(auth.settings):
             signed_in = await self.keeper.holders(name) if self.keeper else []
             if not signed_in and refused is None:
