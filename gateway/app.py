@@ -33,14 +33,12 @@ from gateway.calls.credentials import (
     azure_identity,
     prove,
 )
-from gateway.calls.record import Door
 from gateway.calls.send import Sender, UpstreamRequests
 from gateway.calls.signing_in import SigningIn
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
-from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
 from gateway.config.reading import watch
 from gateway.config.settings import Settings
@@ -50,7 +48,6 @@ from gateway.demo.bookshop import bookshop, demo_connection
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.limits import FETCH_SECONDS, MAX_BODY_BYTES, MOMENT_SECONDS
 from gateway.mcp.endpoint import McpEndpoint
-from gateway.model import Principal, Tool
 from gateway.oauth.connect import Connect
 from gateway.oauth.front_door import FrontDoor, is_open_to_all
 from gateway.outbound.client import Egress, Request
@@ -196,6 +193,8 @@ async def running(
 class Assembly:
     """The parts of one gateway, made in the order of these methods; `stack` ends them."""
 
+    gateway: Gateway
+
     def __init__(self, settings: Settings, place: Place, stack: AsyncExitStack) -> None:
         self.settings = settings
         self.place = place
@@ -284,15 +283,16 @@ class Assembly:
         before the store closes.
         """
         replica, prepared = self.replica, PreparedConnections()
-        db, seal, signals, current = self.db, self.seal, self.signals, self._current
-        feed = Feed(db, signals, self.catalog)
-        approvals = Approvals(db, seal, signals, current, self._find_tool, replica.id)
+        db, seal, signals, catalog = self.db, self.seal, self.signals, self.catalog
+        feed = Feed(db, signals, catalog)
+        looks = (lambda: catalog.current, lambda *asked: self.gateway.find_tool(*asked))
+        approvals = Approvals(db, seal, signals, *looks, replica.id)
         ways = (self.egress, self.own_egress, self.credentials, self.upstreams)
         work, link = self.workers.work, self.directory.sign_in_link
         send = Sender(*ways, self.limits, db, work, link)
         sign_in = SigningIn(self.credentials, seal, signals, lambda: approvals.draining).ensure
         invoker = Invoker(prepared, send, approvals, sign_in)
-        parts = (self.catalog, invoker, approvals, db, feed, self.directory, self.keeper)
+        parts = (catalog, invoker, approvals, db, feed, self.directory, self.keeper)
         self.gateway = Gateway(*parts, work, OWN_TOOLS)
         self.gateway.wake = self.schedule.wake
         if (traced := tracer()) is not None:
@@ -302,19 +302,13 @@ class Assembly:
         for listener in (feed.result, log_call):
             invoker.on_finished(listener)
         keeping = Housekeeping(
-            db, replica, lambda: current().settings.ledger.keep_days, expire=approvals.expire
+            db, replica, lambda: catalog.current.settings.ledger.keep_days, expire=approvals.expire
         )
         await keeping.start()
         self._stack.push_async_callback(keeping.close)
         self._stack.push_async_callback(invoker.running.close)
         self._run(keeping.run())
         self._run(invoker.make_approved())
-
-    def _current(self) -> Snapshot:
-        return self.catalog.current
-
-    def _find_tool(self, door: Door, on: Snapshot, principal: Principal) -> tuple[Tool, Tool]:
-        return self.gateway.find_tool(door, on, principal)
 
     def open_doors(self) -> App:
         """MCP, REST, console and health, and what they share."""
@@ -334,7 +328,7 @@ class Assembly:
             self.public_url,
         )
         self.front_door.let_in(self.signals)
-        connect = Connect(self.front_door.entrance, self.keeper, self._current)
+        connect = Connect(self.front_door.entrance, self.keeper, lambda: self.catalog.current)
         others = [*health.routes, consent_route(gateway, self.seal), *self.front_door.routes()]
         others += connect.routes()
         self._follow_people(identity)

@@ -376,8 +376,9 @@ def _query_of(settings: Connection) -> list[tuple[str, str]]:
 
 def _options_of(settings: Connection) -> list[tuple[str, str]]:
     """The options of a child's command, `--name value` and `--name=value` alike."""
-    args = [part for arg in getattr(settings, "args", ()) for part in arg.split("=", 1)]
-    return [(name, value) for name, value in pairwise(args) if name.startswith("-")]
+    args: tuple[str, ...] = getattr(settings, "args", ())
+    apart = [pair for pair in pairwise(args) if pair[0].startswith("-") and "=" not in pair[0]]
+    return apart + [(arg.partition("=")[0], arg.partition("=")[2]) for arg in args if "=" in arg]
 
 
 def _texts(value: Any) -> Iterator[str]:

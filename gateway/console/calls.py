@@ -40,7 +40,7 @@ from gateway.store.catalog import list_changes
 from gateway.store.tables import Approval, Execution
 from gateway.web import rest
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import GOING_ON, approval_row, execution_event, execution_record, grant_row
+from gateway.web.shown import GOING_ON, approval_row, execution_event, execution_record
 
 WORDS = {
     "approve": "Approved {}",
@@ -382,14 +382,14 @@ async def _shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
     waiting = [approval_row(visit.snapshot, each) for each in nav.waiting]
     rows = choose_rows(waiting, filter, "tool", "connection", "principal", "client", "url")
     chosen = {row["id"] for row in rows[:PAGE_ENTRIES]}
-    grants = await visit.inquiry.grants()
+    grants = await rest.list_grants(visit.inquiry)
     return {
         "rows": rows,
         "filter": filter,
         "cards": [_card(visit, each) for each in nav.waiting if each.id in chosen],
         "more": len(rows) - len(chosen),
         "feed": await newest_calls(visit),
-        "grants": [grant_row(each) for each in grants[:PAGE_ENTRIES]],
+        "grants": grants["standing_grants"][:PAGE_ENTRIES],
     }
 
 
@@ -418,9 +418,9 @@ async def decide(visit: Visit) -> Response:
 
 async def revoke(visit: Visit) -> Response:
     """Ends one standing grant."""
-    grant = await visit.inquiry.revoke_grant(visit.id)
+    grant = await rest.delete_grant(visit.inquiry, visit.id)
     visit.gateway.feed.wake()
-    return toast(visit, f"{clip(grant.tool, 60)} is asked about again")
+    return toast(visit, f"{clip(grant['tool'], 60)} is asked about again")
 
 
 # --- all calls ------------------------------------------------------------------------------------

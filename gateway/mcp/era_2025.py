@@ -44,7 +44,6 @@ from gateway.mcp.methods import (
     Exchange,
     RpcRequest,
     Stopped,
-    capabilities_of,
     client_name,
     find_method,
     rpc_error,
@@ -188,7 +187,7 @@ class Era2025:
             hello = Hello()  # an address that is nothing to this principal says so when it is used
         result: dict[str, Any] = {
             "protocolVersion": version,
-            "capabilities": capabilities_of(hello),
+            "capabilities": hello.capabilities,
             "serverInfo": SERVER_INFO,
             "instructions": hello.instructions,
         }

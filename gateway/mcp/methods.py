@@ -48,7 +48,7 @@ from gateway.mcp.messages import (
     method_not_found,
     notification,
 )
-from gateway.mcp.pass_through import HANDLERS, Hello, PassThrough
+from gateway.mcp.pass_through import HANDLERS, PassThrough
 from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible
@@ -143,18 +143,13 @@ async def _discover(request: RpcRequest) -> bytes:
     result = {
         "resultType": "complete",
         "supportedVersions": MODERN_PROTOCOL_VERSIONS,
-        "capabilities": capabilities_of(hello),
+        "capabilities": hello.capabilities,
         "instructions": hello.instructions,
         "ttlMs": 0,
         "cacheScope": "private",
         "_meta": {SERVER_INFO_META_KEY: SERVER_INFO},
     }
     return json_bytes(result)
-
-
-def capabilities_of(hello: Hello) -> dict[str, Any]:
-    """What the gateway can do in a view."""
-    return {"tools": {"listChanged": True}, **hello.capabilities}
 
 
 async def _list_tools(request: RpcRequest) -> bytes:

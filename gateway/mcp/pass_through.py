@@ -42,6 +42,7 @@ INSTRUCTIONS = (
     "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
     "appear and change while you work."
 )
+TOOLS = {"tools": {"listChanged": True}}
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("listChanged",),
     "resources": ("subscribe", "listChanged"),
@@ -65,9 +66,9 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a view has beside tools, and how it says it is to be used."""
+    """What a view has, and how it says it is to be used."""
 
-    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    capabilities: Mapping[str, Any] = field(default_factory=lambda: TOOLS)
     instructions: str = INSTRUCTIONS
 
 
@@ -90,7 +91,7 @@ class PassThrough:
         self._upstreams.on_notification = self._hear
 
     async def hello(self, principal: Principal, scope: Scope) -> Hello:
-        """What a view has beside tools; servers that were never met get a moment to answer."""
+        """What a view has; servers that were never met get a moment to answer."""
         snapshot, view, offered = self._look(principal, scope)
         instructors = instructing(offered, view, snapshot)
         everyone = {state.name: state for state in (*offered.servers, *instructors)}.values()
@@ -98,7 +99,7 @@ class PassThrough:
         await self._meet(awake, offered)
         capabilities = _merge([self._capabilities(server) for server in offered.servers])
         instructions = self._instructions(snapshot, offered, instructors)
-        return Hello(capabilities, instructions or INSTRUCTIONS)
+        return Hello({**TOOLS, **capabilities}, instructions or INSTRUCTIONS)
 
     async def answer(self, method: str, params: Params, caller: Caller) -> Result:
         """The result of a request that is not about tools. Raises RpcError and UpstreamRefused."""

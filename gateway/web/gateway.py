@@ -45,11 +45,10 @@ from gateway.policy.access import may_know, oversees
 from gateway.policy.view import OwnTool, View, askable, offering, standing, view
 from gateway.sign_in.keeper import Keeper
 from gateway.store import approvals
-from gateway.store.catalog import get_change
 from gateway.store.cluster import Signals, signal_soon
 from gateway.store.database import Database, signal
 from gateway.store.ledger import get_execution
-from gateway.store.tables import EVENTS, RESULT, Approval, Change, Execution, StandingGrant
+from gateway.store.tables import EVENTS, RESULT, Approval, Execution
 from gateway.web.guard import EventStream, Step
 from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, proxied
@@ -143,29 +142,6 @@ class Inquiry(Struct, frozen=True):
         if found is None or not self.oversees(found.connection):
             raise NotFound("invalid_arguments", "there is no such approval")
         return found
-
-    async def change(self, id: str) -> Change:
-        """The change of this id, if it is the caller's to decide on."""
-        self.require_admin()
-        found = await get_change(self.gateway.db, id)
-        if found is None or not self.oversees(found.connection):
-            raise NotFound("invalid_arguments", "there is no such change")
-        return found
-
-    async def grants(self) -> list[StandingGrant]:
-        """The standing grants that hold and are the caller's business."""
-        found = await approvals.list_grants(self.gateway.db, time.time())
-        return [grant for grant in found if self.concerns(grant.principal, grant.connection)]
-
-    async def revoke_grant(self, id: str) -> StandingGrant:
-        """Ends a standing grant: the next call is asked about again."""
-        grant = await approvals.get_grant(self.gateway.db, id)
-        if grant is None or not self.concerns(grant.principal, grant.connection):
-            raise NotFound("invalid_arguments", "there is no such standing grant")
-        await approvals.revoke_grant(self.gateway.db, id)
-        by = self.principal.name
-        log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
-        return grant
 
     def call(
         self,

@@ -26,7 +26,7 @@ from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES
 from gateway.model import Tool, whole_schema, without_constants
-from gateway.policy.access import may_know
+from gateway.policy.access import level, may_know, visible_tools
 from gateway.store import ledger
 from gateway.store.ledger import Filter
 from gateway.store.tables import ExecutionStatus
@@ -174,24 +174,49 @@ async def list_connections(inquiry: Inquiry) -> Shown:
 
 
 def connection_rows(inquiry: Inquiry) -> list[Shown]:
-    """Every connection that exists for the caller, with where to sign in as far as is known."""
-    gateway, rows = inquiry.gateway, []
-    refreshed, directory = gateway.catalog.refreshed_at, gateway.directory
-    for state in inquiry.connections():
-        at = refreshed.get(state.name)
-        row = shown.connection_row(inquiry.snapshot, inquiry.principal, state, at)
-        id_ = shown.azure_resource(state) if state.status == "unauthenticated" else None
-        rows.append(row | {"consent_link": directory.known_consent_link(id_) if id_ else None})
-    return rows
+    """Every connection that exists for the caller."""
+    return [_connection_row(inquiry, state) for state in inquiry.connections()]
+
+
+def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Shown:
+    """One connection in a list, with where to sign in as far as is known."""
+    snapshot, principal, gateway = inquiry.snapshot, inquiry.principal, inquiry.gateway
+    tools = visible_tools(snapshot, principal, state)
+    id_ = shown.azure_resource(state) if state.status == "unauthenticated" else None
+    return {
+        "name": state.name,
+        "display_name": state.display_name,
+        "kind": state.settings.kind,
+        "origin": state.origin,
+        "status": state.status,
+        "effective_access": level(snapshot, principal, state) or "disabled",
+        "tools": len(tools),
+        "tokens": sum(tool.tokens for tool in tools),
+        "last_refresh": gateway.catalog.refreshed_at.get(state.name),
+        "problems": [problem.shown() for problem in state.problems[:PAGE_ENTRIES]],
+        "consent_link": gateway.directory.known_consent_link(id_) if id_ else None,
+    }
+
+
+def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Shown:
+    """One connection with its settings; those of an admin's concern only for admins."""
+    row = _connection_row(inquiry, state) | {
+        **shown.access_row(inquiry.snapshot, inquiry.principal, state),
+        "base_url": shown.masked_url(state.build.base_url) if state.build else "",
+        "revision": state.revision,
+    }
+    if inquiry.principal.admin:
+        row["settings"] = shown.masked_settings(state.settings)
+        row["skipped"] = len(state.skipped)
+    return row
 
 
 @own_tool("all", "Get a connection")
 async def get_connection(inquiry: Inquiry, name: Name) -> Shown:
     """One connection: status, your access, number of tools, last refresh, problems, settings."""
     state = inquiry.connection(name)
-    refreshed = inquiry.gateway.catalog.refreshed_at.get(name)
-    detail = shown.connection_detail(inquiry.snapshot, inquiry.principal, state, refreshed)
-    return detail | {"consent_link": await _consent_link(inquiry, state)}
+    link = await _consent_link(inquiry, state)
+    return _connection_detail(inquiry, state) | {"consent_link": link}
 
 
 async def _consent_link(inquiry: Inquiry, state: ConnectionState | None) -> str | None:

@@ -360,11 +360,21 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Sh
 
 
 async def list_grants(inquiry: Inquiry) -> Shown:
-    return {"standing_grants": [shown.grant_row(grant) for grant in await inquiry.grants()]}
+    """The standing grants that hold and are the caller's business."""
+    found = await approvals.list_grants(inquiry.gateway.db, time.time())
+    mine = [each for each in found if inquiry.concerns(each.principal, each.connection)]
+    return {"standing_grants": [shown.grant_row(each) for each in mine]}
 
 
 async def delete_grant(inquiry: Inquiry, id: str) -> Shown:
-    return shown.grant_row(await inquiry.revoke_grant(id)) | {"revoked": True}
+    """Ends a standing grant: the next call is asked about again."""
+    db, by = inquiry.gateway.db, inquiry.principal.name
+    grant = await approvals.get_grant(db, id)
+    if grant is None or not inquiry.concerns(grant.principal, grant.connection):
+        raise NotFound("invalid_arguments", "there is no such standing grant")
+    await approvals.revoke_grant(db, id)
+    log.info("standing grant revoked", grant=id, tool=grant.tool, of=grant.principal, by=by)
+    return shown.grant_row(grant) | {"revoked": True}
 
 
 async def list_client_grants(inquiry: Inquiry) -> Shown:
@@ -400,7 +410,10 @@ async def list_changes(
 async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Shown:
     if decision not in CHANGE_DECISIONS:
         raise HTTPException(404, "Not Found")
-    found, by = await inquiry.change(id), inquiry.principal.name
+    inquiry.require_admin()
+    found, by = await changes.get_change(inquiry.gateway.db, id), inquiry.principal.name
+    if found is None or not inquiry.oversees(found.connection):
+        raise NotFound("invalid_arguments", "there is no such change")
     if found.status != "held":
         raise NotApproved("invalid_arguments", f"the change is {found.status} already")
     status = CHANGE_DECISIONS[decision]

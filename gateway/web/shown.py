@@ -16,12 +16,12 @@ import orjson
 from gateway.calls.record import TOKEN_META, WARNINGS_META, failure_in, output_of
 from gateway.catalog.discover import is_inline
 from gateway.catalog.snapshot import ConnectionState, Snapshot
-from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as
+from gateway.config.connection import SECRET_NAME, ArmConnection, Connection, acts_as, secrets_of
 from gateway.config.settings import Permissions
-from gateway.limits import PAGE_ENTRIES, SUMMARY_CHARS
+from gateway.limits import SUMMARY_CHARS
 from gateway.model import HEADERS_META, Principal, Tool, whole_schema, without_constants
 from gateway.naming import cut
-from gateway.policy.access import admin_level, decide, level, user_level, visible_tools
+from gateway.policy.access import admin_level, decide, level, user_level
 from gateway.policy.view import View
 from gateway.store.oauth import ClientGrant
 from gateway.store.tables import Approval, Change, Execution, StandingGrant
@@ -121,41 +121,6 @@ def access_row(snapshot: Snapshot, principal: Principal, state: ConnectionState)
     }
 
 
-def connection_row(
-    snapshot: Snapshot, principal: Principal, state: ConnectionState, refreshed_at: float | None
-) -> dict[str, Any]:
-    """One connection in a list."""
-    tools = visible_tools(snapshot, principal, state)
-    return {
-        "name": state.name,
-        "display_name": state.display_name,
-        "kind": state.settings.kind,
-        "origin": state.origin,
-        "status": state.status,
-        "effective_access": level(snapshot, principal, state) or "disabled",
-        "tools": len(tools),
-        "tokens": sum(tool.tokens for tool in tools),
-        "last_refresh": refreshed_at,
-        "problems": [problem.shown() for problem in state.problems[:PAGE_ENTRIES]],
-        "consent_link": None,  # Azure knows it: filled in by those who ask there
-    }
-
-
-def connection_detail(
-    snapshot: Snapshot, principal: Principal, state: ConnectionState, refreshed_at: float | None
-) -> dict[str, Any]:
-    """One connection with its settings; those of an admin's concern only for admins."""
-    row = connection_row(snapshot, principal, state, refreshed_at) | {
-        **access_row(snapshot, principal, state),
-        "base_url": masked_url(state.build.base_url) if state.build else "",
-        "revision": state.revision,
-    }
-    if principal.admin:
-        row["settings"] = masked_settings(state.settings)
-        row["skipped"] = len(state.skipped)
-    return row
-
-
 def azure_resource(state: ConnectionState) -> str | None:
     """The id of the resource in Azure behind a connection."""
     if not isinstance(state.settings, ArmConnection):
@@ -181,7 +146,8 @@ def masked_settings(settings: Connection) -> dict[str, Any]:
         if shown.get(key) and not is_inline(shown[key]):
             shown[key] = masked_url(shown[key])
     if "args" in shown:
-        shown["args"] = _masked_options(shown["args"])
+        secrets = secrets_of(settings)
+        shown["args"] = [_masked_option(arg, secrets) for arg in shown["args"]]
     spec = shown.get("spec", "")
     if len(spec) > SUMMARY_CHARS:
         shown["spec"] = f"{spec[:SUMMARY_CHARS]}… ({len(spec)} characters)"
@@ -197,18 +163,12 @@ def masked_url(url: str) -> str:
     return place + "?" + "&".join(f"{name}={MASK}" for name in names)
 
 
-def _masked_options(args: list[str]) -> list[str]:
-    """A command's arguments without the values of options such as `--api-key`."""
-    shown: list[str] = []
-    for arg in args:
-        name, equals, _ = arg.partition("=")
-        after = shown[-1] if shown else ""
-        if after.startswith("-") and "=" not in after and SECRET_NAME.search(after):
-            shown.append(MASK)
-        else:
-            secret = equals and SECRET_NAME.search(name)
-            shown.append(f"{name}={MASK}" if secret else arg)
-    return shown
+def _masked_option(arg: str, secrets: set[str]) -> str:
+    """An argument of a command, without the value of an option such as `--api-key`."""
+    name, equals, value = arg.partition("=")
+    if equals and value in secrets:
+        return f"{name}={MASK}"
+    return MASK if arg in secrets else arg
 
 
 # --- calls and decisions --------------------------------------------------------------------------
