@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
+from yarl import URL
 
 from gateway.limits import (
     MAX_BODY_BYTES,
@@ -29,6 +30,7 @@ from gateway.limits import (
     REQUEST_SECONDS,
     SEND_SECONDS,
 )
+from gateway.store.cluster import heard_within
 
 Fields = Mapping[bytes, bytes]
 HeaderLines = Iterable[tuple[bytes, bytes]]
@@ -56,19 +58,14 @@ def host_rules(
     public_url: str, allowed_hosts: Iterable[str] = (), allowed_origins: Iterable[str] = ()
 ) -> HostRules:
     """The rules for a server that the world knows by `public_url`."""
-    url = urlsplit(public_url)
-    hosts = {host.lower().encode() for host in allowed_hosts}
-    origins = {origin.lower().rstrip("/").encode() for origin in allowed_origins}
-    default_port = {"http": 80, "https": 443}.get(url.scheme)
-    name = (url.hostname or "").lower()
-    name = f"[{name}]" if ":" in name else name
-    port = url.port or default_port
-    hosts.add(f"{name}:{port}".encode())
-    origins.add(f"{url.scheme}://{name}:{port}".encode())
-    if port == default_port:
-        hosts.add(name.encode())
-        origins.add(f"{url.scheme}://{name}".encode())
-    return HostRules(frozenset(hosts), frozenset(origins))
+    url = URL(public_url.lower())
+    own = {f"{url.host_subcomponent}:{url.port}"}
+    if url.is_default_port():
+        own.add(url.host_subcomponent or "")
+    hosts = {host.lower() for host in (*allowed_hosts, *own)}
+    given = (origin.lower().rstrip("/") for origin in allowed_origins)
+    origins = {*given, *(f"{url.scheme}://{host}" for host in own)}
+    return HostRules(frozenset(map(str.encode, hosts)), frozenset(map(str.encode, origins)))
 
 
 def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
@@ -248,15 +245,9 @@ class EventStream(Response):
                 if time.monotonic() - said > PING_SECONDS:
                     await say(PING)
                 await asyncio.sleep(self._rest)
-                await self._sleep()
+                # Until there may be something new; at most so long, since a wake-up may be lost.
+                await heard_within(self._woken, MOMENT_SECONDS)
             await send({"type": "http.response.body", "body": b""})
-
-    async def _sleep(self) -> None:
-        """Until there may be something new; at most so long, since a wake-up may be lost."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MOMENT_SECONDS):
-                await self._woken.wait()
-        self._woken.clear()
 
 
 async def _gone(receive: Receive) -> None:
