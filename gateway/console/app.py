@@ -15,8 +15,10 @@ import hashlib
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 from starlette.datastructures import MutableHeaders
@@ -68,11 +70,8 @@ log = structlog.get_logger("gateway.console")
 STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Visit], Awaitable[Response]]
-Live = Callable[[Visit, Navigation], Awaitable[dict[str, str]]]  # a page's moving parts, by id
-
-
-async def _nothing_moves(visit: Visit, nav: Navigation) -> dict[str, str]:
-    return {}
+# What a page shows, and which parts of it move: the ids of their places, the names of templates.
+Live = tuple[Callable[[Visit, Navigation], Awaitable[dict[str, Any]]], str]
 
 
 async def _sign_out(visit: Visit) -> Response:
@@ -83,17 +82,23 @@ async def _sign_out(visit: Visit) -> Response:
     return response
 
 
-PAGES: Mapping[str, tuple[Handler, Live]] = {
-    "": (calls.overview, calls.live_overview),
-    "/connections": (connections.connections, _nothing_moves),
-    "/connections/new": (connections.new, _nothing_moves),
-    "/connections/{name}": (connections.connection, connections.live_parts),
-    "/tools": (tools.tools, _nothing_moves),
-    "/tool": (tools.tool, _nothing_moves),
-    "/approvals": (calls.approvals, calls.live_approvals),
-    "/executions": (calls.executions, _nothing_moves),
-    "/executions/{id}": (calls.execution, calls.live_execution),
-    "/access": (tools.access, _nothing_moves),
+PAGES: Mapping[str, Handler] = {
+    "": calls.overview,
+    "/connections": connections.connections,
+    "/connections/new": connections.new,
+    "/connections/{name}": connections.connection,
+    "/tools": tools.tools,
+    "/tool": tools.tool,
+    "/approvals": calls.approvals,
+    "/executions": calls.executions,
+    "/executions/{id}": calls.execution,
+    "/access": tools.access,
+}
+LIVE: Mapping[str, Live] = {
+    "": (calls.shown_overview, "stats picture worries feed health"),
+    "/connections/{name}": (connections.shown_connection, "state changes connection-tools"),
+    "/approvals": (calls.shown_approvals, "cards feed grants"),
+    "/executions/{id}": (calls.shown_execution, "execution"),
 }
 ACTIONS: Mapping[str, Handler] = {
     "/connections": connections.put,
@@ -158,15 +163,15 @@ class Console:
             Mount("/console/static", StaticFiles(directory=STATIC)),
             Route("/console/sign-in", self._sign_in, methods=["GET", "POST"]),
         ]
-        for path, (page, live) in PAGES.items():
+        for path, page in PAGES.items():
             found.append(Route(f"/console{path}", partial(self._answer_page, page)))
-            found.append(Route(f"/console/events{path}", partial(self._open_stream, live)))
+            stream = partial(self._open_stream, LIVE.get(path))
+            found.append(Route(f"/console/events{path}", stream))
         for path, action in ACTIONS.items():
             take = partial(self._take_form, action)
             found.append(Route(f"/console{path}", take, methods=["POST"]))
         # A page that failed is open too, and wants to know when its gateway is back.
-        elsewhere = partial(self._open_stream, _nothing_moves)
-        return [*found, Route("/console/events{path:path}", elsewhere)]
+        return [*found, Route("/console/events{path:path}", partial(self._open_stream, None))]
 
     async def _answer_page(self, answer: Handler, request: Request) -> Response:
         return await answer(await self._visit(request))
@@ -179,7 +184,7 @@ class Console:
             raise HTTPException(403, "This form is not from a page of your session: load it again.")
         return await answer(await self._visit(request, form))
 
-    async def _open_stream(self, live: Live, request: Request) -> Response:
+    async def _open_stream(self, live: Live | None, request: Request) -> Response:
         feed = self.backend.gateway.feed
         name = (await self._session(request)).principal.name
         step = _OpenPage(feed, lambda: self._visit(request), live).step
@@ -285,26 +290,29 @@ def _failed(request: Request, error: GatewayError) -> Response:
 _TIME_WORDS = re.compile(r"(<time[^>]*>)[^<]*(?=</time>)|data-left=\"\d+\"")
 
 
+@dataclass
 class _OpenPage:
-    """What of one open page was last sent."""
+    """One open page, and what of it was last sent."""
 
-    def __init__(self, feed: Feed, visit: Callable[[], Awaitable[Visit]], live: Live) -> None:
-        self._feed = feed
-        self._visit = visit
-        self._live = live
-        self._sent: dict[str, bytes] = {}
-        self._known: dict[str, int] = {}  # the newest of the ledger and of the catalog
+    feed: Feed
+    visit: Callable[[], Awaitable[Visit]]
+    live: Live | None
+    sent: dict[str, bytes] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)  # the newest of the ledger and the catalog
 
     async def step(self, say: Say) -> bool:
         """Sends what is new; False: the session is over."""
-        if self._feed.closing:
+        if self.feed.closing:
             return False
         try:
-            visit = await self._visit()
-            await self._feed.say_watched()
+            visit = await self.visit()
+            await self.feed.say_watched()
             nav = await navigation(visit)
-            shown = navigation_parts(visit, nav) | await self._live(visit, nav)
-            await say(partials(self._changed(shown)) + await self._news(visit))
+            parts = navigation_parts(visit, nav)
+            if self.live is not None:
+                shown = await self.live[0](visit, nav)
+                parts |= {id: visit.render(f"_{id}.html", **shown) for id in self.live[1].split()}
+            await say(partials(self._changed(parts)) + await self._news(visit))
         except Unauthenticated:
             await say(event_frame(b"", "signed-out"))
             return False
@@ -315,8 +323,8 @@ class _OpenPage:
     async def _news(self, visit: Visit) -> bytes:
         """The events that lists wait for: there is more in the ledger, or another catalog."""
         ledger = await last_event_id(visit.gateway.db)
-        known, self._known = self._known, {"ledger": ledger, "catalog": visit.snapshot.revision}
-        news = [name for name, last in known.items() if self._known[name] != last]
+        known, self.known = self.known, {"ledger": ledger, "catalog": visit.snapshot.revision}
+        news = [name for name, last in known.items() if self.known[name] != last]
         return b"".join(event_frame(b"", name) for name in news)
 
     def _changed(self, shown: dict[str, str]) -> dict[str, str]:
@@ -324,8 +332,8 @@ class _OpenPage:
             id: hashlib.sha256(_TIME_WORDS.sub(r"\1", html).encode()).digest()
             for id, html in shown.items()
         }
-        changed = {id: html for id, html in shown.items() if self._sent.get(id) != sums[id]}
-        self._sent = sums
+        changed = {id: html for id, html in shown.items() if self.sent.get(id) != sums[id]}
+        self.sent = sums
         return changed
 
 

@@ -37,7 +37,7 @@ from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
 from gateway.store import ledger
 from gateway.store.catalog import list_changes
-from gateway.store.tables import Approval, Execution
+from gateway.store.tables import Approval
 from gateway.web import rest
 from gateway.web.own_tools import list_executions
 from gateway.web.shown import GOING_ON, approval_row, execution_event, execution_record
@@ -58,17 +58,11 @@ LEVEL_WORDS = {
 
 async def overview(visit: Visit) -> Response:
     nav = await navigation(visit)
-    return await page(visit, "overview.html", "Overview", nav, **await _shown_overview(visit, nav))
+    return await page(visit, "overview.html", "Overview", nav, **await shown_overview(visit, nav))
 
 
-async def live_overview(visit: Visit, nav: Navigation) -> dict[str, str]:
-    """The parts of the page that move."""
-    shown = await _shown_overview(visit, nav)
-    parts = ("stats", "picture", "worries", "feed", "health")
-    return {name: visit.render(f"_{name}.html", **shown) for name in parts}
-
-
-async def _shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
+async def shown_overview(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """What the first page shows."""
     hour, tools = await _read_hour(visit), visit.inquiry.view.tools
     words = LEVEL_WORDS[visit.snapshot.permissions.level]
     admin = visit.principal.admin
@@ -367,17 +361,12 @@ async def _held_changes(visit: Visit, nav: Navigation) -> list[Worry]:
 
 async def approvals(visit: Visit) -> Response:
     nav = await navigation(visit)
-    shown = await _shown_approvals(visit, nav)
+    shown = await shown_approvals(visit, nav)
     return await list_page(visit, "approvals.html", "Approvals", nav=nav, **shown)
 
 
-async def live_approvals(visit: Visit, nav: Navigation) -> dict[str, str]:
-    """The parts of the page that move."""
-    shown = await _shown_approvals(visit, nav)
-    return {name: visit.render(f"_{name}.html", **shown) for name in ("cards", "feed", "grants")}
-
-
-async def _shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
+async def shown_approvals(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """What the page of calls that wait shows."""
     filter = visit.filter("q", "connection", "risk")
     waiting = [approval_row(visit.snapshot, each) for each in nav.waiting]
     rows = choose_rows(waiting, filter, "tool", "connection", "principal", "client", "url")
@@ -462,19 +451,16 @@ async def _facets(visit: Visit, filter: dict[str, str]) -> list[dict[str, Any]]:
 
 
 async def execution(visit: Visit) -> Response:
-    found = await visit.inquiry.execution(visit.id)
-    if (file := download(visit, "executions", [execution_record(found)])) is not None:
+    nav = await navigation(visit)
+    shown = await shown_execution(visit, nav)
+    if (file := download(visit, "executions", [shown["one"]])) is not None:
         return file
-    return await page(visit, "execution.html", "Execution", **_shown_execution(visit, found))
+    return await page(visit, "execution.html", "Execution", nav, **shown)
 
 
-async def live_execution(visit: Visit, nav: Navigation) -> dict[str, str]:
-    """A call that is running, as it goes along."""
-    shown = _shown_execution(visit, await visit.inquiry.execution(visit.id))
-    return {"execution": visit.render("_execution.html", **shown)}
-
-
-def _shown_execution(visit: Visit, found: Execution) -> dict[str, Any]:
+async def shown_execution(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """What the page of one call shows, also while it is running."""
+    found = await visit.inquiry.execution(visit.id)
     callable_now = found.tool in visit.inquiry.view.tools
     return {
         "one": execution_record(found) | {"client": found.client, "reason": found.reason},

@@ -70,26 +70,18 @@ async def connections(visit: Visit) -> Response:
 
 
 async def connection(visit: Visit) -> Response:
-    shown = await _shown(visit)
+    nav = await navigation(visit)
+    shown = await shown_connection(visit, nav)
     without_diff = [{k: v for k, v in row.items() if k != "diff"} for row in shown["changes"]]
     if (file := download(visit, "changes", without_diff)) is not None:
         return file
     files = file_links(visit, shown["filter"])
     title = clip(shown["one"]["display_name"], 60)
-    return await page(visit, "connection.html", title, files=files, **shown)
+    return await page(visit, "connection.html", title, nav, files=files, **shown)
 
 
-async def live_parts(visit: Visit, nav: Navigation) -> dict[str, str]:
-    """The parts of a connection's page that move."""
-    shown = await _shown(visit)
-    return {
-        "state": visit.render("_connection_state.html", **shown),
-        "changes": visit.render("_changes.html", **shown),
-        "connection-tools": visit.render("_connection_tools.html", **shown),
-    }
-
-
-async def _shown(visit: Visit) -> dict[str, Any]:
+async def shown_connection(visit: Visit, nav: Navigation) -> dict[str, Any]:
+    """What a connection's page shows."""
     snapshot, state = visit.snapshot, visit.inquiry.connection(visit.id)
     tools = visible_tools(snapshot, visit.principal, state)
     filter = visit.filter("change_status", "change_class")
