@@ -280,9 +280,9 @@ def check_origin(request: Request) -> None:
     """Refuses a post that another site's page makes; `allowed_origins` are for MCP, not for us."""
     fields = fold(request.scope["headers"])
     origin, host = fields.get(b"origin"), fields.get(b"host", b"")
-    if origin is not None and origin.lower().partition(b"://")[2] != host.lower():
-        raise HTTPException(403, "This form comes from another site.")
-    if fields.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
+    is_foreign = origin is not None and origin.lower().partition(b"://")[2] != host.lower()
+    site = fields.get(b"sec-fetch-site", b"same-origin")
+    if is_foreign or site not in (b"same-origin", b"none"):
         raise HTTPException(403, "This form comes from another site.")
 
 

@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -270,6 +270,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+@dataclass
 class SigningKeys:
     """The public keys of one issuer, by key id: fetched when needed and kept for a while.
 
@@ -278,40 +279,37 @@ class SigningKeys:
     keys we have stay good.
     """
 
-    def __init__(
-        self, file: str | None, url: str | None, fetch: Fetch | None, clock: Callable[[], float]
-    ) -> None:
-        self._file = file
-        self._url = url
-        self._fetch = fetch
-        self._clock = clock
-        self._keys: dict[str | None, Key] = {}
-        self._looked = float("-inf")
-        self._lock = asyncio.Lock()
+    file: str | None
+    url: str | None
+    fetch: Fetch | None
+    clock: Callable[[], float]
+    keys: dict[str | None, Key] = field(default_factory=dict)
+    looked: float = -math.inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def key_of(self, token: bytes) -> Key:
         """The key a token says it was signed with. Raises jwt.PyJWTError if there is none."""
         kid = jwt.get_unverified_header(token).get("kid")
-        async with self._lock:
+        async with self.lock:
             enough = VERIFIED_SECONDS if self._find(kid) is None else SIGNING_KEYS_KEPT_SECONDS
-            if self._clock() - self._looked >= enough:
-                self._looked = self._clock()
+            if self.clock() - self.looked >= enough:
+                self.looked = self.clock()
                 await self._refresh()
         if (key := self._find(kid)) is None:
             raise jwt.InvalidKeyError("no such key")
         return key
 
     def _find(self, kid: str | None) -> Key | None:
-        if kid is None and len(self._keys) == 1:
-            return next(iter(self._keys.values()))
-        return self._keys.get(kid)
+        if kid is None and len(self.keys) == 1:
+            return next(iter(self.keys.values()))
+        return self.keys.get(kid)
 
     async def _refresh(self) -> None:
         try:
-            if self._file is not None:
-                self._keys = read_keys(await asyncio.to_thread(Path(self._file).read_bytes))
-            elif self._url is not None and self._fetch is not None:
-                self._keys = read_keys(await self._fetch(self._url))
+            if self.file is not None:
+                self.keys = read_keys(await asyncio.to_thread(Path(self.file).read_bytes))
+            elif self.url is not None and self.fetch is not None:
+                self.keys = read_keys(await self.fetch(self.url))
         except Exception as error:  # the issuer's answer is not ours to trust or to crash on
             log.warning("jwks_not_loaded", error=type(error).__name__)
 
