@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -122,6 +122,7 @@ class Streams:
         self.lists = lists
         self._offers = offers
         self._open: dict[ClientStream, None] = {}  # the newest last
+        self._count: Counter[str] = Counter()  # by principal: some have very many
         self._noted: LRUCache[tuple[str, Scope], str] = LRUCache(MAX_SESSIONS)
         self._closing = False
         self._woken = asyncio.Event()
@@ -136,9 +137,9 @@ class Streams:
         name = stream.principal.name
         if self._closing:
             raise HTTPException(503, "The gateway is going down", {"retry-after": "1"})
-        own = sum(each.principal.name == name for each in self._open)
-        if own >= self.most_of_a_principal:
+        if self._count[name] >= self.most_of_a_principal:
             raise HTTPException(429, "Too many open streams", {"retry-after": "30"})
+        self._count[name] += 1
         self._open[stream] = None
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep())
@@ -147,6 +148,8 @@ class Streams:
         def leave() -> None:
             self._wishes.leave(stream.holder)
             del self._open[stream]
+            self._count[name] -= 1
+            self._count += Counter()  # without those that are at nothing
 
         await EventStream(stream.step, stream.woken, leave)({}, receive, send)
 
