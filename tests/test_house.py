@@ -33,7 +33,7 @@ CAPABILITIES = {
     "sign_in": (755, 4),
     "store.credentials": (64, 1),
     "web.credentials": (61, 1),
-    "calls.signing_in": (93, 1),
+    "calls.signing_in": (110, 1),
 }
 MAX_FILE_LINES = 499
 MAX_FUNCTION_LINES = 50

@@ -10,6 +10,7 @@ Nothing has been put on disk or sent by then. A call that somebody else must sig
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,10 +55,13 @@ class SigningIn:
         if caller.ask is None:
             raise missing
         question = {**_question(missing), "elicitationId": new_id(time.time())}
-        answer = await caller.ask(ELICIT, question)
-        seconds = attempt.snapshot.permissions.timeout_seconds
-        if _is_accepted(answer) and await self._is_signed_in(attempt, auth, seconds):
-            return None
+        asking = asyncio.ensure_future(caller.ask(ELICIT, question))
+        try:
+            seconds = attempt.snapshot.permissions.timeout_seconds
+            if await self._is_signed_in(attempt, auth, seconds, asking):
+                return None
+        finally:
+            asking.cancel()
         raise missing
 
     async def _ask_by_answer(
@@ -95,13 +99,21 @@ class SigningIn:
             return error
         return None
 
-    async def _is_signed_in(self, attempt: Attempt, auth: Proof, seconds: float) -> bool:
-        """Waits until the person is back, at most so long and while somebody listens."""
+    async def _is_signed_in(
+        self,
+        attempt: Attempt,
+        auth: Proof,
+        seconds: float,
+        asking: asyncio.Future[Any] | None = None,
+    ) -> bool:
+        """Waits until the person is back, at most so long, while somebody listens and says yes."""
         account, ends = auth.account(attempt.principal), time.time() + seconds
         began = time.time()
         told = payload_of(account.connection, account.owner)
         with self.signals.awaiting(CREDENTIAL, told) as heard:
-            while not attempt.caller.gone() and not self.draining():
+            if asking is not None:
+                asking.add_done_callback(lambda _: heard.set())
+            while not attempt.caller.gone() and not self.draining() and not _is_declined(asking):
                 if await self._missing(attempt, auth) is None:
                     return True
                 if (left := ends - time.time()) <= 0:
@@ -120,6 +132,12 @@ async def _say_progress(attempt: Attempt, waited: float, seconds: float) -> None
 def _question(missing: GatewayError) -> dict[str, Any]:
     words = f"{missing.message} Open the page to sign in; the call goes on when you are back."
     return {"mode": "url", "message": words, "url": missing.details["sign_in_url"]}
+
+
+def _is_declined(asking: asyncio.Future[Any] | None) -> bool:
+    if asking is None or not asking.done():
+        return False
+    return asking.cancelled() or asking.exception() is not None or not _is_accepted(asking.result())
 
 
 def _is_accepted(answer: object) -> bool:

@@ -72,6 +72,26 @@ async def test_a_person_who_declines_gets_the_link_and_nothing_is_sent(
     assert house.peer.asked == []
 
 
+async def test_a_client_that_never_answers_goes_on_when_its_person_signs_in_elsewhere(
+    house: House,
+) -> None:
+    await house.put()
+    asked = asyncio.Event()
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.set()
+        await asyncio.sleep(60)
+        return ElicitResult(action="decline")
+
+    async with mcp_client(house.gateway.url, "ann", "legacy", answer) as client:
+        call = asyncio.create_task(client.call_tool("notes_get_notes", {"id": "1"}))
+        async with asyncio.timeout(15):
+            await asked.wait()
+        await house.sign_in("ann")
+        result = await call
+        assert result.structured_content and result.structured_content["who"] == "ann"
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_tools_are_listed_for_those_who_have_not_signed_in(house: House, era: str) -> None:
     await house.put()
