@@ -253,7 +253,7 @@ class Assembly:
         demo = {"demo": demo_connection(self.place.own_url)}
         self.catalog = Catalog(self.settings, discoverer, stored, demo)
         self.catalog.on_change(self._follow_upstreams)
-        self.schedule = Schedule(self.catalog, self.folder)
+        self.schedule = Schedule(self.catalog, stored, self.workers.advise, self.folder)
         self.upstreams.on_tools_changed = self.schedule.wake
         self.upstreams.on_trouble = self._mark_failing
         await self.catalog.apply(self.settings)
@@ -407,6 +407,7 @@ class Assembly:
         await app.mcp.take_up_wishes()
         self._run(self.schedule.run())
         self._run(self.schedule.watch_files())
+        self._run(self.schedule.advise())
         self._run(self.catalog.follow())
         self._run(self._watch_config(app))
         self.workers.keep_spare()  # last: a process that starts has other things to load

@@ -90,6 +90,7 @@ class Catalog:
         self._synced = 0  # the store's revision up to which everything was taken over
         self._behind = asyncio.Event()
         self._taking = asyncio.Lock()
+        self.advice: dict[str, tuple[Problem, ...]] = {}  # by a definition's sha256
         self.group_problem: Problem | None = None  # why Azure's group could not be listed
         self.refreshed_at: dict[str, float] = {}
         self.current = Snapshot(0, settings)
@@ -289,6 +290,12 @@ class Catalog:
         self._failing(name, state, error)
         return True
 
+    def take_advice(self, sha256: str, problems: tuple[Problem, ...]) -> None:
+        """Shows what a validator said of a definition beside the connection's own problems."""
+        self.advice[sha256] = problems
+        if problems:
+            self._swap()
+
     def group(self) -> list[str]:
         """The connections that come from Azure's resource group."""
         states = self.current.connections.values()
@@ -470,12 +477,16 @@ class Catalog:
         self.refreshed_at[state.name] = time.time()
         self._swap(revision)
 
+    def _advised(self, state: ConnectionState) -> ConnectionState:
+        advice = self.advice.get(state.found.definition.sha256) if state.found else ()
+        return replace(state, problems=(*state.problems, *advice)) if advice else state
+
     def _swap(self, revision: int = 0, settings: Settings | None = None) -> None:
         """Replaces the current snapshot, unless the new one says nothing new."""
         snapshot = assemble(
             max(self.current.revision + 1, revision),
             settings or self.current.settings,
-            self._states.values(),
+            [self._advised(state) for state in self._states.values()],
             choices=self._choices,
             stored_permissions=self._permissions,
             problems=(self.group_problem,) if self.group_problem else (),

@@ -3,7 +3,8 @@
 As often as `refresh_seconds` says; soon, when an upstream says that its tools changed, when the
 file of a definition was saved, or a lazy connection is seen for the first time; and after a failure
 with growing pauses, so that what comes back is noticed. One that takes long to answer keeps nobody
-else waiting.
+else waiting. A definition that is new also gets advice from a validator, in its own time: it never
+holds anything up.
 
 Azure's resource group is one more thing to look at, as often as `[azure]` asks, and after a failure
 with the same growing pauses.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,18 +31,27 @@ from gateway.limits import (
     LONGEST_PAUSE_SECONDS,
     SETTLE_SECONDS,
 )
+from gateway.model import Problem
+from gateway.store.catalog import StoredCatalog, load_validation, save_validation
 from gateway.store.cluster import heard_within
 
 log = structlog.get_logger("gateway.catalog")
 
+ADVISED_KINDS = ("openapi", "arm")
+
+Advise = Callable[[bytes], Awaitable[tuple[Problem, ...]]]
 Mark = tuple[Path, int, int, int]  # a file as it was saved: where, when, how large, which one
 
 
 class Schedule:
     """Looks at connections when it is time."""
 
-    def __init__(self, catalog: Catalog, folder: Path) -> None:
+    def __init__(
+        self, catalog: Catalog, stored: StoredCatalog, advise: Advise, folder: Path
+    ) -> None:
         self._catalog = catalog
+        self._stored = stored
+        self._advise = advise
         self._folder = folder  # what paths of definitions count from
         self._woken: set[str] = set()
         self._looking: set[str] = set()  # one look a name at a time
@@ -88,6 +98,13 @@ class Schedule:
             if state.settings.is_active and (file := file_of(state.settings)) is not None
         }
 
+    async def advise(self) -> None:
+        """Asks the validator about definitions it has not seen, one after the other, for ever."""
+        while True:
+            await asyncio.sleep(CATALOG_LOOK_SECONDS)  # first: nobody waits for advice at the start
+            for name in list(self._catalog.current.connections):
+                await self._advise_on(name)
+
     def _ready(self) -> list[set[str]]:
         """Who is looked at now: each that asked by itself, what is due so many at once."""
         connections = self._catalog.current.connections
@@ -126,6 +143,24 @@ class Schedule:
             return self._pauses.is_over(name, now)
         self._pauses.end(name)
         return bool(every and now - self._catalog.refreshed_at.get(name, 0) >= every)
+
+    async def _advise_on(self, name: str) -> None:
+        state = self._catalog.current.connections.get(name)
+        if state is None or state.found is None or state.settings.kind not in ADVISED_KINDS:
+            return
+        definition, db = state.found.definition, self._stored.db
+        sha256 = definition.sha256
+        if sha256 in self._catalog.advice:
+            return
+        try:
+            known = await load_validation(db, sha256)
+            if known is None:
+                known = await self._advise((await self._stored.whole(name, definition)).packed)
+                await save_validation(db, sha256, known, time.time())
+        except GatewayError as error:
+            log.warning("definition not validated", connection=name, error=error.message)
+            known = ()
+        self._catalog.take_advice(sha256, known)
 
 
 class Pauses:

@@ -18,20 +18,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
 from gateway.limits import STORE_ROWS
-from gateway.model import Found, Level, RawDefinition, decode_build, encode_build
+from gateway.model import Found, Level, Problem, RawDefinition, decode_build, encode_build
 from gateway.store import tables
 from gateway.store.cluster import current_revision, write_revision
 from gateway.store.credentials import delete_credentials_in
-from gateway.store.database import Database, many, one, upsert, values
+from gateway.store.database import Database, insert_new, many, one, upsert, values
 from gateway.store.secrets import Seal
 from gateway.store.tables import Change, ChangeStatus
 
 _connections = tables.connections
 _definitions = tables.definitions
+_validations = tables.validations
 _changes = tables.changes
 _choices = tables.choices
 _permissions = tables.permissions
@@ -210,6 +212,21 @@ def _save_definition(tx: Connection, row: Mapping[str, Any]) -> None:
     """Keeps a document with its build, as the only one of its connection."""
     tx.execute(delete(_definitions).filter_by(connection=row["connection"]))
     tx.execute(insert(_definitions), row)
+
+
+async def save_validation(
+    db: Database, sha256: str, problems: tuple[Problem, ...], now: float
+) -> None:
+    """Keeps what the validator said of a document: it takes long and never changes."""
+    row = {"sha256": sha256, "problems": list(problems), "at": now}
+    await db.write(lambda tx: insert_new(tx, _validations, row))
+
+
+async def load_validation(db: Database, sha256: str) -> tuple[Problem, ...] | None:
+    """What the validator said of a document; None if it was never asked."""
+    statement = select(_validations.c.problems).where(_validations.c.sha256 == sha256)
+    found = await db.read(lambda tx: tx.execute(statement).scalar())
+    return None if found is None else msgspec.convert(found, tuple[Problem, ...])
 
 
 def record_changes(tx: Connection, connection: str, changes: Sequence[Change]) -> None:

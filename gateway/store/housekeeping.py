@@ -177,6 +177,7 @@ def _over(now: float, oldest: float) -> list[tuple[Table, ColumnElement[bool]]]:
         (t.signals, heard | (t.signals.c.at < hour_ago)),
         (t.windows, t.windows.c.start < day_ago),
         (t.replicas, t.replicas.c.heartbeat_at < hour_ago),
+        (t.validations, t.validations.c.at < now - 90 * 86_400),
     ]
 
 

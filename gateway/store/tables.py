@@ -155,6 +155,10 @@ definitions = _table(
     keys=("connection", "location"),
 )
 
+validations = _table(
+    "validations", {"sha256": str, "problems": Mapping, "at": float}, keys=("sha256",)
+)
+
 ChangeStatus = Literal["applied", "held", "accepted", "rejected"]
 
 

@@ -1,4 +1,4 @@
-"""What is looked at without anyone asking: what failed, what is lazy."""
+"""What is looked at without anyone asking: what failed, what is lazy, what a validator says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import Any
 import mcp_types as types
 from mcp.client.client import Client
 
-from tests.callers import names
+from tests.callers import Operator, names
 from tests.configs import stdio_table
-from tests.conftest import OPEN, GatewayMaker
-from tests.peers import until
+from tests.conftest import OPEN, GatewayMaker, Running
+from tests.peers import Provider, until
 from tests.peers_mcp import PLAIN_SCHEMA, Context, McpPeer, mcp_peer
+
+
+async def test_advice_of_the_validator_arrives_later_and_changes_no_tool(
+    gateway: Running, operator: Operator, items: Provider
+) -> None:
+    del items.document["info"]["version"]
+    await operator.put("shop", items.spec)
+    before = gateway.app.gateway.snapshot.tools
+    await until(lambda: bool(gateway.app.gateway.snapshot.connections["shop"].problems))
+    assert gateway.app.gateway.snapshot.tools == before
+    shown = await operator.own("get_connection", name="shop")
+    assert "version" in str(shown["problems"])
 
 
 async def test_a_lazy_server_is_started_by_the_first_view_that_needs_it(

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import LargeBinary, cast, literal, update
 
 from gateway.errors import Fixable, NotFound
-from gateway.model import Build, Found, RawDefinition
+from gateway.model import Build, Found, Problem, RawDefinition
 from gateway.store import catalog, tables
 from gateway.store.catalog import (
     StoredCatalog,
@@ -20,7 +20,9 @@ from gateway.store.catalog import (
     list_changes,
     load_choices,
     load_permissions,
+    load_validation,
     put_permissions,
+    save_validation,
 )
 from gateway.store.cluster import current_revision
 from gateway.store.database import Database
@@ -33,6 +35,7 @@ SEAL = Seal(["a key of this test"])
 
 APPLIED = change(id="c2", status="applied", change_class="safe", by="ann")
 ELSEWHERE = change(id="c3", connection="other")
+PROBLEMS = (Problem("warning", "paths./books", "no answer is described"),)
 PACKED = b'{"openapi": "3.1.0"}' * 1000
 DEFINITION = RawDefinition("http://127.0.0.1/openapi.json", PACKED, "abc", '"1"', "yesterday")
 FOUND = Found(Build("openapi-3.1", "Books", "http://127.0.0.1", (TOOL,)), DEFINITION, "key 1", 5.0)
@@ -150,6 +153,16 @@ async def test_tool_that_another_version_wrote_is_left_out(db: Database) -> None
     await db.write(lambda tx: tx.execute(broken))
 
     assert await list_changes(db) == [change(before=None)]
+
+
+async def test_validation_is_remembered_by_content(db: Database) -> None:
+    await save_validation(db, "abc", PROBLEMS, 5.0)
+    await save_validation(db, "abc", (), 6.0)
+    await save_validation(db, "fine", (), 5.0)
+
+    assert await load_validation(db, "abc") == PROBLEMS
+    assert await load_validation(db, "fine") == ()
+    assert await load_validation(db, "other") is None
 
 
 async def test_changes_come_back_newest_first_and_filtered(db: Database) -> None:

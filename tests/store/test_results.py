@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, insert, select
 from gateway.limits import RESULTS_BYTES, STORE_ROWS
 from gateway.store import tables
 from gateway.store.approvals import create_approval, decide_approval
-from gateway.store.catalog import record_changes
+from gateway.store.catalog import record_changes, save_validation
 from gateway.store.cluster import end_session
 from gateway.store.database import Database
 from gateway.store.housekeeping import sweep
@@ -88,6 +88,7 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
         await db.write(partial(record_changes, connection=id, changes=found))
         await save_result(db, LargeResult(id, "ann", 0, "a/b", b"", at))
         await end_session(db, id, at)
+        await save_validation(db, id, (), at - 60 * DAY)
         await add(db, "windows", {"key": id, "start": at, "earlier": 0, "current": 1})
 
     swept = await sweep(db, now=NOW, keep_days=30)
@@ -97,11 +98,12 @@ async def test_everything_that_is_over_goes_and_the_rest_stays(db: Database) -> 
         "changes",
         "results",
         "ended_sessions",
+        "validations",
         "windows",
     )
     assert {name: swept[name] for name in names} == dict.fromkeys(names, 1)
     left = [await db.read(partial(count, name)) for name in names]
-    assert left == [1, 3, 1, 1, 1]
+    assert left == [1, 3, 1, 1, 1, 1]
 
 
 BODY = "aé\0😀".encode() * 10_000
