@@ -82,9 +82,7 @@ class McpPeer:
         for session in self.sessions.values():
             await session.send_tool_list_changed()
 
-    async def list_tools(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
         self.note(ctx)
         names = list(self.tools)
         start = int(params.cursor) if params and params.cursor else 0
@@ -92,17 +90,12 @@ class McpPeer:
         more = str(start + 4) if start + 4 < len(names) else None
         return types.ListToolsResult(tools=page, next_cursor=more)
 
-    async def call_tool(
-        self, ctx: Context, params: types.CallToolRequestParams
-    ) -> types.CallToolResult | types.InputRequiredResult:
+    async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
         self.note(ctx)
         self.calls.append(params.name)
         if params.name not in self.tools:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name}")
-        method = getattr(self, f"_{params.name}")
-        result = await method(ctx, params)
-        assert isinstance(result, types.CallToolResult | types.InputRequiredResult)
-        return result
+        return await getattr(self, f"_{params.name}")(ctx, params)
 
     def note(self, ctx: Context) -> None:
         """Remembers a session, to tell it of changes."""

@@ -48,9 +48,7 @@ class ReportPeer(McpPeer):
         tool = types.Tool(name="report", input_schema=INPUT, output_schema=OUTPUT)
         return types.ListToolsResult(tools=[tool])
 
-    async def call_tool(
-        self, ctx: Context, params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
+    async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Any:
         arguments = params.arguments or {}
         if arguments.get("fail"):
             words = types.TextContent(text="no such report")

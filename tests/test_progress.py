@@ -7,18 +7,15 @@ import pytest
 from gateway.cli.remote import show_progress
 
 
-def test_each_connection_is_a_plain_line_where_there_is_no_terminal(
+def test_connections_are_plain_lines_where_there_is_no_terminal_and_one_is_not_worth_a_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = show_progress(2)
-    told("shop")
-    told("desk")
-    assert capsys.readouterr().err == "loaded shop (1 of 2)\nloaded desk (2 of 2)\n"
-
-
-def test_one_connection_is_not_worth_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     show_progress(1)("shop")
     assert capsys.readouterr().err == ""
+    tell = show_progress(2)
+    tell("shop")
+    tell("desk")
+    assert capsys.readouterr().err == "loaded shop (1 of 2)\nloaded desk (2 of 2)\n"
 
 
 def test_a_terminal_gets_a_bar_that_leaves_no_trace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,29 +15,15 @@ from tests.peers import until
 from tests.peers_arm import Azure, azure
 
 
-@dataclass
-class Office:
-    """The gateway before Azure, and who asks it."""
+class Office(Speaker):
+    """Who asks the gateway before Azure, over MCP and over REST."""
 
-    peer: Azure
-    gateway: Running
-    rest: Api
-
-    @property
-    def client(self) -> Speaker:
-        return Speaker(self.rest.http, self.gateway.mcp, "2026")
-
-    async def call(self, tool: str, /, **arguments: Any) -> Any:
-        return await self.client.call(tool, **arguments)
-
-    async def own(self, tool: str, /, **arguments: Any) -> Any:
-        return await self.client.own(tool, **arguments)
+    def __init__(self, peer: Azure, gateway: Running, rest: Api) -> None:
+        super().__init__(rest.http, gateway.mcp, "2026")
+        self.peer, self.gateway, self.rest = peer, gateway, rest
 
     async def put(self, name: str, **values: Any) -> Any:
         return await self.own("put_connection", name=name, kind="arm", **values)
-
-    async def tools(self) -> dict[str, dict[str, Any]]:
-        return await self.client.tools()
 
     async def has(self, tool: str) -> None:
         """Returns when the tool is there."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mcp.client.client import Client
 
+from tests.callers import names, own_call
 from tests.processes import gateway_process
 
 SHIPPED = Path(__file__).parents[2] / "config.toml"
@@ -33,38 +34,14 @@ async def test_the_shipped_configuration_serves_the_bookshop_and_ends_in_good_or
 
 async def visit_bookshop(client: Client, title: str) -> None:
     """Lists, calls, and reads a large answer."""
-    tools = {tool.name for tool in (await client.list_tools()).tools}
-    assert tools >= BOOK_TOOLS
-    added = await client.call_tool("demo_add_book", {"title": title, "author": "Jane Austen"})
-    assert added.structured_content is not None
-    book = added.structured_content["id"]
-    found = await client.call_tool("demo_search_books", {"q": title})
-    assert found.structured_content == {
-        "books": [
-            {
-                "id": book,
-                "title": title,
-                "author": "Jane Austen",
-                "genre": "fiction",
-                "year": 2000,
-                "price": 10.0,
-                "stock": 1,
-            }
-        ],
-        "total": 1,
-    }
-    large = await client.call_tool("demo_export_catalogue", {})
-    assert large.structured_content is not None
-    assert large.structured_content["truncated"] is True
-    part = await client.call_tool(
-        "read_result",
-        {
-            "result_id": large.structured_content["result_id"],
-            "pointer": "/reviews",
-            "offset": 1000,
-            "limit": 1,
-        },
-    )
-    assert part.structured_content is not None
-    assert part.structured_content["total"] == 4000
-    assert part.structured_content["next_offset"] == 1001
+    assert await names(client) >= BOOK_TOOLS
+    added = await own_call(client, "demo_add_book", title=title, author="Jane Austen")
+    book = {"id": added["id"], "title": title, "author": "Jane Austen", "genre": "fiction"}
+    book |= {"year": 2000, "price": 10.0, "stock": 1}
+    found = await own_call(client, "demo_search_books", q=title)
+    assert found == {"books": [book], "total": 1}
+    large = await own_call(client, "demo_export_catalogue")
+    assert large["truncated"] is True
+    where = {"pointer": "/reviews", "offset": 1000, "limit": 1}
+    part = await own_call(client, "read_result", result_id=large["result_id"], **where)
+    assert (part["total"], part["next_offset"]) == (4000, 1001)

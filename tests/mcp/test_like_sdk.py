@@ -35,9 +35,7 @@ async def sdk_server() -> AsyncIterator[str]:
     """The SDK's low-level server over the same tools, stateless, answering JSON."""
     toolbox, local = Toolbox(), Principal("local")
 
-    async def list_tools(
-        context: Any, params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         page = toolbox.view(local, Scope()).page(params.cursor if params else None)
         if page is None:
             raise MCPError(types.INVALID_PARAMS, "Invalid cursor")
