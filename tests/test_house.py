@@ -5,6 +5,7 @@ A new capability may raise a figure, openly, in the commit that adds its room.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import pytest
 from mcp.client.client import Client
 
 from gateway.errors import CODES
@@ -191,6 +193,30 @@ async def test_a_warm_call_crosses_few_files(make_gateway: GatewayMaker) -> None
     assert len(call.files) <= MAX_CALL_FILES, sorted(call.files)
     assert call.awaits <= MAX_CALL_AWAITS
     assert len(listing.files) <= MAX_LIST_FILES, sorted(listing.files)
+
+
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+async def test_a_call_is_freed_when_it_is_answered(make_gateway: GatewayMaker, mode: str) -> None:
+    """What refers to itself waits for the collector, which takes its time with each call."""
+    async with provider() as peer:
+        shop = f'[connections.shop]\nkind = "openapi"\nspec = "{peer.spec}"\n'
+        gateway = await make_gateway(f"{OPEN}{shop}")
+        async with Client(gateway.mcp, mode=mode) as client:
+            await client.call_tool("shop_get_items", {"id": "1"})
+            gc.collect()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                await client.call_tool("shop_get_items", {"id": "1"})
+                gc.collect()
+                left = {type(each).__name__ for each in gc.garbage if _is_of_a_call(each)}
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+    assert left == set()
+
+
+def _is_of_a_call(thing: object) -> bool:
+    return type(thing).__module__.startswith(("gateway.mcp.", "gateway.calls.", "gateway.web."))
 
 
 async def least(request: Callable[[], Awaitable[Any]]) -> Trace:

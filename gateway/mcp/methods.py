@@ -275,12 +275,13 @@ def _progress(reply: Reply, token: object) -> Progress | None:
 
 def _notice(caller: Caller, reply: Reply) -> TakeNotice | None:
     """Says a server's log messages on the request's own stream; in 2026 only if asked to."""
-    if caller.log_level is None and caller.era == "2026":
+    wanted, era = caller.log_level, caller.era  # the caller, held here, would never be let go
+    if wanted is None and era == "2026":
         return None
 
     def notice(method: str, params: Mapping[str, Any]) -> None:
-        known = method == LOGGED or caller.era == "2025"
-        if known and reaches(params.get("level"), caller.log_level):
+        known = method == LOGGED or era == "2025"
+        if known and reaches(params.get("level"), wanted):
             reply.say(event_frame(notification(method, params)))
 
     return notice
