@@ -5,6 +5,7 @@ A new capability may raise a figure, openly, in the commit that adds its room.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import sys
@@ -238,9 +239,18 @@ class Trace:
     awaits: int = 0  # the deepest chain of coroutines that await one another
 
     def note(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and _is_ours(frame):
+        if event == "call" and _is_ours(frame) and not _in_background():
             self.files.add(frame.f_code.co_filename)
             self.awaits = max(self.awaits, sum(map(_is_coroutine, _stack(frame))))
+
+
+def _in_background() -> bool:
+    """Whether this is a task of the gateway itself, which have names: a look at the store, say."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread of the store
+        return False
+    return task is not None and not task.get_name().startswith("Task-")
 
 
 @contextmanager
