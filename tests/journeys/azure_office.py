@@ -27,7 +27,7 @@ class Office(Speaker):
 
     async def has(self, tool: str) -> None:
         """Returns when the tool is there."""
-        await until(lambda: tool in self.gateway.app.gateway.snapshot.tools, 20)
+        await until(lambda: tool in self.gateway.app.gateway.snapshot.tools, 60)
 
 
 OfficeMaker = Callable[..., Awaitable[Office]]
