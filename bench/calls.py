@@ -92,10 +92,10 @@ async def against_the_floor(peer: Measured, folder: Path) -> list[Row]:
         runs = await rounds(courses)
         rows = [Row("floor, CPU a call", statistics.median(r.cpu_ms for r in runs["floor"]), "ms")]
         goals: dict[str, tuple[str, float | None]] = {
-            "2026": ("OpenAPI call, 2026 era", 2.0),
-            "2025": ("OpenAPI call, 2025 era session", 2.5),
-            "proxied": ("proxied MCP call, read, 2026 era", 3.0),
-            "proxied 2025": ("proxied MCP call, read, 2025 era", 3.0),
+            "2026": ("OpenAPI call, 2026 era", 2.3),
+            "2025": ("OpenAPI call, 2025 era session", 2.3),
+            "proxied": ("proxied MCP call, read, 2026 era", 2.6),
+            "proxied 2025": ("proxied MCP call, read, 2025 era", 2.6),
             "proxied write": ("proxied MCP call, write: on disk before and after", None),
         }
         rows += [

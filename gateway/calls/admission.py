@@ -66,7 +66,7 @@ class Admission:
         self._clock = clock
         self._overall = Slots(max_concurrent_calls, "The gateway")
         self._large = asyncio.Semaphore(LARGE_ANSWERS)
-        self._circuits: LRUCache[str, ApiHealth] = LRUCache(MAX_REMEMBERED)
+        self._circuits: dict[str, ApiHealth] = {}
         self._windows = Throttle(clock)
 
     def resize(self, max_concurrent_calls: int) -> None:
@@ -98,6 +98,8 @@ class Admission:
         circuit = f"{connection} {principal}" if alone else connection
         health = self._circuits.get(circuit)
         if health is None:
+            if len(self._circuits) >= MAX_REMEMBERED:  # of many people: found out again
+                self._circuits.clear()
             slots = Slots(CALLS_PER_CONNECTION, "The connection")
             health = self._circuits[circuit] = ApiHealth(self._clock, slots, self._overall)
         return health
