@@ -29,11 +29,9 @@ from gateway.calls.call import Invoker
 from gateway.calls.credentials import (
     Credentials,
     PreparedConnections,
-    ask_azure,
-    azure_identity,
     prove,
 )
-from gateway.calls.send import Sender, UpstreamRequests
+from gateway.calls.send import Sender, UpstreamRequests, ask_azure, azure_identity
 from gateway.calls.signing_in import SigningIn
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
@@ -315,7 +313,7 @@ class Assembly:
         server, gateway = self.settings.server, self.gateway
         identity = Identity(self.settings, self.public_url, self._fetch_keys)
         rules = host_rules(self.public_url, server.allowed_hosts, server.allowed_origins)
-        requests = UpstreamRequests(self.upstreams, self.limits)
+        requests = UpstreamRequests(self.upstreams, self.limits, self.credentials)
         mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
         mcp.listen_to(self.signals)
         health = Health(gateway, identity, mcp.figures)

@@ -31,9 +31,9 @@ MAX_CODE_LINES = 23_385
 MAX_FILES = 111
 # What came later, by the name of its modules: their own lines and files.
 CAPABILITIES = {
-    "oauth": (1_553, 10),
+    "oauth": (1_559, 10),
     "store.oauth": (124, 1),
-    "sign_in": (755, 4),
+    "sign_in": (761, 4),
     "store.credentials": (64, 1),
     "web.credentials": (61, 1),
     "calls.signing_in": (110, 1),

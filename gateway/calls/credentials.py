@@ -22,7 +22,6 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-import jwt
 import msgspec
 from cachetools import LRUCache
 
@@ -47,13 +46,12 @@ from gateway.config.connection import (
 )
 from gateway.config.settings import Azure
 from gateway.errors import GatewayError, Refused, UpstreamFailed
-from gateway.limits import AZURE_SECONDS, MAX_REMEMBERED, TOKEN_SECONDS
+from gateway.limits import MAX_REMEMBERED, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
 from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, sign_in_required
 
-JSON = "application/json"
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]
 
@@ -78,13 +76,14 @@ class Proof:
     ready: Grant | None = field(default=None, repr=False)  # None: it has to be asked for
     key: tuple[str, str] = ("", "")  # the parameter of an API key, and its place
     address: str = ""  # of the connection, as it is configured
+    home: str = ""  # the server that calls go to, as the definition says
     by_people: bool = False  # calls go out with what people have given
     subject: str = field(default="", repr=False)  # the caller's own token, to be exchanged
 
     def account(self, principal: str) -> Account:
         """Whose credentials a call of this principal goes out with."""
         owner = principal if per_user(self.settings) else ""
-        return Account(owner, self.owner, self.settings, self.address)
+        return Account(owner, self.owner, self.settings, f"{self.address} {self.home}")
 
 
 _NO_BUILD = Build("", "", "")
@@ -99,8 +98,9 @@ def proof_of(
     if isinstance(settings, ApiKeyAuth):
         place = settings.place or build.auth_in or "header"
         key = settings.name or build.auth_name or DEFAULT_KEY_HEADER, place
-    address = connection.address if connection else ""
-    proof = Proof(owner, settings, scheme, None, key, address, people_sign_in(settings))
+    address, by_people = connection.address if connection else "", people_sign_in(settings)
+    home = _home(build) if by_people else ""
+    proof = Proof(owner, settings, scheme, None, key, address, home, by_people)
     match settings:
         case NoAuth():
             ready = Grant()
@@ -113,6 +113,12 @@ def proof_of(
         case _:
             return proof
     return replace(proof, ready=ready)
+
+
+def _home(build: Build) -> str:
+    """The one server that people's credentials are sent to; "": that is not the definition's."""
+    found = next((tool.http.base_url for tool in build.tools if tool.http), "")
+    return str(locate(found).origin()) if found else ""
 
 
 def _token_grant(scheme: str, token: str) -> Grant:
@@ -203,6 +209,7 @@ class Credentials:
         principal: Principal | None = None,
     ) -> tuple[Answer, Grant]:
         """Sends with credentials; once more with fresh ones if the API rejects an expired token."""
+        base_url = auth.home or base_url
         grant = await self.grant(auth, principal)
         answer = await exchange(with_grant(request, grant, base_url))
         if answer.status == 401 and auth.ready is None:
@@ -215,9 +222,16 @@ class Credentials:
         return answer, grant
 
     async def upstream_headers(
-        self, name: str, settings: Connection, principal: str | None, refused: Headers | None
+        self,
+        name: str,
+        settings: Connection,
+        principal: str | None,
+        refused: Headers | None,
+        fresh: bool = False,
     ) -> Pairs:
         """What proves us to an MCP server; a fresh token where it refused this one.
+
+        Of a fresh one that is refused nothing is left to try but that the person signs in again.
 
         Tools are listed for whoever has signed in last, and without a token if nobody has.
         """
@@ -236,7 +250,9 @@ class Credentials:
         person = Principal(principal or "")
         grant = await self.grant(auth, person)
         if refused is not None and set(grant.headers) <= set(refused):
-            grant = await self._other_grant(auth, person, grant)
+            if fresh and auth.by_people:
+                raise await self._sign_in_again(auth, person, grant)
+            grant = grant if fresh else await self._other_grant(auth, person, grant)
         return grant.headers
 
     async def grant(
@@ -431,9 +447,10 @@ def _proof(state: ConnectionState, azure: Azure | None) -> Proof:
     return proof_of(AZURE_RUNTIME, auth, build)
 
 
-def account_of(name: str, settings: Connection, principal: str) -> Account:
+def account_of(state: ConnectionState, principal: str) -> Account:
     """Whose credentials calls of this principal go out with."""
-    return proof_of(name, settings.auth, None, settings).account(principal)
+    settings = state.settings
+    return proof_of(state.name, settings.auth, state.build, settings).account(principal)
 
 
 def prove(
@@ -461,35 +478,8 @@ def prove(
     return (auth, headers), send
 
 
-def redactor_with(prepared: Prepared, grant: Grant) -> Redactor:
-    """What clears an answer of the connection's secrets and of the token it was asked with."""
+def redactor_with(prepared: Prepared, *grants: Grant) -> Redactor:
+    """What clears an answer of the connection's secrets and of the tokens it was asked with."""
     if prepared.auth.ready is not None:
         return prepared.redactor
-    return redactor_of(prepared.secrets.union(grant.secrets))
-
-
-# --- Azure ----------------------------------------------------------------------------------------
-
-
-async def ask_azure(
-    egress: Egress, credentials: Credentials, azure: Azure, request: Request, max_bytes: int
-) -> Answer:
-    """What Azure answers; a token it no longer accepts is replaced once."""
-
-    send = partial(egress.send, deadline=AZURE_SECONDS, max_bytes=max_bytes)
-    auth = proof_of(AZURE, azure.auth)
-    return (await credentials.send(auth, request, azure.endpoint, send))[0]
-
-
-async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, str]:
-    """Who we are to Azure, read off our own token; nothing where it does not say.
-
-    It is not checked: Azure checks what it is told.
-    """
-    grant = await credentials.grant(proof_of(AZURE, azure.auth))
-    try:
-        claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
-    except (IndexError, jwt.InvalidTokenError):
-        return {}
-    found = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    return redactor_of(prepared.secrets.union(*(grant.secrets for grant in grants)))

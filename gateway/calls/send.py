@@ -12,24 +12,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jwt
 import orjson
 
 from gateway.azure.connector import enveloped, opened
 from gateway.calls.admission import Admission
 from gateway.calls.answer import preview_result, shape
-from gateway.calls.credentials import Credentials, Prepared, redactor_with
+from gateway.calls.credentials import (
+    AZURE,
+    Credentials,
+    Grant,
+    Prepared,
+    proof_of,
+    redactor_with,
+)
 from gateway.calls.questions import asker, check_offered
 from gateway.calls.record import Attempt, Caller, Notice, Progress, recorded_values
 from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request, with_headers
 from gateway.config.connection import Connection, McpConnection
-from gateway.errors import UpstreamFailed, UpstreamRefused
-from gateway.limits import MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
-from gateway.model import HttpOperation, Result, Tool, UpstreamOperation
+from gateway.config.settings import Azure
+from gateway.errors import GatewayError, UpstreamFailed, UpstreamRefused
+from gateway.limits import AZURE_SECONDS, MAX_ANSWER_BYTES, RESULT_SECONDS, STEP_BYTES
+from gateway.model import HttpOperation, Principal, Result, Tool, UpstreamOperation
 from gateway.outbound.client import Answer, Egress, NoAnswer, Request
 from gateway.outbound.content import Work
 from gateway.policy.access import decide
@@ -138,14 +148,13 @@ class Sender:
         self, attempt: Attempt, prepared: Prepared, operation: UpstreamOperation
     ) -> Result:
         caller, ask = attempt.caller, None
+        clears = partial(clearing, self.credentials, prepared, caller.principal, [])
+        attempt.redactor = await clears()
         if not attempt.unattended:
             seconds = attempt.snapshot.permissions.timeout_seconds
             ask = asker(caller, attempt.redactor, seconds, attempt.put)
         params = _params(attempt, prepared, operation, asks=ask is not None)
         principal = attempt.principal
-        if prepared.auth.by_people:  # what it goes out with must not come back in the answer
-            grant = await self.credentials.grant(prepared.auth, caller.principal)
-            attempt.redactor = redactor_with(prepared, grant)
         place = (prepared.name, principal, prepared.rate_limit)
         await self.limits.admit(*place)
         with self.limits.large(prepared.name, attempt.max_output_bytes) as room:
@@ -159,12 +168,14 @@ class Sender:
                     )
                 except UpstreamRefused as error:
                     if attempt.caller.refused is not None:  # another one, if it called again
+                        attempt.redactor = await clears()
                         clear_refusal(error, attempt.redactor)
                         attempt.caller.refused(error)
                     raise
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
                 health.note_answer(200)
+            attempt.redactor = await clears()
             if found := recorded_values(operation.record, result):  # before the answer is cut
                 attempt.recorded = attempt.redactor.json(found)
             return await self._taken_over(attempt, result)
@@ -181,6 +192,16 @@ class Sender:
             raw = data if len(data) * 5 >= len(raw) else raw
         await self._keep_result(attempt, "application/json", raw)
         return {**preview_result(attempt.id, raw, "application/json"), "isError": is_error}
+
+
+async def clearing(
+    credentials: Credentials, prepared: Prepared, principal: Principal, known: list[Grant]
+) -> Redactor:
+    """What clears an MCP server's answers of what requests went out with, before and by now."""
+    if prepared.auth.ready is None and getattr(prepared.settings, "url", None):
+        with suppress(GatewayError):  # the request itself says why there is none
+            known.append(await credentials.grant(prepared.auth, principal))
+    return redactor_with(prepared, *known)
 
 
 def _request(attempt: Attempt, prepared: Prepared, operation: HttpOperation) -> Request:
@@ -260,8 +281,9 @@ class UpstreamRequests:
     that can answer: on the request's own stream, or, from 2026-07-28, as the answer itself.
     """
 
-    def __init__(self, upstreams: Upstreams, limits: Admission) -> None:
+    def __init__(self, upstreams: Upstreams, limits: Admission, credentials: Credentials) -> None:
         self.upstreams = upstreams
+        self._credentials = credentials
         self._limits = limits
 
     async def ask(
@@ -279,7 +301,8 @@ class UpstreamRequests:
         passes_on = relays and peer is not None and peer.era != "handshake"
         sent = {key: params[key] for key in params if passes_on or key not in _OF_A_HOP}
         sent["_meta"] = {LOG_LEVEL: caller.log_level} if caller.log_level else {}
-        asks = asker(caller, prepared.redactor, ask_seconds)
+        clears = partial(clearing, self._credentials, prepared, caller.principal, [])
+        asks = asker(caller, await clears(), ask_seconds)
         hooks = Hooks(caller.progress, asks, caller.notice, caller.askable or None)
         place = (name, principal, prepared.rate_limit)
         await self._limits.admit(*place)
@@ -290,12 +313,12 @@ class UpstreamRequests:
                 )
             except UpstreamRefused as error:
                 health.note_answer(200)
-                clear_refusal(error, prepared.redactor)
+                clear_refusal(error, await clears())
                 raise
             health.note_answer(200)
         if relays and result.get("resultType") == "input_required":
             check_offered(result.get("inputRequests") or {}, caller.askable)
-        return (await clear_result(result, prepared.redactor))[1]
+        return (await clear_result(result, await clears()))[1]
 
     async def list_all(
         self, prepared: Prepared, caller: Caller, ask_seconds: float, method: str, kind: str
@@ -321,3 +344,30 @@ def clear_refusal(error: UpstreamRefused, redactor: Redactor) -> None:
     """Takes secrets out of what a server said in place of a result."""
     error.rpc_message = redactor.text(error.rpc_message)
     error.rpc_data = redactor.json(error.rpc_data)
+
+
+# --- Azure ----------------------------------------------------------------------------------------
+
+
+async def ask_azure(
+    egress: Egress, credentials: Credentials, azure: Azure, request: Request, max_bytes: int
+) -> Answer:
+    """What Azure answers; a token it no longer accepts is replaced once."""
+
+    send = partial(egress.send, deadline=AZURE_SECONDS, max_bytes=max_bytes)
+    auth = proof_of(AZURE, azure.auth)
+    return (await credentials.send(auth, request, azure.endpoint, send))[0]
+
+
+async def azure_identity(credentials: Credentials, azure: Azure) -> dict[str, str]:
+    """Who we are to Azure, read off our own token; nothing where it does not say.
+
+    It is not checked: Azure checks what it is told.
+    """
+    grant = await credentials.grant(proof_of(AZURE, azure.auth))
+    try:
+        claims = jwt.decode(grant.secrets[0], options={"verify_signature": False})
+    except (IndexError, jwt.InvalidTokenError):
+        return {}
+    found = {"objectId": claims.get("oid"), "tenantId": claims.get("tid")}
+    return {name: value for name, value in found.items() if isinstance(value, str)}

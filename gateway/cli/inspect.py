@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.azure.directory import AzureDirectory
-from gateway.calls.credentials import Credentials, ask_azure, prove
+from gateway.calls.credentials import Credentials, prove
+from gateway.calls.send import ask_azure
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.discover import Discoverer, Fetcher, Look, source_of
 from gateway.catalog.snapshot import ConnectionState, Snapshot, owner_in, previewed

@@ -50,6 +50,8 @@ from gateway.web.identity import ConsoleSession
 
 log = structlog.get_logger("gateway.oauth")
 
+CHANGED = "The connection has changed since: ask for another link."
+
 
 @dataclass(frozen=True, slots=True)
 class Guest:
@@ -62,9 +64,9 @@ class Guest:
     @property
     def account(self) -> Account:
         """Whose credential this becomes, and for what."""
-        account = account_of(self.state.name, self.state.settings, self.link.principal)
+        account = account_of(self.state, self.link.principal)
         if account.owner != self.link.owner:  # the connection's settings are others now
-            raise HTTPException(409, "The connection has changed since: ask for another link.")
+            raise HTTPException(409, CHANGED)
         return account
 
 
@@ -107,19 +109,16 @@ class Connect:
         server = await self._server(guest)
         state, verifier = new_secret(), new_secret()
         address = authorize_address(server, self._callback, state, verifier)
-        kept = {"link": sealed, "verifier": verifier, "place": _place(server)}
+        kept = {"link": sealed, "verifier": verifier, "place": _place(server, guest.account)}
         return self.entrance.leave(address, "connect", state, **kept)
 
     async def take_back(self, request: HttpRequest, held: dict[str, Any]) -> Response:
         """Takes the code that a person brought back from the provider, in the same browser."""
         link = await self._link(held["link"])
-        session = await self.entrance.session(request)
-        if session is None:
-            raise NoSignIn("You are signed out here: open the link again.")
-        guest, query = self._guest(link, session), request.query_params
+        guest, query = await self._returned(request, link), request.query_params
         server, account = await self._server(guest), guest.account
-        if _place(server) != held["place"]:
-            raise NoSignIn("The connection has changed meanwhile: open the link again.")
+        if _place(server, account) != held["place"]:
+            raise HTTPException(409, CHANGED)
         if not is_answer_of(server, query.get("iss")):
             raise NoSignIn("The answer comes from another provider than the one that was asked.")
         if "code" not in query:
@@ -133,6 +132,8 @@ class Connect:
             if error.code == "invalid_client":  # it has forgotten us: the next one registers anew
                 await forget_registration(self.premises.db, account.connection, server.issuer)
             raise NoSignIn(f"The provider did not take its own code ({error}).") from error
+        if (await self._returned(request, link)).account.binding != account.binding:
+            raise HTTPException(409, CHANGED)
         await self.keeper.save(account, Secret(tokens, server))
         return self._done_page(guest)
 
@@ -142,6 +143,8 @@ class Connect:
         sealed = request.path_params["link"]
         link = await self._link(sealed)
         guest = self._guest(link, session)
+        if form.get("binding") != guest.account.binding:
+            raise HTTPException(409, CHANGED)
         try:
             secret = key_of(guest.state.settings.auth, form)
         except Fixable as error:
@@ -160,6 +163,13 @@ class Connect:
     async def _use_up(self, link: SignInLink) -> None:
         if not await first_use(self.premises.db, link.id, link.expires):
             raise HTTPException(410, "This link was used already. Call again to get another one.")
+
+    async def _returned(self, request: HttpRequest, link: SignInLink) -> Guest:
+        """The person whose link it is, who was elsewhere meanwhile."""
+        session = await self.entrance.session(request)
+        if session is None:
+            raise NoSignIn("You are signed out here: open the link again.")
+        return self._guest(link, session)
 
     def _guest(self, link: SignInLink, session: ConsoleSession) -> Guest:
         """The person whose link it is. Raises HTTPException for everybody else."""
@@ -200,6 +210,7 @@ class Connect:
             connection=guest.state.display_name,
             action=f"{CONNECT_PATH}{sealed}",
             csrf=guest.session.csrf,
+            binding=guest.account.binding,
             me=guest.session.principal,
             fields=kinds.get(auth.type, ("token",)),
             problem=problem,
@@ -212,6 +223,7 @@ class Connect:
         return Response(text, media_type="text/html")
 
 
-def _place(server: AuthorizationServer) -> list[str]:
+def _place(server: AuthorizationServer, account: Account) -> list[str]:
     """What must be the same when a person is back as it was when they left."""
-    return [server.issuer, server.authorize_url, server.token_url, server.client_id]
+    found = [server.issuer, server.authorize_url, server.token_url, server.client_id]
+    return [*found, account.binding]

@@ -64,7 +64,7 @@ class Tokens(Struct, frozen=True):
     access_token: str
     refresh_token: str = ""
     expires_at: float | None = None  # None: it does not say
-    renew_at: float = math.inf
+    renew_at: float | None = None
     scope: str = ""
 
 
@@ -131,7 +131,10 @@ def is_answer_of(server: AuthorizationServer, iss: str | None) -> bool:
     if server.issuer:
         return iss == server.issuer
     origins = {urlsplit(url)[:2] for url in (server.authorize_url, server.token_url)}
-    return urlsplit(iss)[:2] in origins
+    try:
+        return urlsplit(iss)[:2] in origins
+    except ValueError:
+        return False
 
 
 async def exchange_code(
@@ -210,10 +213,10 @@ def _tokens(answer: Answer) -> Tokens:
     )
 
 
-def _moments(seconds: Any) -> tuple[float | None, float]:
+def _moments(seconds: Any) -> tuple[float | None, float | None]:
     """When a token expires, and when it is to be renewed: a while before."""
     if seconds is None:
-        return None, math.inf
+        return None, None
     try:
         life = float(seconds)
     except (TypeError, ValueError):

@@ -229,23 +229,24 @@ class Keeper:
 
     def _note_end(self, key: tuple[str, str], task: asyncio.Task[Kept]) -> None:
         del self._looking[key]
-        if not task.cancelled():
-            task.exception()  # its callers have it, unless all of them have gone
+        if task.cancelled() or task.exception():  # its callers have that, unless all have gone
+            self._kept.pop(key, None)
 
     async def _look(self, account: Account, rejected: int) -> Kept:
         """The credential as it is on disk, renewed if it is due."""
         ends = time.time() + 2 * TOKEN_SECONDS
         with self._signals.awaiting(CREDENTIAL, payload_of(*reversed(account.key))) as heard:
             while True:
+                heard.clear()
                 row = await get_credential(self._db, *account.key)
                 if row is None or row.refused or row.binding != account.binding:
                     raise SignInNeeded
                 kept, is_rejected = self._open(row), row.version == rejected
-                if not is_rejected and time.time() < kept.renew_at:
-                    return self._remember(kept)
-                lives = not is_rejected and not _has_expired(row)
-                found = await self._renewed(account, kept, lives=lives)
-                if found is not None:
+                found: Kept | None = kept
+                if is_rejected or time.time() >= kept.renew_at:
+                    lives = not is_rejected and not _has_expired(row)
+                    found = await self._renewed(account, kept, lives=lives)
+                if found is not None and not heard.is_set():  # else it may be another one by now
                     return self._remember(found)
                 if time.time() >= ends:
                     raise Overloaded("busy", "The token is being renewed.", "Try again.")
@@ -276,7 +277,8 @@ class Keeper:
                 raise misconfigured(error) from error
             raise SignInNeeded from error
         except GatewayError:
-            await change_credential(self._db, claimed, renewer=None)
+            if not await change_credential(self._db, claimed, renewer=None):
+                return None  # it was taken back, or another one given
             if not lives:
                 raise
             return _until(kept, time.time() + TOKEN_SECONDS)
@@ -340,7 +342,8 @@ class Keeper:
             secret = msgspec.convert(self._seal.decrypt_json(row.sealed), Secret)
         except (InvalidToken, ValueError, msgspec.ValidationError) as error:
             raise SignInNeeded from error
-        return Kept(row, secret, secret.tokens.renew_at if secret.tokens else math.inf)
+        due = secret.tokens.renew_at if secret.tokens else None
+        return Kept(row, secret, math.inf if due is None else due)
 
 
 def _has_expired(row: Credential) -> bool:

@@ -67,7 +67,7 @@ async def change_credential(db: Database, seen: Credential, **to: Any) -> bool:
             _credentials.c.renewer.is_not_distinct_from(seen.renewer),
         )
         changed = tx.execute(update(_credentials).where(*as_seen).values(to)).rowcount == 1
-        if changed and "renewer" in to and to["renewer"] is None:
+        if changed and to.get("renewer") is None:
             _tell(tx, seen)
         return changed
 

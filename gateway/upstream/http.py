@@ -52,7 +52,8 @@ from gateway.upstream.protocol import (
 from gateway.upstream.session import Session, Upstream
 
 Headers = Sequence[tuple[str, str]]
-Authorize = Callable[[Headers | None], Awaitable[Headers]]  # given what was refused just now
+# Given what was refused just now, and whether it was a second time.
+Authorize = Callable[[Headers | None, bool], Awaitable[Headers]]
 Marks = Mapping[str, Mapping[tuple[str, ...], str]]  # arguments repeated in headers, by tool
 
 EVENTS = "text/event-stream"
@@ -107,6 +108,8 @@ class HttpSession(Session):
             limit.reschedule(None)  # up to the head the way out keeps the time, and what was sent
             with await self._open("POST", head, body, left) as stream:
                 limit.reschedule(ends)
+                if stream.status == 401 and refused is not None:
+                    await self._authorize(head, True)  # a person may have to sign in again
                 if stream.status != 401 or refused is not None:
                     return await self._result(stream, message["method"], peer, hooks)
             refused = head  # not processed: once more, with fresh credentials
@@ -202,7 +205,7 @@ class HttpSession(Session):
         configured = self._upstream.headers.items()
         head = [pair for pair in configured if not _PROTOCOL_HEADER.fullmatch(pair[0])]
         head += (("Accept", accept), ("Content-Type", "application/json"))
-        head += await self._authorize(refused)
+        head += await self._authorize(refused, False)
         if peer.version:
             head.append((MCP_PROTOCOL_VERSION_HEADER, peer.version))
             if self._session_id:

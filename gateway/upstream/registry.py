@@ -35,8 +35,9 @@ from gateway.upstream.protocol import LOGGED, NO_HOOKS, UPDATED, Hooks, Notice, 
 from gateway.upstream.session import Listing, Session, Upstream, complete
 from gateway.upstream.stdio import StdioSession
 
-# By name, settings and principal (None: for listing); given the headers that were refused.
-Authorize = Callable[[str, Connection, str | None, Headers | None], Awaitable[Headers]]
+# By name, settings and principal (None: for listing); given the headers that were refused, and
+# whether those were fresh.
+Authorize = Callable[[str, Connection, str | None, Headers | None, bool], Awaitable[Headers]]
 # An upstream's name, the principal whom a notice concerns (None: all), its method and params.
 Notified = Callable[[str, str | None, str, Mapping[str, Any]], None]
 
@@ -315,11 +316,11 @@ class Upstreams:
         if lists.upstream.transport == "stdio":
             return StdioSession(lists.upstream, notice, offers)
 
-        async def authorize(refused: Headers | None) -> Headers:
+        async def authorize(refused: Headers | None, fresh: bool) -> Headers:
             settings = self._settings.get(name)
             if settings is None:
                 return ()
-            return await self._authorize(lists.name, settings, principal, refused)
+            return await self._authorize(lists.name, settings, principal, refused, fresh)
 
         upstream = lists.upstream
         return HttpSession(upstream, notice, offers, self._egress, authorize, lists.marks)

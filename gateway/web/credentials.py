@@ -27,7 +27,7 @@ async def list_credentials(inquiry: Inquiry) -> Shown:
     rows = []
     for state in inquiry.connections():
         if people_sign_in(state.settings.auth):
-            account = account_of(state.name, state.settings, me.name)
+            account = account_of(state, me.name)
             if account.owner or me.admin:
                 found = (mine if account.owner else shared).get(state.name)
                 rows.append(_row(state, account, found))
@@ -63,7 +63,7 @@ def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Accoun
     if not people_sign_in(state.settings.auth):
         words = f"nobody signs in to {connection}: its credentials are configured"
         raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")
-    account = account_of(connection, state.settings, inquiry.principal.name)
+    account = account_of(state, inquiry.principal.name)
     if not account.owner and not inquiry.principal.admin:
         words = f"only an admin signs in to {connection}, for everybody"
         raise Refused("access_denied", words, "Ask an admin of the gateway.")

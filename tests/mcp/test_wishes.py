@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.calls.admission import Admission
+from gateway.calls.credentials import Credentials
 from gateway.calls.send import UpstreamRequests
 from gateway.errors import Overloaded
 from gateway.limits import LINGER_SECONDS, MAX_WATCHED
 from gateway.mcp.streams import Wishes, reaches
+from gateway.outbound.client import Egress
 from gateway.store.database import Database
 from gateway.upstream.registry import Upstreams
 from tests.library_peer import Era, LibraryPeer, library_peer
@@ -25,7 +27,11 @@ both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
 
 def wishes_of(ups: Upstreams, linger: float = LINGER_SECONDS) -> Wishes:
     """Wishes that nobody shares, so that no store is opened."""
-    return Wishes(UpstreamRequests(ups, Admission(8)), Database("sqlite:///nowhere.db"), linger)
+    return Wishes(
+        UpstreamRequests(ups, Admission(8), Credentials(Egress([]))),
+        Database("sqlite:///nowhere.db"),
+        linger,
+    )
 
 
 async def told(heard: Heard, peer: LibraryPeer) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import orjson
 
 from gateway.calls.admission import Admission
+from gateway.calls.credentials import Credentials
 from gateway.calls.record import Caller
 from gateway.calls.send import UpstreamRequests
 from gateway.catalog.snapshot import Snapshot
@@ -25,6 +26,7 @@ from gateway.errors import Fixable, UnknownTool
 from gateway.limits import MAX_STREAMS_PER_PRINCIPAL
 from gateway.mcp.endpoint import McpEndpoint
 from gateway.model import Principal, Scope, Tool, digest
+from gateway.outbound.client import Egress
 from gateway.store.cluster import Signals
 from gateway.store.database import Database
 from gateway.store.secrets import Seal
@@ -183,8 +185,8 @@ async def endpoint_over(
         file = store or shutil.copy(empty_store(), folder / "gateway.db")
         db = await stack.enter_async_context(Database(f"sqlite:///{file}"))
         ups = await stack.enter_async_context(upstreams())
-        requests, signals = UpstreamRequests(ups, Admission(8)), Signals()
-        gateway = cast(Gateway, tools)
+        requests = UpstreamRequests(ups, Admission(8), Credentials(Egress([])))
+        gateway, signals = cast(Gateway, tools), Signals()
         rules = host_rules(public_url, (), allowed_origins)
         endpoint = McpEndpoint(gateway, identity, requests, seal, db, rules)
         endpoint.streams.most_of_a_principal = max_streams

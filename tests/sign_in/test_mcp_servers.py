@@ -153,3 +153,64 @@ async def test_an_issuer_that_must_name_itself_and_does_not_is_refused(
     page = await house.person("ann").sign_in(await house.api("ann").link())
     assert page.status_code == 400
     assert house.peer.forms == []
+
+
+async def test_a_token_that_was_renewed_for_a_call_is_not_shown_by_its_answer(
+    house: House, server: str
+) -> None:
+    await house.put(**people(server))
+    await house.sign_in("ann")
+    await tool(house)
+    ann = house.api("ann")
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    house.peer.expire()
+    said = str(await ann.call("notes_who_am_i"))
+    assert "you are ann" in said and "access-" not in said
+
+
+@pytest.mark.parametrize("protocol", ["2025", "2026"])
+async def test_a_server_that_refuses_what_is_fresh_asks_for_another_sign_in(
+    house: House, server: str, protocol: str
+) -> None:
+    await house.put(**people(server) | {"protocol": protocol})
+    for name in ("ann", "bob"):
+        await house.sign_in(name)
+    await tool(house)
+    ann, bob = house.api("ann"), house.api("bob")
+    for each in (ann, bob):
+        assert "you are" in str(await each.call("notes_who_am_i"))
+    give = house.peer._give
+
+    def useless(login: str, refresh: str) -> Any:
+        answer = give(login, refresh)
+        house.peer.owners = {token: who for token, who in house.peer.owners.items() if who == "bob"}
+        return answer
+
+    house.peer._give = useless  # type: ignore[method-assign]
+    house.peer.owners = {token: who for token, who in house.peer.owners.items() if who == "bob"}
+    for _ in range(2):
+        refused = await ann.call("notes_who_am_i")
+        assert refused["error"]["code"] == "sign_in_required", refused
+        assert refused["error"]["sign_in_url"]
+    assert house.peer.refreshes() == 1
+    assert (await bob("GET", "/connections/notes"))["status"] == "connected"
+    assert "you are bob" in str(await bob.call("notes_who_am_i"))
+
+
+@pytest.mark.parametrize("protocol", ["2025", "2026"])
+async def test_one_persons_wrong_key_leaves_the_tools_of_all_to_be_read(
+    house: House, server: str, protocol: str
+) -> None:
+    auth = {"type": "bearer", "per": "user"}
+    await house.put(**people(server) | {"auth": auth, "protocol": protocol})
+    house.peer.owners["key-of-ann"] = "ann"
+    ann, bob = house.api("ann"), house.api("bob")
+    await bob("PUT", "/credentials/notes", {"token": "wrong"})
+    await ann("PUT", "/credentials/notes", {"token": "key-of-ann"})
+    await tool(house)
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    assert (await bob.call("notes_who_am_i"))["error"]["code"] == "sign_in_required"
+    root = house.api("root")
+    report = await root("POST", "/connections/notes/refresh")
+    assert "error" not in report or not report["error"], report
+    assert (await root("GET", "/connections/notes"))["status"] == "connected"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mcp_types import ElicitResult
 
+from tests.oauth.people import form_of
 from tests.sign_in.conftest import House, mcp_client, signed_in_at
 
 ERAS = ["legacy", "2026-07-28"]
@@ -139,9 +140,8 @@ async def test_a_key_of_ones_own(house: House, auth: Any, given: Any, who: str) 
     # The same by the page behind the link.
     person = house.person("ann")
     page = await person.visit(link)
-    fields = dict(given)
-    csrf = page.text.split('name="csrf" value="')[1].split('"')[0]
-    done = await person.post(link.removeprefix(house.gateway.url), {**fields, "csrf": csrf})
+    path = link.removeprefix(house.gateway.url)
+    done = await person.post(path, {**form_of(page.text, path), **given})
     assert "Signed in to" in done.text
     assert (await ann.call("notes_get_notes", id="1"))["output"]["who"] == who
 

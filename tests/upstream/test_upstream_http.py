@@ -141,7 +141,11 @@ PROTOCOL |= {"mcp-protocol-version", "mcp-method", "mcp-name", "mcp-session-id"}
 @both_eras
 async def test_only_configured_headers_and_credentials_go_upstream(era: Era) -> None:
     async def authorize(
-        name: str, settings: Connection, principal: str | None, refused: Headers | None
+        name: str,
+        settings: Connection,
+        principal: str | None,
+        refused: Headers | None,
+        fresh: bool,
     ) -> Headers:
         return [("Authorization", f"Bearer for-{name}")]
 
@@ -161,7 +165,11 @@ async def test_credentials_that_were_refused_are_asked_for_anew_once() -> None:
     asked: list[bool] = []
 
     async def authorize(
-        name: str, settings: Connection, principal: str | None, refused: Headers | None
+        name: str,
+        settings: Connection,
+        principal: str | None,
+        refused: Headers | None,
+        fresh: bool,
     ) -> Headers:
         asked.append(refused is not None)
         return [("Authorization", "Bearer fresh" if refused is not None else "Bearer stale")]

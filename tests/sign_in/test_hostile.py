@@ -1,0 +1,164 @@
+"""Settings and definitions that change at the wrong moment, answers that nobody expects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pytest
+from mcp_types import ElicitResult
+
+from tests.oauth.people import form_of
+from tests.peers import items_api, until
+from tests.sign_in.conftest import House, mcp_client, signed_in_at
+from tests.sign_in.servers import notes_api
+from tests.sign_in.test_attacks import at_provider, is_signed_in
+
+ERAS = ["legacy", "2026-07-28"]
+
+
+async def called(house: House, name: str = "ann") -> Any:
+    return await house.api(name).call("notes_get_notes", id="1")
+
+
+async def test_a_token_whose_life_is_not_told_is_good_until_it_is_refused(house: House) -> None:
+    house.peer.life = None
+    await house.put()
+    await house.sign_in("ann")
+    assert (await called(house))["output"]["who"] == "ann"
+    house.peer.expire()
+    assert (await called(house))["output"]["who"] == "ann"
+    assert house.peer.refreshes() == 1
+
+
+@pytest.mark.parametrize("life", [1e300, 10**18, -5, "soon", True])
+async def test_a_life_that_nobody_has_harms_no_page(house: House, life: Any) -> None:
+    house.peer.life = life
+    await house.put()
+    await house.sign_in("ann")
+    assert (await called(house))["output"]["who"] == "ann"
+    person = house.person("ann")
+    await person.post("/oauth/sign-in", {"token": person.token, "onward": ""})
+    assert (await person.http.get("/console/access")).status_code == 200
+
+
+@pytest.mark.parametrize("longer", [0, 3000])
+async def test_a_definition_that_names_another_server_gets_nobodys_token(
+    house: House, longer: int
+) -> None:
+    """Also one that is too long to be shown anywhere."""
+    async with notes_api() as other:
+
+        def settings(url: str) -> dict[str, Any]:
+            document = items_api(url, "notes", **{"/notes": {"description": "x" * longer}})
+            return {**signed_in_at(house.peer), "spec": json.dumps(document)}
+
+        await house.put(**settings(house.peer.url))
+        await house.sign_in("ann")
+        assert (await called(house))["output"]["who"] == "ann"
+        await house.put(**settings(other.url))
+        assert (await called(house))["error"]["code"] == "sign_in_required"
+        assert other.asked == []
+
+
+async def test_an_address_whose_definition_changes_its_server_gets_nobodys_token(
+    house: House,
+) -> None:
+    async with notes_api() as other:
+        await house.put()
+        await house.sign_in("ann")
+        assert (await called(house))["output"]["who"] == "ann"
+        house.peer.serves = other.url
+        assert "error" not in await house.api("root")("POST", "/connections/notes/refresh")
+        assert (await called(house))["error"]["code"] == "sign_in_required"
+        assert other.asked == []
+
+
+async def test_settings_that_change_while_a_person_is_away_get_nothing(house: House) -> None:
+    await house.put()
+    person = house.person("ann")
+    back = await at_provider(house, person, await house.api("ann").link())
+    async with notes_api() as other:
+        await house.put(**{**signed_in_at(house.peer), "base_url": other.url})
+        page = await person.visit(back)
+        assert page.status_code in (400, 409), page.text
+        assert not await is_signed_in(house, "ann")
+
+
+async def test_settings_that_change_under_a_form_get_no_key(house: House) -> None:
+    keys = {**signed_in_at(house.peer), "auth": {"type": "bearer", "per": "user"}}
+    await house.put(**keys)
+    person, link = house.person("ann"), await house.api("ann").link()
+    path = link.removeprefix(house.url)
+    fields = form_of((await person.visit(link)).text, path)
+    async with notes_api() as other:
+        await house.put(**{**keys, "base_url": other.url})
+        answer = await person.post(path, {**fields, "token": "mine"})
+        assert answer.status_code == 409, answer.text
+        assert not await is_signed_in(house, "ann")
+
+
+async def test_a_connection_that_goes_while_its_code_is_exchanged_keeps_nothing(
+    house: House,
+) -> None:
+    await house.put()
+    person = house.person("ann")
+    back = await at_provider(house, person, await house.api("ann").link())
+    house.peer.slow = 1.0
+    visit = asyncio.create_task(person.visit(back))
+    await until(lambda: bool(house.peer.forms))
+    await house.api("root")("DELETE", "/connections/notes")
+    assert (await visit).status_code == 404
+    await house.put()
+    assert not await is_signed_in(house, "ann")
+
+
+async def test_who_signs_out_while_a_renewal_fails_is_signed_out(house: House) -> None:
+    house.peer.life = 5.0
+    await house.put()
+    await house.sign_in("ann")
+    ann = house.api("ann")
+    assert (await called(house))["output"]["who"] == "ann"
+    await asyncio.sleep(4.1)
+    house.peer.slow, house.peer.fails = 0.5, [503]
+    call = asyncio.create_task(called(house))
+    await until(lambda: bool(house.peer.refreshes()))
+    await ann("DELETE", "/credentials/notes")
+    await call
+    assert (await called(house))["error"]["code"] == "sign_in_required"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_who_holds_a_token_that_is_refused_for_good_is_asked_again(
+    house: House, era: str
+) -> None:
+    house.peer.life = None
+    house.peer._new_refresh = lambda login: ""  # type: ignore[method-assign]
+    await house.put()
+    await house.sign_in("ann")
+    assert (await called(house))["output"]["who"] == "ann"
+    house.peer.expire()
+    assert (await called(house))["error"]["code"] == "sign_in_required"
+    opened: list[asyncio.Task[Any]] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        opened.append(asyncio.create_task(house.person("ann").sign_in(params.url)))
+        return ElicitResult(action="accept")
+
+    async with mcp_client(house.gateway.url, "ann", era, answer) as client:
+        result = await client.call_tool("notes_get_notes", {"id": "1"})
+    assert result.structured_content and result.structured_content.get("who") == "ann"
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("iss", ["http://[", "", "\x00"])
+async def test_an_issuer_that_is_no_address_is_refused_on_a_page(house: House, iss: str) -> None:
+    await house.put()
+    person = house.person("ann")
+    back = await at_provider(house, person, await house.api("ann").link())
+    said = {**dict(parse_qsl(urlsplit(back).query)), "iss": iss}
+    page = await person.visit(f"/oauth/callback?{urlencode(said)}")
+    assert page.status_code == 400, page.text
+    assert not await is_signed_in(house, "ann")
