@@ -12,7 +12,7 @@ from sqlalchemy import text
 from gateway.errors import Broken
 from gateway.store.database import Database
 from gateway.store.engines import FAILURES, Postgres, Sqlite
-from tests.databases import PostgresServer, eventually
+from tests.databases import PostgresServer, empty_store, eventually
 from tests.raising import raises
 from tests.store.test_database import add_fact, fact_names
 
@@ -114,10 +114,8 @@ async def test_processes_that_write_at_once_take_turns(db: Database, other_db: D
     assert len(await db.read(fact_names)) == 80
 
 
-async def test_write_that_waited_too_long_for_the_file_does_not_happen(
-    migrated_file: Path, tmp_path: Path
-) -> None:
-    path = Path(shutil.copy(migrated_file, tmp_path / "gateway.db"))
+async def test_write_that_waited_too_long_for_the_file_does_not_happen(tmp_path: Path) -> None:
+    path = Path(shutil.copy(empty_store(), tmp_path / "gateway.db"))
     engine = Sqlite(path, 0.2)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
