@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -17,7 +19,12 @@ from hypothesis import settings as hypothesis_settings
 from gateway.app import App, Place, running
 from gateway.config.reading import parse_settings
 from gateway.server import bind
+from tests.certificates import authority
 from tests.peers import until
+
+# Clients and gateways read all certificates they trust, each time: one takes less than 150 do.
+TRUSTED = TemporaryDirectory(prefix="gateway-trusted-")
+os.environ["SSL_CERT_FILE"] = str(authority(Path(TRUSTED.name)).file)
 
 # Few examples, the same in every run; `make test-slow` looks for more with the other profile.
 ON_A_BUSY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

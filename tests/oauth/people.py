@@ -53,6 +53,11 @@ look = ["books"]
 )  # of zoe, who is the last
 
 
+def browser(url: str = "", **more: Any) -> httpx2.AsyncClient:
+    """An HTTP client for plain HTTP: reading certificates takes longer than most tests."""
+    return httpx2.AsyncClient(base_url=url, **{"verify": False, "timeout": 30, **more})
+
+
 def form_of(page: str, action: str) -> dict[str, str]:
     """The hidden fields of the form on a page that is sent there."""
     text = page.split(f'action="{action}"')[1].split("</form>")[0]
@@ -72,7 +77,7 @@ class Person:
     pages: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.http = httpx2.AsyncClient(base_url=self.url, follow_redirects=False, timeout=20)
+        self.http = browser(self.url)
 
     async def visit(self, address: str) -> httpx2.Response:
         """Opens an address and does what its pages ask, until the browser is sent elsewhere."""
@@ -151,7 +156,7 @@ def sdk_auth(
 
 
 def sdk_client(address: str, auth: httpx2.Auth, **more: Any) -> tuple[Client, httpx2.AsyncClient]:
-    http = httpx2.AsyncClient(auth=auth, timeout=20, follow_redirects=True)
+    http = browser(auth=auth, follow_redirects=True)
     return Client(streamable_http_client(address, http_client=http), **more), http
 
 
@@ -165,7 +170,7 @@ class Program:
     verifier: str = field(default_factory=lambda: secrets.token_urlsafe(40))
 
     def __post_init__(self) -> None:
-        self.http = httpx2.AsyncClient(base_url=self.url, timeout=20)
+        self.http = browser(self.url)
 
     async def register(self, **more: Any) -> dict[str, Any]:
         body = {"client_name": "By hand", "redirect_uris": [self.redirect], **more}

@@ -12,9 +12,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import Running, gateway_on
 from tests.databases import postgres, store_url
-from tests.oauth.people import TOKENS, Person
+from tests.oauth.people import TOKENS, Person, browser
 from tests.sign_in.servers import Notes, notes_api
 
 __all__ = ["postgres", "store_url"]
@@ -69,7 +69,7 @@ class Api:
 
     def __init__(self, url: str, name: str) -> None:
         headers = {"authorization": f"Bearer {TOKENS[name]}"}
-        self.http = httpx2.AsyncClient(base_url=f"{url}/api/v1", headers=headers, timeout=30)
+        self.http = browser(f"{url}/api/v1", headers=headers)
 
     async def __call__(self, method: str, path: str, body: Any = None) -> Any:
         return (await self.http.request(method, path, json=body)).json()
@@ -90,6 +90,7 @@ class House:
         self.peer = peer
         self._gateway = gateway
         self._open: list[httpx2.AsyncClient] = []
+        self._apis: dict[str, Api] = {}
 
     async def __aenter__(self) -> House:
         return self
@@ -104,9 +105,10 @@ class House:
         return self._gateway
 
     def api(self, name: str) -> Api:
-        made = Api(self.url, name)
-        self._open.append(made.http)
-        return made
+        if name not in self._apis:
+            self._apis[name] = Api(self.url, name)
+            self._open.append(self._apis[name].http)
+        return self._apis[name]
 
     def person(self, name: str) -> Visitor:
         made = Visitor(self.url, TOKENS[name])
@@ -132,17 +134,26 @@ async def peer() -> AsyncIterator[Notes]:
         yield made
 
 
-@pytest.fixture
-async def house(make_gateway: GatewayMaker, peer: Notes) -> AsyncIterator[House]:
-    gateway: Running = await make_gateway(TOKENS_MODE)
-    async with House(gateway.url, peer, gateway) as made:
+@pytest.fixture(scope="module")
+async def people_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """A gateway with people, for all tests of a module."""
+    async with gateway_on(tmp_path_factory.mktemp("gateway") / "config.toml", TOKENS_MODE) as made:
         yield made
+
+
+@pytest.fixture
+async def house(people_gateway: Running, peer: Notes) -> AsyncIterator[House]:
+    """The module's gateway; the connections that a test puts go after it, with what people gave."""
+    async with House(people_gateway.url, peer, people_gateway) as made:
+        yield made
+        for name in people_gateway.app.gateway.snapshot.connections:
+            await made.api("root")("DELETE", f"/connections/{name}")
 
 
 @asynccontextmanager
 async def mcp_client(url: str, name: str, era: str, answer: Any = None) -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {TOKENS[name]}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+    async with browser(headers=headers, timeout=60) as http:
         transport = streamable_http_client(f"{url}/mcp", http_client=http)
         async with Client(transport, mode=era, elicitation_callback=answer) as made:
             yield made

@@ -140,7 +140,7 @@ def _all_bytes(folder: Path) -> str:
 
 
 async def test_no_secret_is_shown_to_anybody(
-    ready: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ready: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await ready.sign_in("ann")
     ann, root = ready.api("ann"), ready.api("root")
@@ -156,7 +156,7 @@ async def test_no_secret_is_shown_to_anybody(
     told += [await root("GET", f"/executions/{row['id']}") for row in told[8]["executions"]]
     page = await ready.person("root").http.get("/metrics")
     shown = str(told) + page.text + "".join(capsys.readouterr())
-    files = await asyncio.to_thread(_all_bytes, tmp_path)
+    files = await asyncio.to_thread(_all_bytes, ready.gateway.config.parent)
     secrets = [token for form in ready.peer.forms for token in form.values() if len(token) > 12]
     secrets += [*ready.peer.used, "access-"]
     assert len(secrets) > 5
