@@ -35,7 +35,7 @@ CAPABILITIES = {
     "store.oauth": (124, 1),
     "sign_in": (761, 4),
     "store.credentials": (64, 1),
-    "web.credentials": (61, 1),
+    "web.credentials": (65, 1),
     "calls.signing_in": (110, 1),
 }
 MAX_FILE_LINES = 499

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.calls.credentials import account_of
 from gateway.catalog.snapshot import ConnectionState
 from gateway.config.connection import OAuth2Auth, people_sign_in
-from gateway.errors import Fixable, NotFound, Refused
+from gateway.errors import Fixable, InsufficientScope, NotFound, Refused
 from gateway.sign_in.keeper import Account, key_of
 from gateway.store.tables import Credential
 from gateway.web.gateway import Inquiry
@@ -36,7 +36,7 @@ async def list_credentials(inquiry: Inquiry) -> Shown:
 
 async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) -> Shown:
     """Keeps a key of the caller's own."""
-    state, account = _account(inquiry, connection)
+    state, account = _account(inquiry, connection, changes=True)
     if not isinstance(posted, Mapping):
         raise Fixable("invalid_arguments", "the body must be a JSON object")
     await inquiry.gateway.keeper.save(account, key_of(account.auth, posted))
@@ -45,7 +45,7 @@ async def put_credential(inquiry: Inquiry, connection: str, posted: Any = None) 
 
 async def delete_credential(inquiry: Inquiry, connection: str) -> Shown:
     """Signs the caller out of a connection, here and at its provider."""
-    state, account = _account(inquiry, connection)
+    state, account = _account(inquiry, connection, changes=True)
     await inquiry.gateway.keeper.forget(owner=account.owner, connection=connection)
     return await _shown(inquiry, state, account)
 
@@ -57,9 +57,13 @@ async def sign_in(inquiry: Inquiry, connection: str) -> Shown:
     return {"sign_in_url": inquiry.gateway.keeper.link(me, account.owner, connection)}
 
 
-def _account(inquiry: Inquiry, connection: str) -> tuple[ConnectionState, Account]:
+def _account(
+    inquiry: Inquiry, connection: str, *, changes: bool = False
+) -> tuple[ConnectionState, Account]:
     """Whose credential the caller may change here."""
     state = inquiry.connection(connection)
+    if changes and "tools:write" in inquiry.principal.withheld:
+        raise InsufficientScope("tools:read", "tools:write")
     if not people_sign_in(state.settings.auth):
         words = f"nobody signs in to {connection}: its credentials are configured"
         raise NotFound("invalid_arguments", words, "GET /credentials names what you sign in to.")
