@@ -53,7 +53,7 @@ from gateway.server import GatewayServer, bind
 from gateway.sign_in.keeper import Keeper
 from gateway.store.catalog import StoredCatalog
 from gateway.store.cluster import REVISION, Signals, signal_soon
-from gateway.store.credentials import CREDENTIAL
+from gateway.store.credentials import SIGNED
 from gateway.store.database import Database
 from gateway.store.housekeeping import Housekeeping, this_replica
 from gateway.store.secrets import check_seal, load_seal, reseal
@@ -337,7 +337,7 @@ class Assembly:
     def _follow_people(self, identity: Identity) -> None:
         """Has what people gave end with them, and sessions with servers end with what they gave."""
 
-        def credential_changed(payload: str) -> None:
+        def signed(payload: str) -> None:
             name, _, owner = payload.partition(" ")
             state = self.catalog.current.connections.get(name)
             if state is not None and isinstance(state.settings, McpConnection):
@@ -363,7 +363,7 @@ class Assembly:
         identity.on_change(principals_changed)
         if identity.auth.mode == "tokens":  # of others nobody can tell that they are no more
             self._run(self.keeper.forget_others(known))
-        self.signals.on(CREDENTIAL, credential_changed)
+        self.signals.on(SIGNED, signed)
         self.catalog.on_change(present_tokens)
         present_tokens()
 

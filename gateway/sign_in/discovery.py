@@ -88,7 +88,11 @@ class Discovery:
                 token_url=server.token_url or token,
             )
         elif isinstance(settings, McpConnection) and settings.url:
-            server = await self._at_mcp_server(name, settings.url, settings, server)
+            try:
+                server = await self._at_mcp_server(name, settings.url, settings, server)
+            except (TypeError, ValueError) as error:  # a number for a list, or half an address
+                words = "The server's documents say what nobody can follow."
+                raise Fixable("connection_invalid", words) from error
         for key in ("authorize_url", "token_url", "client_id"):
             if not getattr(server, key):
                 raise Fixable("connection_invalid", f"{name}: set auth.{key} to sign in there")

@@ -47,6 +47,7 @@ from gateway.sign_in.client import (
 from gateway.store.cluster import RECONNECTED, Signals, heard_within, living
 from gateway.store.credentials import (
     CREDENTIAL,
+    SIGNED,
     change_credential,
     delete_credentials,
     get_credential,
@@ -163,7 +164,7 @@ class Keeper:
             account.owner, account.connection, account.binding, sealed, 1, now, expires
         )
         await save_credential(self._db, row)
-        self._kept.pop(account.key, None)
+        self._tell(row)
         log.info("signed in", connection=account.connection, owner=account.owner or "everybody")
 
     async def refuse(self, account: Account, version: int) -> None:
@@ -186,7 +187,7 @@ class Keeper:
             await self.forget(owner=owner)
 
     async def _revoke(self, row: Credential) -> None:
-        self._kept.pop((row.owner, row.connection), None)
+        self._tell(row)
         with suppress(SignInNeeded):  # under another key: nobody can tell what it was
             secret = self._open(row).secret
             if secret.tokens and secret.server:
@@ -219,6 +220,11 @@ class Keeper:
         tasks = [*self._looking.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=TOKEN_SECONDS)
+
+    def _tell(self, row: Credential) -> None:
+        """Has this process know at once what all others hear by the store."""
+        for kind in (CREDENTIAL, SIGNED):
+            self._signals.hear(kind, payload_of(row.connection, row.owner))
 
     def _hear(self, payload: str) -> None:
         connection, _, owner = payload.partition(" ")

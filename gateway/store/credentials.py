@@ -23,6 +23,7 @@ from gateway.store.database import Database, many, one, signal, upsert, values
 from gateway.store.tables import Credential
 
 CREDENTIAL = "credential"  # the signal: which connection, whose
+SIGNED = "signed"  # besides, where somebody has signed in or out: it may be another account
 
 _credentials = tables.credentials
 _registrations = tables.registrations
@@ -52,7 +53,7 @@ async def save_credential(db: Database, credential: Credential) -> None:
         where = _one(credential)
         known = tx.execute(select(_credentials.c.version).where(*where).with_for_update()).scalar()
         upsert(tx, _credentials, values(credential) | {"version": (known or 0) + 1})
-        _tell(tx, credential)
+        _tell(tx, credential, CREDENTIAL, SIGNED)
 
     await db.write(unit, _lock(credential))
 
@@ -68,7 +69,7 @@ async def change_credential(db: Database, seen: Credential, **to: Any) -> bool:
         )
         changed = tx.execute(update(_credentials).where(*as_seen).values(to)).rowcount == 1
         if changed and to.get("renewer") is None:
-            _tell(tx, seen)
+            _tell(tx, seen, CREDENTIAL)
         return changed
 
     return await db.write(unit, _lock(seen))
@@ -81,7 +82,7 @@ async def delete_credentials(db: Database, **which: str) -> list[Credential]:
         found = many(tx, select(_credentials).filter_by(**which).with_for_update(), Credential)
         tx.execute(delete(_credentials).filter_by(**which))
         for each in found:
-            _tell(tx, each)
+            _tell(tx, each, CREDENTIAL, SIGNED)
         return found
 
     return await db.write(unit)
@@ -90,7 +91,7 @@ async def delete_credentials(db: Database, **which: str) -> list[Credential]:
 def delete_credentials_in(tx: Connection, connection: str) -> None:
     """Removes all that belongs to a connection which is being deleted."""
     for each in many(tx, select(_credentials).filter_by(connection=connection), Credential):
-        _tell(tx, each)
+        _tell(tx, each, CREDENTIAL, SIGNED)
     for table in (_credentials, _registrations):
         tx.execute(delete(table).filter_by(connection=connection))
 
@@ -121,5 +122,6 @@ def _lock(of: Credential) -> str:
     return f"credential {of.connection} {of.owner}"
 
 
-def _tell(tx: Connection, of: Credential) -> None:
-    signal(tx, CREDENTIAL, payload_of(of.connection, of.owner))
+def _tell(tx: Connection, of: Credential, *kinds: str) -> None:
+    for kind in kinds:
+        signal(tx, kind, payload_of(of.connection, of.owner))

@@ -19,6 +19,7 @@ from mcp.server import MCPServer
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import Context
 
 from tests.peers import items_api
 from tests.peers_mcp import serving
@@ -50,6 +51,8 @@ class Notes:
     asked: list[tuple[str, str]] = field(default_factory=list)  # who called, and which path
     revoked: list[str] = field(default_factory=list)
     registered: list[dict[str, Any]] = field(default_factory=list)
+    odd: dict[str, Any] = field(default_factory=dict)  # what its documents say besides
+    sessions: list[str] = field(default_factory=list)  # in which its MCP server was called
 
     @property
     def url(self) -> str:
@@ -76,6 +79,7 @@ class Notes:
                 "token_endpoint_auth_methods_supported": ["none", "client_secret_post"],
                 "authorization_response_iss_parameter_supported": self.iss is not None,
                 "client_id_metadata_document_supported": self.documents,
+                **self.odd,
             }
         )
 
@@ -242,7 +246,9 @@ async def notes_mcp(peer: Notes, scope: str = "notes") -> AsyncIterator[str]:
     server: MCPServer[Any] = MCPServer("notes", token_verifier=_Verifier(peer), auth=auth)
 
     @server.tool()
-    def who_am_i() -> str:
+    def who_am_i(context: Context[Any, Any]) -> str:
+        request: Any = context.request_context.request
+        peer.sessions.append(request.headers.get("mcp-session-id", ""))
         token = get_access_token()
         peer.asked.append((str(token and token.subject), "who_am_i"))
         return f"you are {token and token.subject} with {token and token.token}"

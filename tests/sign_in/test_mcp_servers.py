@@ -214,3 +214,45 @@ async def test_one_persons_wrong_key_leaves_the_tools_of_all_to_be_read(
     report = await root("POST", "/connections/notes/refresh")
     assert "error" not in report or not report["error"], report
     assert (await root("GET", "/connections/notes"))["status"] == "connected"
+
+
+async def test_a_session_with_a_server_goes_on_when_its_token_is_renewed(
+    house: House, server: str
+) -> None:
+    await house.put(**people(server) | {"protocol": "2025"})
+    await house.sign_in("ann")
+    await tool(house)
+    ann = house.api("ann")
+    for _ in range(2):
+        assert "you are ann" in str(await ann.call("notes_who_am_i"))
+        house.peer.expire()
+        assert "you are ann" in str(await ann.call("notes_who_am_i"))
+        await asyncio.sleep(0.3)  # every process hears of it
+    assert len(house.peer.sessions) == 4 and len(set(house.peer.sessions)) == 1
+    assert house.peer.sessions[0]
+    await house.sign_in("ann")  # it may be as somebody else
+    assert "you are ann" in str(await ann.call("notes_who_am_i"))
+    assert len(set(house.peer.sessions)) == 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"code_challenge_methods_supported": 5},
+        {"token_endpoint_auth_methods_supported": 5},
+        {"authorization_endpoint": "https://["},
+        {"token_endpoint": ["x"]},
+        {"registration_endpoint": "https://["},
+        {"revocation_endpoint": "http://["},
+        {"issuer": {"a": 1}},
+        {"authorization_endpoint": "javascript:alert(1)//"},
+    ],
+)
+async def test_documents_that_say_nonsense_are_told_on_a_page(
+    house: House, server: str, odd: dict[str, Any]
+) -> None:
+    await house.put(**people(server))
+    house.peer.odd = odd
+    page = await house.person("ann").sign_in(await house.api("ann").link())
+    assert page.status_code == 503 and "That did not work" in page.text, page.text
+    assert house.peer.codes == {}
