@@ -345,12 +345,21 @@ class Assembly:
                 if not state.tools or state.status != "connected":
                     self.schedule.wake(name)
 
+        unread: set[str] = set()  # what can be listed once somebody comes with a token
+
+        def present(principal: str, token: str) -> None:
+            self.credentials.present(principal, token)
+            while unread:
+                self.schedule.wake(unread.pop())
+
         def present_tokens() -> None:
             states = self.catalog.current.connections.values()
-            wanted = any(
-                getattr(state.settings.auth, "grant", "") == "token_exchange" for state in states
-            )
-            identity.present = self.credentials.present if wanted else None
+            wanted = [
+                s for s in states if getattr(s.settings.auth, "grant", "") == "token_exchange"
+            ]
+            unread.clear()
+            unread.update(state.name for state in wanted if not state.tools)
+            identity.present = present if wanted else None
 
         known = set(identity.principals)
 

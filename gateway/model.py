@@ -1,8 +1,7 @@
 """The nouns: what connectors build, what a snapshot holds, what a call carries.
 
 Everything here is a frozen value without behaviour that could fail. Tools and their targets travel
-between processes and into the store as MessagePack (`msgspec` reads and writes plain dataclasses),
-so their fields are plain types only.
+between processes and into the store as MessagePack, so their fields are plain types only.
 """
 
 from __future__ import annotations
@@ -385,6 +384,7 @@ class Principal:
     access: Level = "read-write"
     connections: Mapping[str, Level] = field(default_factory=dict)
     withheld: frozenset[str] = frozenset()  # scopes the person has, and their client's token lacks
+    presented: str = field(default="", repr=False, compare=False)  # their token, if it is exchanged
 
 
 @dataclass(frozen=True, slots=True)

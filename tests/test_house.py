@@ -33,7 +33,7 @@ MAX_FILES = 111
 CAPABILITIES = {
     "oauth": (1_559, 10),
     "store.oauth": (124, 1),
-    "sign_in": (769, 4),
+    "sign_in": (770, 4),
     "store.credentials": (66, 1),
     "web.credentials": (65, 1),
     "calls.signing_in": (110, 1),

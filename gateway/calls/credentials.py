@@ -198,7 +198,8 @@ class Credentials:
 
     def present(self, principal: str, token: str) -> None:
         """Has calls of a principal go out with what their own token is exchanged for."""
-        self._presented[principal] = token
+        self._presented.pop(principal, None)
+        self._presented[principal] = token  # the latest is the last
 
     async def send(
         self,
@@ -232,8 +233,7 @@ class Credentials:
         """What proves us to an MCP server; a fresh token where it refused this one.
 
         Of a fresh one that is refused nothing is left to try but that the person signs in again.
-
-        Tools are listed for whoever has signed in last, and without a token if nobody has.
+        Tools are listed for whoever has signed in or come last, and without a token if nobody has.
         """
         known = self._upstreams.get(name)
         if known is None or known[0] is not settings:
@@ -242,11 +242,10 @@ class Credentials:
         auth = known[1]
         if auth.ready is not None and refused is None:
             return auth.ready.headers
-        if auth.by_people and principal is None and per_user(auth.settings):
-            signed_in = await self.keeper.holders(name) if self.keeper else []
-            if not signed_in and refused is None:
+        if principal is None and is_personal(auth.settings):
+            principal = await self._latest(auth)
+            if not principal and refused is None:
                 return ()
-            principal = signed_in[0] if signed_in else ""
         person = Principal(principal or "")
         grant = await self.grant(auth, person)
         if refused is not None and set(grant.headers) <= set(refused):
@@ -318,15 +317,25 @@ class Credentials:
             await self.keeper.refuse(account, grant.version)
         return sign_in_required(self.keeper, auth.owner, auth.settings, principal)
 
+    async def _latest(self, auth: Proof) -> str:
+        """Whose credentials list the tools of a server; "": nobody's."""
+        if auth.by_people:
+            signed_in = await self.keeper.holders(auth.owner) if self.keeper else []
+        else:
+            signed_in = list(self._presented)[-1:]
+        return signed_in[0] if signed_in else ""
+
     def _with_subject(self, auth: Proof, principal: Principal | None) -> Proof:
         """The proof of this caller, where their own token is what another is asked for with."""
         settings = auth.settings
         if not isinstance(settings, OAuth2Auth) or settings.grant != "token_exchange":
             return auth
-        token = self._presented.get(principal.name) if principal else None
+        who = principal or Principal("")
+        token = who.presented or self._presented.get(who.name)
         if token is None:
             words = f"{auth.owner} is called with the caller's own token, and there is none."
-            raise Refused("not_connected", words, "Call with a token of your own.")
+            hint = "Call with a token of your own."
+            raise UpstreamFailed("sign_in_required", words, hint, sent=False)
         return replace(
             auth, owner=f"{auth.owner} {sha256(token.encode()).hexdigest()}", subject=token
         )

@@ -276,7 +276,8 @@ async def ask_token(egress: Egress, auth: OAuth2Auth, subject: str) -> tuple[str
     except TokenRefused as error:
         if subject and error.code in ("invalid_grant", "invalid_request", "invalid_target"):
             words = f"Your token was not exchanged ({error})."
-            raise Refused("not_connected", words, "Sign in anew, then call again.") from error
+            hint = "Sign in anew, then call again."
+            raise UpstreamFailed("sign_in_required", words, hint, sent=False) from error
         raise misconfigured(error) from error
     expires = tokens.expires_at
     return tokens.access_token, TOKEN_LIFE_SECONDS if expires is None else expires - time.time()

@@ -147,7 +147,9 @@ class Identity:
         if verified.grant in self.revoked:
             raise Unauthenticated("The token was revoked")
         if self.present is not None:
-            self.present(verified.principal.name, token.decode("ascii", "replace"))
+            shown = token.decode("ascii", "replace")
+            self.present(verified.principal.name, shown)
+            return replace(verified.principal, presented=shown)
         return verified.principal
 
     def _open(self, token: bytes) -> Verified:

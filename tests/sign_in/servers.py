@@ -33,6 +33,7 @@ class Notes:
     life: float | None = 3600  # of an access token
     rotates: bool = True
     fails: list[int] = field(default_factory=list)  # statuses of the next answers to /token
+    refuses: str = ""  # the error of all answers to /token
     slow: float = 0.0  # seconds before /token answers
     iss: str | None = ""  # "": its own; None: it says none
     login: str = "ann"  # who signs in there
@@ -106,6 +107,8 @@ class Notes:
         await asyncio.sleep(self.slow)
         if self.fails:
             return web.json_response({"error": "server_error"}, status=self.fails.pop(0))
+        if self.refuses:
+            return web.json_response({"error": self.refuses}, status=400)
         if self.giant:
             return web.Response(body=b'{"access_token": "' + b"x" * 1_000_000 + b'"}')
         if not self._is_client(request, form):
