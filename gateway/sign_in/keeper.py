@@ -22,7 +22,6 @@ from functools import partial
 import msgspec
 import structlog
 from cachetools import LRUCache
-from cryptography.fernet import InvalidToken
 from msgspec import Struct
 
 from gateway.config.connection import Auth, OAuth2Auth, per_user
@@ -61,6 +60,7 @@ from gateway.store.tables import Credential
 
 log = structlog.get_logger("gateway.sign_in")
 
+SEALED = "credential"  # what is sealed in the store, with whose it is and for which connection
 LINK = "sign-in link"  # what is sealed in the address that a person opens
 CONNECT_PATH = "/oauth/connect/"
 OURS_TO_MEND = ("invalid_client", "unauthorized_client", "unsupported_grant_type")
@@ -159,10 +159,8 @@ class Keeper:
         """Keeps what somebody has just given."""
         tokens, now = secret.tokens, time.time()
         expires = tokens.expires_at if tokens else None
-        sealed = self._sealed(secret)
-        row = Credential(
-            account.owner, account.connection, account.binding, sealed, 1, now, expires
-        )
+        sealed = self._sealed(secret, account.key)
+        row = Credential(*account.key, account.binding, sealed, 1, now, expires)
         await save_credential(self._db, row)
         self._tell(row)
         log.info("signed in", connection=account.connection, owner=account.owner or "everybody")
@@ -274,20 +272,19 @@ class Keeper:
             return None
         try:
             found = await refresh(self._egress, self._server(account, kept.secret), tokens)
-        except TokenRefused as error:
-            ours = error.code in OURS_TO_MEND
-            await change_credential(self._db, claimed, renewer=None, refused=0 if ours else 1)
+        except (TokenRefused, GatewayError) as error:
+            refused = isinstance(error, TokenRefused) and not _is_ours_to_mend(error)
+            if not await change_credential(self._db, claimed, renewer=None, refused=int(refused)):
+                return None  # it was taken back, or another one given
             words = {"connection": row.connection, "owner": row.owner, "answer": str(error)}
             log.warning("token not renewed", **words)
-            if ours:
+            if refused:
+                raise SignInNeeded from error
+            if lives:
+                return _until(kept, time.time() + TOKEN_SECONDS)
+            if isinstance(error, TokenRefused):
                 raise misconfigured(error) from error
-            raise SignInNeeded from error
-        except GatewayError:
-            if not await change_credential(self._db, claimed, renewer=None):
-                return None  # it was taken back, or another one given
-            if not lives:
-                raise
-            return _until(kept, time.time() + TOKEN_SECONDS)
+            raise
         secret = msgspec.structs.replace(kept.secret, tokens=found)
         return await self._saved(claimed, self._with(claimed, secret))
 
@@ -322,7 +319,7 @@ class Keeper:
         assert secret.tokens is not None
         return replace(
             row,
-            sealed=self._sealed(secret),
+            sealed=self._sealed(secret, (row.owner, row.connection)),
             version=row.version + 1,
             expires_at=secret.tokens.expires_at,
             renewer=None,
@@ -340,16 +337,21 @@ class Keeper:
         self._kept[kept.row.owner, kept.row.connection] = kept
         return kept
 
-    def _sealed(self, secret: Secret) -> bytes:
-        return self._seal.encrypt_json(msgspec.to_builtins(secret))
+    def _sealed(self, secret: Secret, key: tuple[str, str]) -> bytes:
+        return self._seal.seal_values(SEALED, *key, msgspec.to_builtins(secret)).encode()
 
     def _open(self, row: Credential) -> Kept:
-        try:
-            secret = msgspec.convert(self._seal.decrypt_json(row.sealed), Secret)
-        except (InvalidToken, ValueError, msgspec.ValidationError) as error:
-            raise SignInNeeded from error
+        *whose, value = self._seal.open_values(SEALED, row.sealed.decode()) or [None]
+        if whose != [row.owner, row.connection]:  # under another key, or in another one's place
+            raise SignInNeeded
+        secret = msgspec.convert(value, Secret)
         due = secret.tokens.renew_at if secret.tokens else None
         return Kept(row, secret, math.inf if due is None else due)
+
+
+def _is_ours_to_mend(error: TokenRefused) -> bool:
+    """Whether a refusal is not of the person's token: of ours, or of whoever stands in between."""
+    return error.code in OURS_TO_MEND or (not error.code and error.status in (403, 404))
 
 
 def _has_expired(row: Credential) -> bool:

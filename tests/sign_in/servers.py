@@ -33,6 +33,7 @@ class Notes:
     life: float | None = 3600  # of an access token
     rotates: bool = True
     fails: list[int] = field(default_factory=list)  # statuses of the next answers to /token
+    walled: int = 0  # the status that something in front of /token answers with
     refuses: str = ""  # the error of all answers to /token
     slow: float = 0.0  # seconds before /token answers
     iss: str | None = ""  # "": its own; None: it says none
@@ -107,6 +108,8 @@ class Notes:
         await asyncio.sleep(self.slow)
         if self.fails:
             return web.json_response({"error": "server_error"}, status=self.fails.pop(0))
+        if self.walled:
+            return web.Response(status=self.walled, text="<h1>No way</h1>")
         if self.refuses:
             return web.json_response({"error": self.refuses}, status=400)
         if self.giant:

@@ -9,7 +9,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 from mcp_types import ElicitResult
+from sqlalchemy import Connection, select, update
 
+from gateway.store import tables
 from tests.oauth.people import form_of
 from tests.peers import items_api, until
 from tests.sign_in.conftest import House, mcp_client, signed_in_at
@@ -128,6 +130,44 @@ async def test_who_signs_out_while_a_renewal_fails_is_signed_out(house: House) -
     await ann("DELETE", "/credentials/notes")
     await call
     assert (await called(house))["error"]["code"] == "sign_in_required"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_wall_before_the_token_endpoint_signs_nobody_out(house: House, status: int) -> None:
+    await house.put()
+    await house.sign_in("ann")
+    house.peer.expire()
+    house.peer.walled = status
+    assert (await called(house))["error"]["code"] == "not_connected"
+    house.peer.walled = 0
+    assert (await called(house))["output"]["who"] == "ann"
+
+
+async def test_a_token_that_still_lives_is_used_while_our_own_secret_is_wrong(
+    house: House,
+) -> None:
+    house.peer.life = 5.0
+    await house.put()
+    await house.sign_in("ann")
+    await asyncio.sleep(4.1)
+    house.peer.refuses = "invalid_client"
+    assert (await called(house))["output"]["who"] == "ann"
+    assert house.peer.refreshes() == 1
+
+
+async def test_what_is_put_in_another_persons_place_is_nothing(house: House) -> None:
+    await house.put()
+    for name in ("ann", "bob"):
+        await house.sign_in(name)
+    rows = tables.credentials
+
+    def swap(tx: Connection) -> None:
+        of_bob = select(rows.c.sealed).filter_by(owner="bob").scalar_subquery()
+        tx.execute(update(rows).filter_by(owner="ann").values(sealed=of_bob))
+
+    await house.gateway.app.gateway.db.write(swap)
+    assert (await called(house))["error"]["code"] == "sign_in_required"
+    assert (await called(house, "bob"))["output"]["who"] == "bob"
 
 
 @pytest.mark.parametrize("era", ERAS)
