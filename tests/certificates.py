@@ -47,11 +47,11 @@ class Authority:
         return context
 
 
-def authority(folder: Path) -> Authority:
+def authority(folder: Path, called: str = "authority") -> Authority:
     """A new authority whose files are in this folder."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    built = _builder("authority", name, key.public_key()).add_extension(
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, called)])
+    built = _builder(called, name, key.public_key()).add_extension(
         x509.BasicConstraints(ca=True, path_length=None), critical=True
     )
     made = Authority(folder, key, built.sign(key, hashes.SHA256()))

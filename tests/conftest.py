@@ -24,7 +24,7 @@ from tests.peers import until
 
 # Clients and gateways read all certificates they trust, each time: one takes less than 150 do.
 TRUSTED = TemporaryDirectory(prefix="gateway-trusted-")
-os.environ["SSL_CERT_FILE"] = str(authority(Path(TRUSTED.name)).file)
+os.environ["SSL_CERT_FILE"] = str(authority(Path(TRUSTED.name), "trusted").file)
 
 # Few examples, the same in every run; `make test-slow` looks for more with the other profile.
 ON_A_BUSY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
