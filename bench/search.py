@@ -51,17 +51,19 @@ def main() -> int:
     if not CORPUS.is_dir():
         print("search: no definitions beside the project, nothing to measure")
         return 0
-    tools = [tool for name, file in CONNECTIONS.items() for tool in _build(name, file).tools]
+    tools = [
+        tool for name, file in CONNECTIONS.items() for tool in build(name, CORPUS / file).tools
+    ]
     started = time.perf_counter()
     index = ToolIndex(tools)
     print(f"search: {len(tools)} tools indexed in {1000 * (time.perf_counter() - started):.0f} ms")
-    for section, questions in _sections():
+    for section, questions in sections():
         _report(section, questions, index, tools)
     return 0
 
 
-def _build(connection: str, file: str) -> Build:
-    raw = (CORPUS / file).read_bytes()
+def build(connection: str, file: Path) -> Build:
+    """The tools of one of the definitions."""
     source = Source(
         connection=connection,
         kind="openapi",
@@ -69,10 +71,11 @@ def _build(connection: str, file: str) -> Build:
         prefix=f"{connection}_",
         base_url="https://api.example.com",
     )
-    return build_openapi(raw, source)
+    return build_openapi(file.read_bytes(), source)
 
 
-def _sections() -> Iterator[tuple[str, list[tuple[str, frozenset[str]]]]]:
+def sections() -> Iterator[tuple[str, list[tuple[str, frozenset[str]]]]]:
+    """The questions with their right answers, by how hard they are."""
     for part in QUESTIONS.read_text(encoding="utf-8").split("\n[")[1:]:
         title, _, table = part.partition("]\n")
         rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]

@@ -183,8 +183,7 @@ class Tool:
     keywords: str = ""  # parameter names and tags, for search
     security: str = ""  # the credentials the definition asks for, in a canonical spelling
     lookups: bytes = b""  # JSON: rules by argument for what can be looked up ("": the body's)
-    # Packed JSON, where `input_schema` leaves out something: for want of room, or because nobody is
-    # asked for it.
+    # Packed JSON, where `input_schema` leaves something out: large, or asked of nobody.
     whole_schema: bytes = b""
 
 
@@ -263,6 +262,7 @@ class Build:
     sign_in_urls: tuple[str, ...] = ()  # where people sign in, and where tokens are given
     status: BuiltStatus = "connected"  # as the far side itself says
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
+    purpose: str = ""  # what a definition says that its API is for
     instructions: str = ""  # how an MCP server says it is to be used
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
 

@@ -42,6 +42,7 @@ from gateway.calls.record import (
     status_of,
     with_token,
 )
+from gateway.calls.redact import Redactor
 from gateway.calls.request import build_request
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import McpConnection
@@ -91,6 +92,10 @@ class Invoker:
             approvals.db, approvals.seal, approvals.signals, self.running.start, approvals.replica
         )
 
+    def redactor(self, snapshot: Snapshot, connection: str) -> Redactor:
+        """What keeps a connection's secrets out of words that are shown."""
+        return self._prepared.of(snapshot, connection).redactor
+
     def on_finished(self, listener: Callable[[Execution], None]) -> None:
         """Calls back with the record of each call that ended here."""
         self._listeners.append(listener)
@@ -123,7 +128,7 @@ class Invoker:
     def _attempt(
         self, on: Snapshot, tool: Tool, judged: Tool, said: Arguments, caller: Caller, door: Door
     ) -> Attempt:
-        redactor, replica = self._prepared.of(on, tool.connection).redactor, self._approvals.replica
+        redactor, replica = self.redactor(on, tool.connection), self._approvals.replica
         return Attempt(on, tool, judged, said, caller, door, redactor, replica)
 
     async def _outcome(self, attempt: Attempt) -> Result:

@@ -64,6 +64,11 @@ class ConnectionState:
         return self.settings.display_name or (self.build.title if self.build else "") or self.name
 
     @property
+    def purpose(self) -> str:
+        """What its definition, or its server, says that it is for."""
+        return (self.build.purpose or self.build.instructions) if self.build else ""
+
+    @property
     def skipped(self) -> tuple[Skipped, ...]:
         """Every operation that is no tool, with the reason."""
         return (*(self.build.skipped if self.build else ()), *self.clashes)

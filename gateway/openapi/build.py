@@ -74,13 +74,13 @@ def build_openapi(raw: bytes, source: Source) -> Build:
     microsoft = b"x-ms-" in raw.replace(b"\0", b"")  # in UTF-16 too
     marks = operations.marks_of(document) if microsoft else Marks()
     del raw  # a large one is memory that the build needs
-    title = _title(document, 60)
+    title = _about(document, "title", 60)
     source = replace(source, display_name=source.display_name or title or source.connection)
     return _Work(document, source, marks).build()
 
 
-def _title(document: Document, length: int) -> str:
-    return naming.phrase(mapping(document.root.get("info")).get("title"), length)
+def _about(document: Document, key: str, length: int) -> str:
+    return naming.phrase(mapping(document.root.get("info")).get(key), length)
 
 
 class _Work:
@@ -119,7 +119,8 @@ class _Work:
         own_base_url = operations.base_url_of(self.document, replace(self.source, base_url=None))
         return Build(
             format=self.document.format,
-            title=_title(self.document, 200),
+            title=_about(self.document, "title", 200),
+            purpose=_about(self.document, "description", 400),
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import structlog
@@ -110,6 +111,21 @@ class Inquiry(Struct, frozen=True):
             hint = "list_dynamic_tools, or GET /api/v1/tools, names those you can call."
             raise NotFound("invalid_arguments", f"Unknown tool: {name}", hint)
         return tool
+
+    async def nearest_tool(self, server: str, name: str) -> Tool | None:
+        """The tool of the caller's view that a wrong name means: spelled alike, or by its words."""
+        tools = self.view.tools
+        here = {tool.local_name: tool for tool in tools.values() if tool.connection == server}
+        if close := await asyncio.to_thread(get_close_matches, name, here, 1):
+            return here[close[0]]
+        found = await self.gateway.search(self.snapshot, f"{server} {name}", tools, 1)
+        return tools[found[0]] if found else None
+
+    def server(self, name: str) -> tuple[ConnectionState, str, list[Tool]]:
+        """A server of the caller's view, what it says that it is for, and its tools there."""
+        state = self.snapshot.connections[name]
+        said = self.gateway.invoker.redactor(self.snapshot, name).text(state.purpose)
+        return state, said, [tool for tool in self.view.tools.values() if tool.connection == name]
 
     async def execution(self, id: str) -> Execution:
         """The execution of this id, if it exists for the caller."""

@@ -24,7 +24,7 @@ from gateway.calls.lookups import LookUp
 from gateway.catalog.changes import Report
 from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
-from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES
+from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, SUMMARY_CHARS
 from gateway.model import Tool, whole_schema, without_constants
 from gateway.policy.access import level, may_know, visible_tools
 from gateway.store import ledger
@@ -430,16 +430,21 @@ async def mcp_list_tools(
 
 @own_tool("meta", "Search tools")
 async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_ENTRIES) -> Shown:
-    """Finds the tools for a task by words, best first. Then read the schema and call."""
+    """Finds the tools for a task by words, best first, and says what their servers are for; all
+    servers where no tool is found. Then read the schema and call."""
     tools = inquiry.view.tools
     names = await inquiry.gateway.search(inquiry.snapshot, query, tools, limit)
-    return {"tools": [shown.tool_summary(tools[name]) for name in names]}
+    servers = dict.fromkeys(tools[name].connection for name in names or tools)
+    return {
+        "tools": [shown.tool_summary(tools[name]) for name in names],
+        "servers": [shown.server_summary(*inquiry.server(name)) for name in servers],
+    }
 
 
 @own_tool("meta", "Get a tool's schema")
 async def mcp_get_tool_schema(inquiry: Inquiry, server_id: Server, tool_name: LocalName) -> Shown:
     """What a tool takes and gives: read this before mcp_call_tool."""
-    tool = _reached_tool(inquiry, server_id, tool_name)
+    tool = await _reached_tool(inquiry, server_id, tool_name)
     bound = inquiry.snapshot.settings.limits.max_schema_bytes
     whole = without_constants(whole_schema(tool))
     schema = whole if len(whole) <= bound else tool.input_schema
@@ -469,7 +474,7 @@ async def mcp_call_tool(
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:
-        tool = _reached_tool(inquiry, server_id, tool_name)
+        tool = await _reached_tool(inquiry, server_id, tool_name)
     except NotFound:
         inquiry.gateway.note_unknown(inquiry, f"{server_id} {tool_name}")
         raise
@@ -477,7 +482,7 @@ async def mcp_call_tool(
     return await inquiry.call(tool, args)
 
 
-def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
+async def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
     """The tool a meta call names, by its full or its local name, within the caller's view."""
     tools = inquiry.view.tools
     tool = tools.get(name)
@@ -485,9 +490,8 @@ def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
         here = (each for each in tools.values() if each.connection == server_id)
         tool = next((each for each in here if each.local_name == name), None)
     if tool is None:
-        raise NotFound(
-            "invalid_arguments",
-            f"there is no tool {name!r} on {server_id!r}",
-            "mcp_list_tools names those you can call.",
-        )
+        near = await inquiry.nearest_tool(server_id, name[:SUMMARY_CHARS])
+        meant = f" (did you mean {near.local_name!r} on {near.connection!r}?)" if near else ""
+        what = f"there is no tool {name!r} on {server_id!r}{meant}"
+        raise NotFound("invalid_arguments", what, "mcp_list_tools names those you can call.")
     return tool

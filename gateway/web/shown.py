@@ -8,7 +8,7 @@ options whose names speak of credentials, and what addresses have in their query
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -76,6 +76,19 @@ def tool_summary(tool: Tool) -> dict[str, Any]:
         "summary": cut(tool.description, SUMMARY_CHARS),
         "access": tool.access,
         "tokens": tool.tokens,
+    }
+
+
+def server_summary(state: ConnectionState, said: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """One server beside the tools a search found there, with what it says that it is for; where it
+    says nothing, or is not to be trusted, with its first tools."""
+    trusted = said if state.settings.trust == "trusted" else ""
+    words = " ".join(trusted.split()) or ", ".join(tool.title for tool in tools[:3])
+    return {
+        "server_id": state.name,
+        "display_name": state.display_name,
+        "purpose": cut(words, SUMMARY_CHARS),
+        "tools": len(tools),
     }
 
 

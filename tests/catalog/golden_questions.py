@@ -15,16 +15,14 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "search"
 _ACCESS: dict[str, Access] = {"GET": "read", "DELETE": "delete"}
 
 
-def golden_tools() -> list[Tool]:
+def golden_tools(table: str = "tools.txt") -> list[Tool]:
     """Every tool of the table, as a connector would have built it."""
-    return [
-        made_tool(*(cells + [""] * (7 - len(cells)))) for cells in _rows(FIXTURES / "tools.txt")
-    ]
+    return [made_tool(*(cells + [""] * (7 - len(cells)))) for cells in _rows(FIXTURES / table)]
 
 
-def golden_questions() -> list[tuple[str, frozenset[str]]]:
+def golden_questions(table: str = "questions.txt") -> list[tuple[str, frozenset[str]]]:
     """Each question with the names that are right answers."""
-    return [(cells[0], frozenset(cells[1:])) for cells in _rows(FIXTURES / "questions.txt")]
+    return [(cells[0], frozenset(cells[1:])) for cells in _rows(FIXTURES / table)]
 
 
 def made_tool(

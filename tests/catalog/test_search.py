@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.search import ToolIndex
+from gateway.catalog.search import ENGLISH, ToolIndex, stem
 from gateway.model import Tool
 from tests.catalog.golden_questions import golden_questions, golden_tools, made_tool
 
@@ -40,6 +40,26 @@ def test_right_tool_is_in_the_first_five_for_nine_golden_questions_of_ten() -> N
         if right.isdisjoint(INDEX.search(question, allowed=NAMES, limit=5))
     ]
     assert len(missed) <= 4, missed
+
+
+def test_people_find_tools_by_their_own_words() -> None:
+    tools = TOOLS + golden_tools("server_tools.txt")
+    index, names = ToolIndex(tools), frozenset(tool.name for tool in tools)
+    questions = golden_questions("server_questions.txt")
+    assert {name for _, right in questions for name in right} <= names
+    missed = [
+        question
+        for question, right in questions
+        if right.isdisjoint(index.search(question, allowed=names, limit=5))
+    ]
+    assert len(missed) <= len(questions) // 10, missed
+
+
+def test_words_of_the_lexicon_are_said_once_and_mean_others_than_themselves() -> None:
+    assert len({stem(said) for said in ENGLISH["means"]}) == len(ENGLISH["means"])
+    for said, meant in ENGLISH["means"].items():
+        assert said not in meant.split(), said
+        assert len(set(meant.split())) == len(meant.split()), said
 
 
 @pytest.mark.parametrize(
@@ -92,6 +112,40 @@ def test_equal_tools_come_in_the_order_of_their_names_whatever_the_order_they_ca
 def test_tool_of_a_named_connection_comes_first() -> None:
     tools = [made_tool(name, "GET", "/books", "list", "List books") for name in ("a", "b", "shop")]
     assert first("list books in the shop", tools)[0] == "shop_list"
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("show the notes", "pad_list_notes"),
+        ("write a note", "pad_create_note"),
+        ("change a note", "pad_update_note"),
+        ("get rid of a note", "pad_delete_note"),
+    ],
+)
+def test_verb_of_a_name_stands_for_the_method_that_upstream_tools_lack(
+    query: str, name: str
+) -> None:
+    verbs = ("create_note", "delete_note", "list_notes", "update_note")
+    tools = [made_tool("pad", "", "", verb, "Notes") for verb in verbs]
+    assert first(query, tools)[0] == name
+
+
+def test_server_that_is_about_the_question_comes_before_one_that_mentions_it() -> None:
+    letters = ("read_letter", "send_letter", "search_letters", "print_letter")
+    post = [made_tool("post", "", "", name, "", f"{name} of the post") for name in letters]
+    others = ("read_meter", "send_meter", "open_door", "close_door", "read_letter")
+    house = [made_tool("house", "", "", name, "", f"{name} of the house") for name in others]
+    assert first("read a letter", [*house, *post])[0] == "post_read_letter"
+
+
+def test_many_alike_of_one_server_leave_room_for_another_server() -> None:
+    crowd = [
+        made_tool("forge", "", "", f"list_branch_{kind}", "List branches", f"Branches by {kind}.")
+        for kind in ("age", "name", "owner", "size", "state", "topic")
+    ]
+    lone = made_tool("depot", "", "", "list_branch_heads", "List branches with heads")
+    assert lone.name in first("list branches", [*crowd, lone])
 
 
 def test_few_allowed_tools_are_found_among_ten_thousand_better_ones() -> None:
