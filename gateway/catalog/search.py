@@ -46,6 +46,12 @@ _NOT_DECOMPOSED = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i"}
     | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ß": "ss"}
 )
+_PHRASES = [  # a star is where up to four words may stand: "turn the lights off"
+    (re.compile(f" {said.replace(' * ', ' ((?:[^ ]+ ){1,4}?)')} "), f" {meant} \\1 ")
+    if "*" in said
+    else (re.compile(f" {said} "), f" {meant} ")
+    for said, meant in ENGLISH["phrases"].items()
+]
 
 
 def split_words(text: str) -> list[str]:
@@ -56,8 +62,8 @@ def split_words(text: str) -> list[str]:
 def question_words(question: str) -> list[str]:
     """The words of a question, common phrases replaced by what definitions say instead."""
     padded = f" {' '.join(_lower_words(question))} "
-    for said, meant in ENGLISH["phrases"].items():
-        padded = padded.replace(f" {said} ", f" {meant} ")
+    for said, meant in _PHRASES:
+        padded = said.sub(meant, padded)
     return padded.split()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.search import ENGLISH, ToolIndex, stem
+from gateway.catalog.search import ENGLISH, ToolIndex, question_words, stem
 from gateway.model import Tool
 from tests.catalog.golden_questions import golden_questions, golden_tools, made_tool
 
@@ -146,6 +146,19 @@ def test_many_alike_of_one_server_leave_room_for_another_server() -> None:
     ]
     lone = made_tool("depot", "", "", "list_branch_heads", "List branches with heads")
     assert lone.name in first("list branches", [*crowd, lone])
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("Turn the hall light off", "disable the hall light"),
+        ("take back a promise", "revoke remove a promise"),
+        ("give a customer their money back", "give a customer their refund"),
+        ("take one two three four five off", "take one two three four five off"),
+    ],
+)
+def test_phrases_are_known_also_where_other_words_stand_between(question: str, words: str) -> None:
+    assert question_words(question) == words.split()
 
 
 def test_few_allowed_tools_are_found_among_ten_thousand_better_ones() -> None:
