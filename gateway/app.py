@@ -37,7 +37,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.catalog.connections import refuse_edit
 from gateway.catalog.discover import Discoverer, Fetcher
 from gateway.catalog.schedule import Schedule
-from gateway.config.connection import McpConnection
+from gateway.config.connection import McpConnection, people_sign_in
 from gateway.config.reading import watch
 from gateway.config.settings import Settings
 from gateway.console.app import Console
@@ -352,11 +352,16 @@ class Assembly:
             while unread:
                 self.schedule.wake(unread.pop())
 
-        def present_tokens() -> None:
-            states = self.catalog.current.connections.values()
-            wanted = [
-                s for s in states if getattr(s.settings.auth, "grant", "") == "token_exchange"
-            ]
+        there: set[str] = set()  # connections that people sign in to
+
+        def connections_changed() -> None:
+            states = self.catalog.current.connections
+            for name in there.difference(states):
+                self._run(self.keeper.forget(connection=name))
+            there.clear()
+            there.update(n for n, state in states.items() if people_sign_in(state.settings.auth))
+            grants = {n: getattr(s.settings.auth, "grant", "") for n, s in states.items()}
+            wanted = [states[name] for name in grants if grants[name] == "token_exchange"]
             unread.clear()
             unread.update(state.name for state in wanted if not state.tools)
             identity.present = present if wanted else None
@@ -373,8 +378,8 @@ class Assembly:
         if identity.auth.mode == "tokens":  # of others nobody can tell that they are no more
             self._run(self.keeper.forget_others(known))
         self.signals.on(SIGNED, signed)
-        self.catalog.on_change(present_tokens)
-        present_tokens()
+        self.catalog.on_change(connections_changed)
+        connections_changed()
 
     async def _fetch_keys(self, url: str) -> bytes:
         seconds, most = FETCH_SECONDS, MAX_BODY_BYTES

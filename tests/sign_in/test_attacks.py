@@ -208,6 +208,34 @@ async def test_a_connection_or_a_principal_that_is_deleted_takes_it_along(house:
     assert await is_signed_in(house, "ann")
 
 
+async def _is_filed(house: House, *rows: bool) -> None:
+    """Waits until ann is told so of the connection that config.toml names."""
+    async with asyncio.timeout(15):
+        while True:
+            found = (await house.api("ann")("GET", "/credentials"))["credentials"]
+            if [row["signed_in"] for row in found if row["connection"] == "filed"] == [*rows]:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_connection_that_leaves_the_file_takes_it_along(house: House) -> None:
+    table = f"""[connections.filed]
+kind = "openapi"
+spec = "{house.peer.url}/openapi.json"
+auth = {{ type = "bearer", per = "user" }}
+"""
+    house.gateway.config.write_text(TOKENS_MODE + table, encoding="utf-8")
+    await _is_filed(house, False)
+    await house.api("ann")("PUT", "/credentials/filed", {"token": "mine-0123456789"})
+    await _is_filed(house, True)
+    house.gateway.config.write_text(TOKENS_MODE, encoding="utf-8")
+    await _is_filed(house)
+    house.gateway.config.write_text(TOKENS_MODE + table, encoding="utf-8")
+    await _is_filed(house, False)
+    house.gateway.config.write_text(TOKENS_MODE, encoding="utf-8")
+    await _is_filed(house)
+
+
 async def test_a_process_that_is_killed_between_answer_and_store_uses_no_token_twice(
     tmp_path: Path, peer: Notes
 ) -> None:
