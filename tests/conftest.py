@@ -34,9 +34,11 @@ register_profile("full", max_examples=500, **ON_A_BUSY_MACHINE)
 hypothesis_settings.load_profile("quick")
 
 # Begun first, the longest before others, so that no worker has one left when the rest are done.
-LONG = """three_replicas held_calls overload_upstreams test_browser approvals.py azure.py
-azure_outages processes journeys/test_workers test_workers overload_clients executions
-definition_files no_dropped_call questions test_commands large_results""".split()
+LONG = """test_browser held_calls three_replicas overload_upstreams approvals.py
+oauth/test_documents oauth/test_consent azure_outages oauth/test_provider test_commands
+overload_clients people_see principals_sessions test_workers mcp_servers processes
+definition_files azure.py front_door unattended journeys/test_workers no_dropped_call
+test_hostile oauth/test_registration""".split()
 
 OPEN = """
 [auth]
@@ -125,7 +127,7 @@ async def shared_gateway(module_gateway: Running) -> AsyncIterator[Running]:
     async with aiohttp.ClientSession(f"{module_gateway.url}/api/v1/") as http:
         for name in module_gateway.app.gateway.snapshot.connections:
             async with http.delete(f"connections/{name}") as answer:
-                assert answer.status == 200
+                assert answer.status in (200, 404)  # the test may have deleted it just now
 
 
 @asynccontextmanager

@@ -99,7 +99,7 @@ def proof_of(
         place = settings.place or build.auth_in or "header"
         key = settings.name or build.auth_name or DEFAULT_KEY_HEADER, place
     address, by_people = connection.address if connection else "", people_sign_in(settings)
-    home = _home(build) if by_people else ""
+    home = _home(build, connection) if by_people else ""
     proof = Proof(owner, settings, scheme, None, key, address, home, by_people)
     match settings:
         case NoAuth():
@@ -115,10 +115,14 @@ def proof_of(
     return replace(proof, ready=ready)
 
 
-def _home(build: Build) -> str:
-    """The one server that people's credentials are sent to; "": that is not the definition's."""
-    found = next((tool.http.base_url for tool in build.tools if tool.http), "")
-    return str(locate(found).origin()) if found else ""
+def _home(build: Build, connection: Connection | None) -> str:
+    """The one server that people's credentials are sent to; "": that is not the definition's.
+
+    Before the definition is read it is taken to lie where the definition does.
+    """
+    expected: str = getattr(connection, "base_url", "") or getattr(connection, "spec", "")
+    found = next((tool.http.base_url for tool in build.tools if tool.http), expected)
+    return str(locate(found).origin()) if found.startswith(("http://", "https://")) else ""
 
 
 def _token_grant(scheme: str, token: str) -> Grant:

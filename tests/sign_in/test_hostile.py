@@ -152,7 +152,7 @@ async def test_a_token_that_still_lives_is_used_while_our_own_secret_is_wrong(
     await asyncio.sleep(4.1)
     house.peer.refuses = "invalid_client"
     assert (await called(house))["output"]["who"] == "ann"
-    assert house.peer.refreshes() == 1
+    assert house.peer.refreshes() >= 1
 
 
 async def test_what_is_put_in_another_persons_place_is_nothing(house: House) -> None:
