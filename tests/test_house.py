@@ -27,8 +27,8 @@ HOUSE = House(ROOT / "gateway")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # Today's figures. They may fall; nothing may raise them but a capability with a room of its own.
-MAX_CODE_LINES = 23_385
-MAX_FILES = 111
+MAX_CODE_LINES = 23_016
+MAX_FILES = 109
 # What came later, by the name of its modules: their own lines and files.
 CAPABILITIES = {
     "oauth": (1_559, 10),
@@ -43,7 +43,7 @@ MAX_FUNCTION_LINES = 50
 MAX_CHAIN = 15
 MAX_WRONG_IMPORTS = 0
 MAX_PUT_OFF = 0
-MAX_NUMBERS = 144
+MAX_NUMBERS = 143
 MAX_DOUBLE_NAMES = 0
 MAX_PROTOCOLS = 0
 MAX_TRICKS = 0

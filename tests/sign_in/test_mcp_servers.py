@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp_types import ElicitResult
 
+from gateway.config.reading import parse_connection
+from gateway.outbound.client import Egress
+from gateway.sign_in.discovery import Discovery
 from tests.sign_in.conftest import House, mcp_client
 from tests.sign_in.servers import notes_mcp
 
@@ -256,3 +259,20 @@ async def test_documents_that_say_nonsense_are_told_on_a_page(
     page = await house.person("ann").sign_in(await house.api("ann").link())
     assert page.status_code == 503 and "That did not work" in page.text, page.text
     assert house.peer.codes == {}
+
+
+async def test_a_server_that_takes_documents_knows_the_gateway_by_its_own(
+    house: House, server: str
+) -> None:
+    """Where the gateway is reached over https; then nothing is registered."""
+    house.peer.documents = True
+    settings, nothing = parse_connection("notes", people(server)), cast(Any, None)
+    async with Egress(["127.0.0.1/32"]) as egress:
+        ways = (nothing, nothing, egress, lambda: ("127.0.0.1/32",), "https://gw.example")
+        found = await Discovery(*ways).server_of("notes", settings, None, None)
+    assert (found.client_id, found.client_secret) == ("https://gw.example/oauth/client.json", "")
+    assert (found.issuer, found.resource, found.names_itself) == (house.peer.url, server, True)
+    assert house.peer.registered == []
+    told = (await house.person("ann").http.get("/oauth/client.json")).json()
+    assert told["client_id"] == f"{house.url}/oauth/client.json"
+    assert told["redirect_uris"] == [f"{house.url}/oauth/callback"]
