@@ -112,7 +112,7 @@ async def test_a_server_that_is_reached_in_another_way_is_told_again(era: Era) -
 
 async def test_a_server_is_told_only_while_a_stream_is_open_to_hear_of_it() -> None:
     async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        wishes = wishes_of(ups, linger=0.5)
+        wishes = wishes_of(ups, linger=2.5)  # which is also how long the server has to answer
         await wishes.watch("one", "ann", "up", NEWS)
         await until(lambda: peer.subscribed == [])  # no stream was opened
         wishes.attend("one")
