@@ -50,7 +50,7 @@ from gateway.limits import MAX_REMEMBERED, TOKEN_SECONDS
 from gateway.model import DEFAULT_KEY_HEADER, Build, Principal, RateLimit, TlsFiles
 from gateway.outbound.client import Answer, Egress, Pairs, Request, locate
 from gateway.sign_in.client import Secret, ask_token, basic_header, read_nango
-from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, sign_in_required
+from gateway.sign_in.keeper import Account, Keeper, Kept, SignInNeeded, binding_of, sign_in_required
 
 Headers = Sequence[tuple[str, str]]
 Exchange = Callable[[Request], Awaitable[Answer]]
@@ -75,15 +75,15 @@ class Proof:
     scheme: str = "Bearer"  # the word before a token
     ready: Grant | None = field(default=None, repr=False)  # None: it has to be asked for
     key: tuple[str, str] = ("", "")  # the parameter of an API key, and its place
-    address: str = ""  # of the connection, as it is configured
     home: str = ""  # the server that calls go to, as the definition says
     by_people: bool = False  # calls go out with what people have given
+    binding: str = ""  # what these have given is good for
     subject: str = field(default="", repr=False)  # the caller's own token, to be exchanged
 
     def account(self, principal: str) -> Account:
         """Whose credentials a call of this principal goes out with."""
         owner = principal if per_user(self.settings) else ""
-        return Account(owner, self.owner, self.settings, f"{self.address} {self.home}")
+        return Account(owner, self.owner, self.settings, self.binding)
 
 
 _NO_BUILD = Build("", "", "")
@@ -98,9 +98,11 @@ def proof_of(
     if isinstance(settings, ApiKeyAuth):
         place = settings.place or build.auth_in or "header"
         key = settings.name or build.auth_name or DEFAULT_KEY_HEADER, place
-    address, by_people = connection.address if connection else "", people_sign_in(settings)
-    home = _home(build, connection) if by_people else ""
-    proof = Proof(owner, settings, scheme, None, key, address, home, by_people)
+    home, binding, by_people = "", "", people_sign_in(settings)
+    if by_people:
+        home = _home(build, connection)
+        binding = binding_of(settings, f"{connection.address if connection else ''} {home}")
+    proof = Proof(owner, settings, scheme, None, key, home, by_people, binding)
     match settings:
         case NoAuth():
             ready = Grant()
@@ -305,9 +307,8 @@ class Credentials:
         try:
             if self.keeper is None:
                 raise SignInNeeded
-            kept = await self.keeper.get(
-                auth.account(principal.name if principal else ""), rejected
-            )
+            whose = principal.name if principal else ""
+            kept = await self.keeper.get(auth.account(whose), rejected)
         except SignInNeeded as error:
             raise sign_in_required(self.keeper, auth.owner, auth.settings, principal) from error
         return _persons_grant(auth, kept)

@@ -30,7 +30,6 @@ from gateway.config.connection import OAuth2Auth, people_sign_in
 from gateway.console.pages import render
 from gateway.errors import Fixable
 from gateway.oauth.entrance import Entrance
-from gateway.oauth.premises import Premises
 from gateway.oauth.provider import NoSignIn
 from gateway.policy.access import may_know
 from gateway.sign_in.client import (
@@ -78,10 +77,6 @@ class Connect:
     keeper: Keeper
     snapshot: Callable[[], Snapshot]
 
-    @property
-    def premises(self) -> Premises:
-        return self.entrance.premises
-
     def routes(self) -> list[Route]:
         """The addresses that a browser opens, and the document that servers read of us."""
         self.entrance.take_back = self.take_back
@@ -93,7 +88,7 @@ class Connect:
         ]
 
     async def _document(self, request: HttpRequest) -> Response:
-        text = msgspec.json.encode(own_document(self.premises.url))
+        text = msgspec.json.encode(own_document(self.entrance.at.url))
         return Response(text, media_type="application/json")
 
     async def _open(self, request: HttpRequest) -> Response:
@@ -126,11 +121,11 @@ class Connect:
         await self._use_up(link)
         try:
             tokens, server = await exchange_code(
-                self.premises.egress, server, query["code"], held["verifier"], self._callback
+                self.entrance.at.egress, server, query["code"], held["verifier"], self._callback
             )
         except TokenRefused as error:
             if error.code == "invalid_client":  # it has forgotten us: the next one registers anew
-                await forget_registration(self.premises.db, account.connection, server.issuer)
+                await forget_registration(self.entrance.at.db, account.connection, server.issuer)
             raise NoSignIn(f"The provider did not take its own code ({error}).") from error
         if (await self._returned(request, link)).account.binding != account.binding:
             raise HTTPException(409, CHANGED)
@@ -155,13 +150,13 @@ class Connect:
 
     async def _link(self, sealed: str) -> SignInLink:
         link = self.keeper.open_link(sealed)
-        if link is None or await is_ended(self.premises.db, link.id):
+        if link is None or await is_ended(self.entrance.at.db, link.id):
             words = "This link is too old, or was used already. Call again to get another one."
             raise HTTPException(410, words)
         return link
 
     async def _use_up(self, link: SignInLink) -> None:
-        if not await first_use(self.premises.db, link.id, link.expires):
+        if not await first_use(self.entrance.at.db, link.id, link.expires):
             raise HTTPException(410, "This link was used already. Call again to get another one.")
 
     async def _returned(self, request: HttpRequest, link: SignInLink) -> Guest:
@@ -191,16 +186,14 @@ class Connect:
     async def _server(self, guest: Guest) -> AuthorizationServer:
         state = guest.state
         azure = self.snapshot().settings.azure
-        at = self.premises
+        at = self.entrance.at
         ways = (at.db, at.seal, at.egress, lambda: at.settings().network.allow, at.url)
         about = (state.name, state.settings, state.build, azure)
-        server = await Discovery(*ways).server_of(*about)
-        scopes = tuple(dict.fromkeys((*server.scopes, *guest.link.scopes)))
-        return msgspec.structs.replace(server, scopes=scopes)
+        return await Discovery(*ways).server_of(*about)
 
     @property
     def _callback(self) -> str:
-        return f"{self.premises.url}{CALLBACK}"
+        return f"{self.entrance.at.url}{CALLBACK}"
 
     def _key_page(self, guest: Guest, sealed: str, problem: str = "") -> Response:
         auth = guest.state.settings.auth

@@ -78,7 +78,7 @@ class Entrance:
     """Takes in people who come with a client."""
 
     def __init__(self, premises: Premises) -> None:
-        self.premises = self._at = premises
+        self.at = premises
         self.take_back: TakeBack | None = None  # who comes back from an API's own provider
         self._provider: Provider | None = None
         self._throttle = Throttle()
@@ -123,12 +123,12 @@ class Entrance:
     # --- authorize --------------------------------------------------------------------------------
 
     async def _authorize(self, request: HttpRequest) -> Response:
-        self._at.require_open()
-        self._at.count(request, "authorize", AUTHORIZATIONS_A_MINUTE)
+        self.at.require_open()
+        self.at.count(request, "authorize", AUTHORIZATIONS_A_MINUTE)
         query = request.scope["query_string"].decode("latin-1")
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=50)
         given = dict(pairs)
-        client = await self._at.clients.find(given.get("client_id", ""))
+        client = await self.at.clients.find(given.get("client_id", ""))
         if client is None:
             words = "The client is not known here. Remove the gateway from it and add it again."
             raise OAuthError("invalid_client", words)
@@ -166,7 +166,7 @@ class Entrance:
             redirect,
             given.get("state", ""),
             challenge,
-            self._at.resource(given.get("resource")),
+            self.at.resource(given.get("resource")),
             given.get("scope", ""),
         )
 
@@ -174,7 +174,7 @@ class Entrance:
         """A code where the person has allowed this client before; else the question."""
         person, request = session.principal, asked.request
         scope = granted_scope(request.scope, admin=person.admin)
-        known = await get_consent(self._at.db, person.name, asked.client.id)
+        known = await get_consent(self.at.db, person.name, asked.client.id)
         if (
             known is not None
             and known.digest == asked.client.digest
@@ -219,7 +219,7 @@ class Entrance:
 
     async def _consent(self, request: HttpRequest) -> Response:
         """Takes a person's decision."""
-        self._at.require_open()
+        self.at.require_open()
         session, form = await self.own_form(request)
         held = self._opened("consent", form.get("request", ""))
         if held is None or held["session"] != session.id:
@@ -233,7 +233,7 @@ class Entrance:
         consent = Consent(
             session.principal.name, asked.client_id, held["digest"], " ".join(ticked), time.time()
         )
-        await save_consent(self._at.db, consent)
+        await save_consent(self.at.db, consent)
         name, client = session.principal.name, asked.client_name
         log.info("client allowed", principal=name, client=client, resource=asked.resource)
         return self._with_code(asked, consent.scope, session)
@@ -243,7 +243,7 @@ class Entrance:
     ) -> Response:
         person = session.principal
         request = AuthorizationRequest(**{**asdict(asked), "scope": scope})
-        code = self._at.grants.code(request, person.name, claims_of(person, session.by))
+        code = self.at.grants.code(request, person.name, claims_of(person, session.by))
         return self._back(asked.redirect_uri, asked.state, code)
 
     def _back(self, redirect: str, state: str | None, outcome: str | OAuthError) -> Response:
@@ -253,7 +253,7 @@ class Entrance:
         else:
             said = {"code": outcome}
         said |= {"state": state} if state else {}
-        said["iss"] = self._at.url
+        said["iss"] = self.at.url
         address = f"{redirect}{'&' if '?' in redirect else '?'}{urlencode(said)}"
         return Response(status_code=302, headers={"location": address})
 
@@ -262,7 +262,7 @@ class Entrance:
     async def session(self, request: HttpRequest) -> ConsoleSession | None:
         """Who the browser belongs to; None: it has not said yet."""
         try:
-            return await self._at.sessions.current(request.cookies.get(COOKIE))
+            return await self.at.sessions.current(request.cookies.get(COOKIE))
         except Unauthenticated:
             return None
 
@@ -278,11 +278,11 @@ class Entrance:
 
     async def to_sign_in(self, onward: str) -> Response:
         """Asks a browser who it belongs to, and has it come back to an address of ours."""
-        auth = self._at.identity.auth
+        auth = self.at.identity.auth
         if auth.mode == "none":  # whoever reaches us is the same person
-            cookie = self._at.sessions.open_for(self._at.identity.local)
+            cookie = self.at.sessions.open_for(self.at.identity.local)
             return self._signed_in(cookie, onward)
-        if auth.mode != "oauth" or self._at.oauth.sign_in == "token":
+        if auth.mode != "oauth" or self.at.oauth.sign_in == "token":
             return self._token_page(onward)
         state, nonce, verifier = (new_secret() for _ in range(3))
         address = await self._the_provider().address(state, nonce, verifier)
@@ -299,7 +299,7 @@ class Entrance:
             sealed,
             max_age=int(SIGN_IN_SECONDS),
             path="/oauth",
-            secure=self._at.url.startswith("https://"),
+            secure=self.at.url.startswith("https://"),
             httponly=True,
             samesite="lax",
         )
@@ -311,14 +311,14 @@ class Entrance:
 
     def _the_provider(self) -> Provider:
         """The provider as it is configured now."""
-        oauth = self._at.oauth
+        oauth = self.at.oauth
         if self._provider is None or self._provider.settings != oauth:
-            callback = f"{self._at.url}{CALLBACK}"
-            self._provider = Provider(oauth, self._at.egress, callback, self._allowed)
+            callback = f"{self.at.url}{CALLBACK}"
+            self._provider = Provider(oauth, self.at.egress, callback, self._allowed)
         return self._provider
 
     def _allowed(self) -> Sequence[str]:
-        return self._at.settings().network.allow
+        return self.at.settings().network.allow
 
     async def _callback(self, request: HttpRequest) -> Response:
         """Takes back a person from the provider, in the browser that went there."""
@@ -338,15 +338,15 @@ class Entrance:
             raise NoSignIn(f"The provider said: {query.get('error', 'nothing')[:100]}.")
         nonce, verifier = held["nonce"], held["verifier"]
         claims = await self._the_provider().claims(query["code"], query.get("iss"), nonce, verifier)
-        oauth = self._at.oauth
+        oauth = self.at.oauth
         try:
             principal_name(claims, oauth)
-            known = self._at.identity.principals
+            known = self.at.identity.principals
             person = claimed_principal(claims, oauth, known)
         except Unauthenticated as error:
             raise NoSignIn(f"You are not let in: {error}.") from error
         log.info("signed in", principal=person.name)
-        return self._signed_in(self._at.sessions.open_for(person), held["onward"], state)
+        return self._signed_in(self.at.sessions.open_for(person), held["onward"], state)
 
     async def _sign_in_by_token(self, request: HttpRequest) -> Response:
         check_origin(request)
@@ -358,7 +358,7 @@ class Entrance:
         if self._throttle.wait(address) > 0:
             return self._token_page(onward, "Too many attempts. Try again in a minute.", 429)
         try:
-            cookie = await self._at.sessions.open_by_token(form.get("token", ""))
+            cookie = await self.at.sessions.open_by_token(form.get("token", ""))
         except Unauthenticated:
             self._throttle.failed(address)
             return self._token_page(onward, "That token is not known here.", 401)
@@ -371,7 +371,7 @@ class Entrance:
 
     def _signed_in(self, cookie: str, onward: str, state: str = "") -> Response:
         response = RedirectResponse(onward, 303)
-        set_session_cookie(response, cookie, self._at.url)
+        set_session_cookie(response, cookie, self.at.url)
         if state:
             response.delete_cookie(_cookie_of(state), "/oauth")
         return response
@@ -379,7 +379,7 @@ class Entrance:
     async def _sign_out(self, request: HttpRequest) -> Response:
         """Lets somebody else sign in to answer the same client."""
         session, form = await self.own_form(request)
-        await self._at.sessions.end(session)
+        await self.at.sessions.end(session)
         held = self._opened("consent", form.get("request", ""))
         onward = f"/oauth/authorize?{held['again']}" if held else "/console"
         response = RedirectResponse(onward, 303)
@@ -390,11 +390,11 @@ class Entrance:
 
     def _sealed(self, kind: str, **what: Any) -> str:
         value = {"kind": kind, "expires": time.time() + SIGN_IN_SECONDS, **what}
-        return self._at.seal.encrypt_json(value).decode()
+        return self.at.seal.encrypt_json(value).decode()
 
     def _opened(self, kind: str, text: str) -> dict[str, Any] | None:
         try:
-            value: Any = self._at.seal.decrypt_json(text.encode("utf-8", "replace"))
+            value: Any = self.at.seal.decrypt_json(text.encode("utf-8", "replace"))
         except (InvalidToken, ValueError):
             return None
         good = value.get("kind") == kind and value["expires"] > time.time()

@@ -22,7 +22,7 @@ import orjson
 from gateway.config.connection import ArmConnection, Connection, McpConnection, OAuth2Auth
 from gateway.config.settings import Azure, is_safe_address
 from gateway.errors import Fixable, GatewayError
-from gateway.limits import CLIENT_DOCUMENT_BYTES, FETCH_SECONDS, STEP_BYTES
+from gateway.limits import FETCH_SECONDS, STEP_BYTES
 from gateway.model import NO_TLS_FILES, Build
 from gateway.outbound.client import Answer, Egress, Pairs, Request
 from gateway.sign_in.client import JSON, AuthorizationServer
@@ -278,10 +278,8 @@ def _places(issuer: str) -> Iterator[str]:
 
 
 def _json(answer: Answer) -> Document | None:
-    if answer.truncated or len(answer.body) > max(STEP_BYTES, CLIENT_DOCUMENT_BYTES):
-        return None
     try:
-        value = orjson.loads(answer.body)
+        value = orjson.loads(answer.body) if not answer.truncated else None
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None

@@ -77,18 +77,18 @@ class Account:
     owner: str  # "": everybody's
     connection: str
     auth: Auth
-    address: str = ""
+    binding: str
 
     @property
     def key(self) -> tuple[str, str]:
         return self.owner, self.connection
 
-    @property
-    def binding(self) -> str:
-        """Names all settings that decide where a credential comes from and goes to."""
-        hidden = {"client_secret", "token", "password", "value", "scopes"}
-        told = self.auth.model_dump_json(exclude=hidden)
-        return hashlib.sha256(f"{told} {self.address}".encode()).hexdigest()
+
+def binding_of(auth: Auth, address: str) -> str:
+    """Names all settings that decide where a credential comes from and goes to."""
+    hidden = {"client_secret", "token", "password", "value", "scopes"}
+    told = auth.model_dump_json(exclude=hidden)
+    return hashlib.sha256(f"{told} {address}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,6 @@ class SignInLink(Struct, frozen=True, array_like=True):
     principal: str  # who has to open it
     owner: str  # whose credential it will be
     connection: str
-    scopes: tuple[str, ...] = ()  # beside those that are configured
 
 
 class Keeper:
@@ -172,11 +171,10 @@ class Keeper:
             await change_credential(self._db, row, refused=1)
         self._kept.pop(account.key, None)
 
-    async def forget(self, **which: str) -> int:
-        """Removes credentials, here and at the servers that gave them; how many."""
+    async def forget(self, **which: str) -> None:
+        """Removes credentials, here and at the servers that gave them."""
         found = await delete_credentials(self._db, **which)
         await asyncio.gather(*(self._revoke(row) for row in found))
-        return len(found)
 
     async def forget_others(self, owners: Collection[str]) -> None:
         """Removes what belongs to nobody of these, and not to everybody."""
@@ -200,10 +198,10 @@ class Keeper:
         """What this owner has, by connection."""
         return {row.connection: row for row in await list_credentials(self._db, owner=owner)}
 
-    def link(self, principal: str, owner: str, connection: str, *scopes: str) -> str:
+    def link(self, principal: str, owner: str, connection: str) -> str:
         """The address that this person opens to sign in: for ten minutes, once."""
         expires = time.time() + SIGN_IN_SECONDS
-        link = SignInLink(secrets.token_hex(16), expires, principal, owner, connection, scopes)
+        link = SignInLink(secrets.token_hex(16), expires, principal, owner, connection)
         sealed = self._seal.seal_values(LINK, *msgspec.to_builtins(link))
         return f"{self._public_url}{CONNECT_PATH}{sealed}"
 
