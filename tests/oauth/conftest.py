@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.databases import postgres, store_url
 from tests.oauth.people import OAUTH, TOKENS, Person, Program
 
@@ -16,10 +16,11 @@ __all__ = ["postgres", "store_url"]
 NewPerson = Callable[..., Person]
 
 
-@pytest.fixture
-async def gateway(make_gateway: GatewayMaker) -> Running:
-    made: Running = await make_gateway(OAUTH)
-    return made
+@pytest.fixture(scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """For all tests of a module."""
+    async with gateway_on(tmp_path_factory.mktemp("gateway") / "config.toml", OAUTH) as made:
+        yield made
 
 
 @pytest.fixture
@@ -43,5 +44,13 @@ def person(new_person: NewPerson) -> Person:
 @pytest.fixture
 async def program(gateway: Running) -> AsyncIterator[Program]:
     made = Program(gateway.url)
+    async with made.http:
+        yield made
+
+
+@pytest.fixture
+async def lone_program(make_gateway: GatewayMaker) -> AsyncIterator[Program]:
+    """A client at a gateway of its own: it uses up what an address may do in a minute."""
+    made = Program((await make_gateway(OAUTH)).url)
     async with made.http:
         yield made

@@ -143,17 +143,14 @@ async def test_what_is_wrong_with_a_request_is_told_to_its_client(
 
 
 async def test_a_wrong_token_signs_nobody_in_and_guessing_is_slowed_down(
-    person: Person, program: Program
+    lone_program: Program,
 ) -> None:
-    await program.register()
-    statuses = [
-        (
-            await person.post("/oauth/sign-in", {"token": f"guess-{n}", "onward": "//evil"})
-        ).status_code
-        for n in range(12)
-    ]
+    http, statuses = lone_program.http, []
+    for n in range(12):
+        guess = {"token": f"guess-{n}", "onward": "//evil"}
+        statuses.append((await http.post("/oauth/sign-in", data=guess)).status_code)
     assert statuses[0] == 401 and statuses[-1] == 429
-    assert not person.http.cookies
+    assert not http.cookies
 
 
 async def test_signing_in_leads_only_to_addresses_of_ours(person: Person) -> None:

@@ -6,21 +6,19 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.certificates import authority
-from tests.conftest import GatewayMaker, Running
+from tests.certificates import Authority, authority
+from tests.conftest import Running, gateway_on
 from tests.oauth.people import CALLBACK, OAUTH, Kept, Person, Program, sdk_auth, sdk_client
 from tests.raw_server import Connection, answer, raw_server
 
-PATH = "/client.json"
+TRUSTING = OAUTH.replace("[network]", '[network]\nca_file = "ca.pem"')
 
 
 @dataclass
@@ -45,11 +43,24 @@ class Site:
         self.said = {name: value for name, value in said.items() if value is not None}
 
 
-@asynccontextmanager
-async def site_and_gateway(
-    folder: Path, make_gateway: GatewayMaker
-) -> AsyncIterator[tuple[Site, Running]]:
-    site, ca = Site(), authority(folder)
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("gateway"))
+
+
+@pytest.fixture(scope="module")
+async def gateway(trusted: Authority) -> AsyncIterator[Running]:
+    async with gateway_on(trusted.folder / "config.toml", TRUSTING) as made:
+        yield made
+
+
+Pair = tuple[Site, Running]
+
+
+@pytest.fixture
+async def pair(trusted: Authority, gateway: Running) -> AsyncIterator[Pair]:
+    """A site of this test alone, since documents are believed for a while."""
+    site = Site()
 
     async def serve(connection: Connection) -> None:
         while await connection.request():
@@ -57,20 +68,10 @@ async def site_and_gateway(
             body = json.dumps(site.said).encode()
             await connection.write(answer(body, site.status, site.head))
 
-    async with raw_server(serve, ca.server("localhost")) as server:
-        site.url = f"https://localhost:{server.port}{PATH}"
+    async with raw_server(serve, trusted.server("localhost")) as server:
+        site.url = f"https://localhost:{server.port}/{uuid.uuid4()}.json"
         site.document()
-        text = OAUTH.replace("[network]", '[network]\nca_file = "ca.pem"')
-        yield site, await make_gateway(text)
-
-
-Pair = tuple[Site, Running]
-
-
-@pytest.fixture
-async def pair(tmp_path: Path, make_gateway: GatewayMaker) -> AsyncIterator[Pair]:
-    async with site_and_gateway(tmp_path, make_gateway) as both:
-        yield both
+        yield site, gateway
 
 
 async def test_the_sdks_client_is_known_by_its_document(pair: Pair) -> None:
@@ -86,9 +87,7 @@ async def test_the_sdks_client_is_known_by_its_document(pair: Pair) -> None:
     assert site.url.split("/")[2] in person.pages[0]
 
 
-async def test_a_changed_document_is_asked_about_again(
-    pair: Pair, make_gateway: GatewayMaker
-) -> None:
+async def test_a_changed_document_is_asked_about_again(pair: Pair) -> None:
     site, gateway = pair
     async with (person := Person(gateway.url)).http, (program := Program(gateway.url)).http:
         program.id = site.url
@@ -96,9 +95,11 @@ async def test_a_changed_document_is_asked_about_again(
         site.document(client_name="Another app")
         await program.sign_in(person)
         assert (person.questions, site.asked) == (1, 1)  # a document is believed for a while
-    text = OAUTH.replace("[network]", '[network]\nca_file = "ca.pem"')
-    other: Running = await make_gateway(text)  # another process on the same store
-    async with (person := Person(other.url)).http, (program := Program(other.url)).http:
+    async with (
+        gateway_on(gateway.config, TRUSTING) as other,  # on the same store
+        (person := Person(other.url)).http,
+        (program := Program(other.url)).http,
+    ):
         program.id = site.url
         await program.sign_in(person)
         assert person.questions == 1 and "Another app" in person.pages[0]

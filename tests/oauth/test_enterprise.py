@@ -12,7 +12,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import GatewayMaker, Running, gateway_on
 from tests.oauth.people import OAUTH, Program
 from tests.raw_server import always, answer, raw_server
 
@@ -31,10 +31,14 @@ redirect_uris = ["https://desk.example/back"]
 """
 
 
-@pytest.fixture
-async def gateway(make_gateway: GatewayMaker) -> AsyncIterator[Running]:
-    async with raw_server(always(answer(json.dumps(JWKS).encode()))) as idp:
-        yield await make_gateway(OAUTH + SECTION.format(jwks=f"{idp.url}/keys"))
+@pytest.fixture(scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    config = tmp_path_factory.mktemp("gateway") / "config.toml"
+    async with (
+        raw_server(always(answer(json.dumps(JWKS).encode()))) as idp,
+        gateway_on(config, OAUTH + SECTION.format(jwks=f"{idp.url}/keys")) as made,
+    ):
+        yield made
 
 
 def assertion(gateway: Running, typ: str = "oauth-id-jag+jwt", key: Any = KEY, **more: Any) -> str:

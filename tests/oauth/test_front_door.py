@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.conftest import Running, gateway_on
@@ -144,8 +145,8 @@ async def test_pages_of_any_site_may_ask_what_takes_proof_of_its_own(program: Pr
         assert (await program.http.get(path, headers=origin)).status_code == 403
 
 
-async def test_too_many_requests_of_one_address_are_put_off(program: Program) -> None:
-    statuses = {(await program.http.get("/oauth/authorize")).status_code for _ in range(600)}
-    assert statuses == {400}
-    refused = await program.http.get("/oauth/authorize")
-    assert refused.status_code == 429
+async def test_too_many_requests_of_one_address_are_put_off(lone_program: Program) -> None:
+    async with aiohttp.ClientSession() as http:  # quicker, so that a busy machine needs no minute
+        link = f"{lone_program.url}/oauth/authorize"
+        statuses = [(await http.get(link)).status for _ in range(601)]
+    assert set(statuses[:600]) == {400} and statuses[600] == 429

@@ -10,7 +10,7 @@ from playwright.async_api import Route, async_playwright
 
 from tests.conftest import Running
 from tests.console.conftest import CHROMIUM, FLAGS, needs_browser
-from tests.oauth.people import OAUTH, Person, Program
+from tests.oauth.people import OAUTH, TOKENS, Person, Program
 from tests.processes import gateway_process
 
 
@@ -49,7 +49,7 @@ async def test_signing_in_and_allowing_fit_a_phone_and_need_no_script(
 
         await page.route("http://127.0.0.1:41999/**", arrive)
         await page.goto(f"{gateway.url}{program.link()}")
-        await page.fill("input[name=token]", "ann-token-0123456789")
+        await page.fill("input[name=token]", TOKENS["bob"])
         await page.click("text=Sign in >> nth=-1")
         await page.wait_for_selector("text=Allow this client?")
         box = await page.locator("main").bounding_box()

@@ -76,16 +76,14 @@ async def test_a_client_with_a_secret_has_to_show_it(
     assert answer.status_code == 200
 
 
-async def test_registration_is_bounded_a_minute(program: Program) -> None:
-    body = {"redirect_uris": ["https://app.example/"]}
-    statuses = [
-        (await program.http.post("/oauth/register", json=body)).status_code for _ in range(62)
-    ]
+async def test_registration_is_bounded_a_minute(lone_program: Program) -> None:
+    body, http = {"redirect_uris": ["https://app.example/"]}, lone_program.http
+    statuses = [(await http.post("/oauth/register", json=body)).status_code for _ in range(62)]
     assert statuses[:60] == [201] * 60 and statuses[-1] == 429
 
 
 async def test_only_configured_clients_where_registration_is_off(
-    make_gateway: GatewayMaker, person: Person
+    make_gateway: GatewayMaker,
 ) -> None:
     text = (
         OAUTH
