@@ -54,10 +54,10 @@ OWN_HEADERS = frozenset(
 )
 # The gateway's own tools: no other tool may have one of these names.
 OWN_TOOL_NAMES = frozenset(
-    "delete_connection find_execution get_connection get_execution get_managed_api list_connections"
-    " list_dynamic_tools list_executions list_managed_apis lookup_schema lookup_values"
-    " mcp_call_tool mcp_get_tool_schema mcp_list_tools mcp_search_tools put_connection read_result"
-    " refresh_tools".split()
+    "call_dynamic_tool delete_connection find_execution get_connection get_execution"
+    " get_managed_api list_connections list_dynamic_tools list_executions list_managed_apis"
+    " lookup_schema lookup_values mcp_call_tool mcp_get_tool_schema mcp_list_tools mcp_search_tools"
+    " put_connection read_result refresh_tools".split()
 )
 DEFAULT_KEY_HEADER = "X-Api-Key"  # where neither the connection nor its definition names one
 

@@ -154,8 +154,10 @@ async def _discover(request: RpcRequest) -> bytes:
 
 async def _list_tools(request: RpcRequest) -> bytes:
     core, exchange = request.core, request.exchange
-    view = core.gateway.view(exchange.principal, exchange.scope)
-    page = view.page(request.message.params.get("cursor"))
+    snapshot = core.gateway.snapshot
+    view = core.gateway.view_of(snapshot, exchange.principal, exchange.scope)
+    size = snapshot.settings.limits.page_tools
+    page = view.page(request.message.params.get("cursor"), size)
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
     if request.caller.session is not None:

@@ -39,8 +39,8 @@ from gateway.web.gateway import Gateway, askable_of
 from gateway.web.identity import Identity
 
 INSTRUCTIONS = (
-    "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task; tools may "
-    "appear and change while you work."
+    "Tools of many APIs behind one address. list_dynamic_tools finds the one for a task, "
+    "call_dynamic_tool calls it: tools may appear and change while you work."
 )
 TOOLS = {"tools": {"listChanged": True}}
 FLAGS: Mapping[str, tuple[str, ...]] = {

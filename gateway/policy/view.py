@@ -52,10 +52,9 @@ class View:
     names: tuple[str, ...]  # as listed: the gateway's own tools in their order, then the others
     entries: tuple[bytes, ...]
     digest: str
-    page_tools: int
     connections: tuple[str, ...] = ()  # those whose tools are, or would be, in it
 
-    def page(self, cursor: str | None) -> bytes | None:
+    def page(self, cursor: str | None, size: int) -> bytes | None:
         """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave.
 
         A cursor names the last tool of its page, so it leads to the same place in any process, and
@@ -64,7 +63,7 @@ class View:
         start = 0 if cursor is None else self._after(cursor)
         if start is None:
             return None
-        end = start + self.page_tools
+        end = start + size
         listed = b'"tools":[' + b",".join(self.entries[start:end]) + b"]"
         if end < len(self.entries):
             kind = "own" if end <= len(self.own) else "tool"
@@ -129,7 +128,6 @@ def view(
         (*map(_name, own), *names),
         (*map(_entry, own), *map(_entry, direct.values())),
         hasher.hexdigest(),
-        snapshot.settings.limits.page_tools,
         tuple(allowed),
     )
 

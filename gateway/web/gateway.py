@@ -116,6 +116,7 @@ class Inquiry(Struct, frozen=True):
         """The tool of the caller's view that a wrong name means: spelled alike, or by its words."""
         tools = self.view.tools
         here = {tool.local_name: tool for tool in tools.values() if tool.connection == server}
+        here = here or dict(tools)  # no such server: the whole name
         if close := await asyncio.to_thread(get_close_matches, name, here, 1):
             return here[close[0]]
         found = await self.gateway.search(self.snapshot, f"{server} {name}", tools, 1)
@@ -282,7 +283,7 @@ class Gateway:
         inquiry = self.inquiry(caller)
         tool = inquiry.view.direct.get(name)
         if inquiry.principal.withheld:
-            self._check_scope(inquiry.principal, name, tool)
+            self.check_scope(inquiry.principal, name, tool)
         if tool is not None and tool.upstream is not None:
             return await self._call_upstream(inquiry, tool, arguments)
         if tool is not None:
@@ -292,7 +293,7 @@ class Gateway:
         self.note_unknown(inquiry, name)
         raise UnknownTool(name)
 
-    def _check_scope(self, principal: Principal, name: str, tool: Tool | None) -> None:
+    def check_scope(self, principal: Principal, name: str, tool: Tool | None) -> None:
         """Refuses at the door what the client's token is too narrow for, so that it can ask."""
         if tool is not None and tool.access != "read" and "tools:write" in principal.withheld:
             raise InsufficientScope("tools:read", "tools:write")
@@ -329,6 +330,8 @@ class Gateway:
             check_arguments(tool.schema, arguments)
             found = await tool.run(inquiry, **_whole_numbers(arguments))
             return found if tool.gives_result else value_result(found)
+        except InsufficientScope:
+            raise  # its client is to ask for more, as it would for the tool itself
         except GatewayError as error:
             return error_result(error)
         except Exception:  # the boundary: nothing of ours may reach a model as a stack

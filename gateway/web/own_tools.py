@@ -8,12 +8,12 @@ results at the one door they all come through. REST calls the same functions.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import blake2b
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import orjson
 from msgspec.structs import replace
@@ -31,9 +31,28 @@ from gateway.store import ledger
 from gateway.store.ledger import Filter
 from gateway.store.tables import ExecutionStatus
 from gateway.web import shown
+from gateway.web.declared import (
+    CONNECTION,
+    Arguments,
+    Cursor,
+    Flag,
+    Input,
+    Kind,
+    Known,
+    Limit,
+    LocalName,
+    Name,
+    Offset,
+    Pointer,
+    Server,
+    Shown,
+    Text,
+    ToolName,
+    count_from,
+    declared,
+)
 from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
 
-Shown = dict[str, Any]
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -42,97 +61,16 @@ STATUSES = get_args(ExecutionStatus)
 NOTHING: Mapping[str, Any] = {}
 
 
-def _text(words: str) -> Shown:
-    return {"type": "string", "description": words}
-
-
-def _count(least: int, **more: Any) -> Shown:
-    return {"type": "integer", "minimum": least, **more}
-
-
-# The inputs that tools have in common, as their schemas show them.
-_TEXT: Shown = {"type": "string"}
-_TEXTS = {"type": "array", "items": _TEXT}
-_WORDS_OF_KNOWN = "The tool's inputs that are known already, by name."
-Text = Annotated[str, _TEXT]
-Flag = Annotated[bool, {"type": "boolean"}]
-Name = Annotated[str, _text("The connection's name.")]
-Offset = Annotated[int, _count(0, description="Entries to pass over.")]
-Limit = Annotated[int, _count(1, maximum=500, description="Entries to give.")]
-Server = Annotated[str, _text("The connection's name, as mcp_search_tools gives it.")]
-LocalName = Annotated[str, _text("The tool's name as it is listed there.")]
-ToolName = Annotated[str, _text("The tool's name.")]
-Input = Annotated[str, _text("The name of its input.")]
-Known = Annotated[Mapping[str, Any], {"type": "object", "description": _WORDS_OF_KNOWN}]
-Pointer = Annotated[str, _text("JSON pointer such as /items/3.")]
-Kind = Annotated[str, {"type": "string", "enum": ["openapi", "manifest", "mcp", "arm"]}]
-
-_AUTH = "type: none | bearer | basic | api-key | oauth2 | nango, with its keys."
-_CONNECTION: dict[str, Any] = {
-    "display_name": _TEXT,
-    "enabled": {"type": "boolean"},
-    "organization": _TEXT,
-    "access": {"type": "string", "enum": ["read-write", "read-only", "disabled"]},
-    "trust": {"type": "string", "enum": ["trusted", "untrusted"]},
-    "prefix": _text("Before each tool's name; default: NAME_."),
-    "spec": _text("openapi: URL, path, or the definition itself."),
-    "base_url": _text("openapi: where calls go, over the definition."),
-    "manifest": _text("manifest: greenhouse, zoho-recruit, lever, path."),
-    "api": _text("arm: the connector's name; see list_managed_apis."),
-    "parameter_values": {"type": "object", "description": "arm: what the connector asks for."},
-    "resource_id": _text("arm: a connection that is there already."),
-    "invoke": {"type": "string", "enum": ["dynamic", "runtime"]},
-    "url": _text("mcp: the server's streamable HTTP address."),
-    "auth": {"type": "object", "description": _AUTH},
-    "include": {**_TEXTS, "description": "Globs over operation ids."},
-    "exclude": _TEXTS,
-    "blocklist": {**_TEXTS, "description": "Paths never reached."},
-    "headers": {"type": "object", "additionalProperties": _TEXT},
-}
-
-
 def own_tool(
-    audience: Audience,
-    title: str,
-    *,
-    reads: bool = True,
-    destructive: bool = False,
-    gives_result: bool = False,
-    more: Shown | None = None,
+    audience: Audience, title: str, *, gives_result: bool = False, **how: Any
 ) -> Callable[[AnyRun], AnyRun]:
-    """Lists a function among the gateway's own tools; its annotated arguments are its inputs, and
-    `more` may be given if it takes any."""
+    """Lists a function among the gateway's own tools."""
 
     def listed(run: AnyRun) -> AnyRun:
-        given = [*inspect.signature(run, eval_str=True).parameters.values()]
-        inputs = [each for each in given if get_origin(each.annotation) is Annotated]
-        properties = {each.name: each.annotation.__metadata__[0] for each in inputs}
-        schema = {
-            "type": "object",
-            "properties": {**properties, **(more or {})},
-            "required": [each.name for each in inputs if each.default is each.empty],
-            "additionalProperties": more is not None,
-        }
-        hints = {
-            "title": title,
-            "readOnlyHint": reads,
-            "destructiveHint": destructive,
-            "idempotentHint": True,
-            "openWorldHint": False,
-        }
-        entry = orjson.dumps(
-            {
-                "name": run.__name__,
-                "title": title,
-                "description": " ".join((run.__doc__ or "").split()),
-                "inputSchema": schema,
-                "annotations": hints,
-            }
-        )
+        entry, schema = declared(run, title, **how)
         digest = blake2b(entry, digest_size=16).digest()
-        written = orjson.dumps(schema)
         OWN_TOOLS.append(
-            ServedTool(run.__name__, entry, digest, audience, written, run, gives_result)
+            ServedTool(run.__name__, entry, digest, audience, schema, run, gives_result)
         )
         return run
 
@@ -149,20 +87,57 @@ async def list_dynamic_tools(
     search: Text = "",
     offset: Offset = 0,
     limit: Limit = PAGE_ENTRIES,
+    cursor: Cursor = "",
 ) -> Shown:
     """The tools of all connections that you may call, with their access, risk and token cost. Give
-    `search` to find one by words, `connection` to see one API's."""
+    `search` to find one by words, `connection` to see one API's. What is not in your own list of
+    tools can be called with call_dynamic_tool."""
     tools = inquiry.view.tools
-    names = [name for name in tools if not connection or tools[name].connection == connection]
+    names = sorted(name for name in tools if connection in ("", tools[name].connection))
     if search:
         names = await inquiry.gateway.search(inquiry.snapshot, search, set(names), len(names))
-    page, permissions = names[offset : offset + limit], inquiry.snapshot.permissions
+    page, following = _page(names, offset, limit, "" if search else cursor)
+    permissions = inquiry.snapshot.permissions
     return {
         "tools": [shown.tool_row(tools[name], permissions) for name in page],
         "total": len(names),
         "tokens": sum(tools[name].tokens for name in names),
         "revision": inquiry.snapshot.revision,
+        "next": None if search else following,
     }
+
+
+def _page(names: list[str], offset: int, limit: int, cursor: str) -> tuple[list[str], str | None]:
+    """Some of these names, and the cursor for more: the last of them, which stays right while tools
+    come and go."""
+    start = bisect_right(names, cursor) + offset
+    page = names[start : start + limit]
+    return page, page[-1] if start + limit < len(names) else None
+
+
+@own_tool("all", "Call any tool", reads=False, gives_result=True)
+async def call_dynamic_tool(
+    inquiry: Inquiry, name: ToolName, arguments: Arguments = NOTHING
+) -> dict[str, Any]:
+    """Calls a tool by its name, also one that came after your list of tools was made;
+    list_dynamic_tools names them. The same as calling the tool itself."""
+    tool = inquiry.view.tools.get(name)
+    if tool is None:
+        inquiry.gateway.note_unknown(inquiry, name)
+        near = await inquiry.nearest_tool("", name[:SUMMARY_CHARS])
+        meant = f" (did you mean {near.name!r}?)" if near else ""
+        hint = "list_dynamic_tools names those you can call."
+        raise NotFound("invalid_arguments", f"Unknown tool: {name}{meant}", hint)
+    return await _call_reached(inquiry, tool, arguments)
+
+
+async def _call_reached(
+    inquiry: Inquiry, tool: Tool, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The result of a tool that is called through another one."""
+    inquiry.gateway.check_scope(inquiry.principal, tool.name, tool)
+    let_ask(inquiry, tool)
+    return await inquiry.call(tool, arguments)
 
 
 @own_tool("all", "List connections")
@@ -244,7 +219,7 @@ async def refresh_tools(inquiry: Inquiry, connection: Name = "") -> Shown:
     return {"revision": gateway.snapshot.revision, "connections": listed}
 
 
-@own_tool("admin", "Connect an API", reads=False, more=_CONNECTION)
+@own_tool("admin", "Connect an API", reads=False, more=CONNECTION)
 async def put_connection(
     inquiry: Inquiry, name: Name, kind: Kind, dry_run: Flag = False, **settings: Any
 ) -> Shown:
@@ -285,8 +260,8 @@ async def delete_connection(inquiry: Inquiry, name: Name, *, expected: int | Non
 async def read_result(
     inquiry: Inquiry,
     result_id: Text,
-    offset: Annotated[int, _count(0)] = 0,
-    limit: Annotated[int, _count(1)] = 0,
+    offset: Annotated[int, count_from(0)] = 0,
+    limit: Annotated[int, count_from(1)] = 0,
     pointer: Pointer = "",
 ) -> Shown:
     """The rest of an answer that was too large: a part of its text, or with a JSON pointer the
@@ -414,18 +389,24 @@ async def get_managed_api(
 
 @own_tool("meta", "List a server's tools")
 async def mcp_list_tools(
-    inquiry: Inquiry, server_id: Server, offset: Offset = 0, limit: Limit = PAGE_ENTRIES
+    inquiry: Inquiry,
+    server_id: Server,
+    offset: Offset = 0,
+    limit: Limit = PAGE_ENTRIES,
+    cursor: Cursor = "",
 ) -> Shown:
     """The tools of one connection by name and first words. Call them with mcp_call_tool."""
-    tools = [tool for tool in inquiry.view.tools.values() if tool.connection == server_id]
+    seen = inquiry.view.tools
+    tools = sorted(name for name in seen if seen[name].connection == server_id)
     if not tools:
         raise NotFound(
             "invalid_arguments",
             f"there is no server {server_id!r}",
             "mcp_search_tools gives the server_id of each tool.",
         )
-    page = tools[offset : offset + limit]
-    return {"tools": [shown.tool_summary(tool) for tool in page], "total": len(tools)}
+    page, following = _page(tools, offset, limit, cursor)
+    rows = [shown.tool_summary(seen[name]) for name in page]
+    return {"tools": rows, "total": len(tools), "next": following}
 
 
 @own_tool("meta", "Search tools")
@@ -470,7 +451,7 @@ async def mcp_call_tool(
     inquiry: Inquiry,
     server_id: Server,
     tool_name: LocalName,
-    args: Annotated[Mapping[str, Any], {"type": "object"}] = NOTHING,
+    args: Arguments = NOTHING,
 ) -> dict[str, Any]:
     """Calls a tool of a connection with `args` that fit its schema."""
     try:
@@ -478,8 +459,7 @@ async def mcp_call_tool(
     except NotFound:
         inquiry.gateway.note_unknown(inquiry, f"{server_id} {tool_name}")
         raise
-    let_ask(inquiry, tool)
-    return await inquiry.call(tool, args)
+    return await _call_reached(inquiry, tool, args)
 
 
 async def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:

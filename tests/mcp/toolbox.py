@@ -66,7 +66,7 @@ class Listing:
     connections: tuple[str, ...] = ()
     tools: Mapping[str, Tool] = field(default_factory=dict)
 
-    def page(self, cursor: str | None) -> bytes | None:
+    def page(self, cursor: str | None, size: int = 0) -> bytes | None:
         if cursor is not None and not cursor.isdigit():
             return None
         start = int(cursor or 0)

@@ -97,8 +97,7 @@ def test_the_gateways_own_tools_are_listed_where_they_belong() -> None:
 def paged(names: list[str], size: int, cursor: str | None = None) -> tuple[list[str], str | None]:
     """One page of a list with these tools beside the gateway's own."""
     shop = connection("shop", *(tool("shop", name) for name in names))
-    now = snapshot(shop, config=f"[limits]\npage_tools = {size}")
-    shown = view(now, Principal("ann"), OWN, OWN_TOOLS).page(cursor)
+    shown = view(snapshot(shop), Principal("ann"), OWN, OWN_TOOLS).page(cursor, size)
     assert shown is not None
     page = orjson.loads(b"{%b}" % shown)
     return [entry["name"] for entry in page["tools"]], page.get("nextCursor")
@@ -138,7 +137,7 @@ def test_while_tools_come_and_go_none_is_listed_twice_and_none_that_stays_is_lef
     "wrong", ["0", "500", "", "²", "shop_get_1", "tool:", "tool:a b", "own:\n"]
 )
 def test_a_cursor_that_was_never_given_is_refused(wrong: str) -> None:
-    assert seen(None).page(wrong) is None
+    assert seen(None).page(wrong, 7) is None
 
 
 def test_the_digest_changes_exactly_with_the_list() -> None:
