@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from gateway.limits import MAX_PROBLEMS, MAX_PROPERTY_WORDS, MAX_TOOL_NAME, NAME_CHARS
+from gateway.markup import plain_text
 from gateway.model import (
     OWN_TOOL_NAMES,
     Access,
@@ -256,15 +257,21 @@ def fingerprint(source: Source, tool: Tool) -> str:
 
 def phrase(value: Any, length: int) -> str:
     """Text on one line, visible and cut."""
+    return " ".join(passage(value, length).split())
+
+
+def passage(value: Any, length: int) -> str:
+    """Text without HTML, visible and cut; on several lines where its HTML made some."""
     if not isinstance(value, str):
         return ""
-    some = value[: 2 * length]  # nothing below needs more, and some descriptions are books
-    return cut(" ".join(visible(some).split()), length)
+    # Some descriptions are books; and of one in HTML, some are tags for the most part.
+    some = value[: length * (16 if "<" in value else 2)]
+    return cut(visible(plain_text(visible(some))), length)
 
 
 def property_description(raw: Mapping[str, Any]) -> str:
     """What an input means: its description and the names of its values."""
-    text = phrase(_for_model(raw), MAX_PROPERTY_WORDS)
+    text = passage(_for_model(raw), MAX_PROPERTY_WORDS)
     if "x-ms-enum-values" not in raw:
         return text
     return f"{text} {_enum_words(raw)}".strip()
@@ -299,12 +306,12 @@ def tool_description(
     """`[Display name] summary — description`, with a warning where the connection has no access."""
     length = source.max_description_chars
     summary = phrase(raw.get("summary"), length)
-    text = phrase(_for_model(raw), length)
+    text = passage(_for_model(raw), length)
     if override:
-        words = override
+        words = " ".join(visible(override).split())
     elif summary and text and not text.startswith(summary):
         words = f"{summary} — {text}"
     else:
         words = text or summary or fallback
     note = "" if source.authenticated else f" {NOT_AUTHENTICATED}"
-    return description_of(source, " ".join(visible(words).split()), note)
+    return description_of(source, words, note)

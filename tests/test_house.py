@@ -29,7 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 FIGURES = tomllib.loads((ROOT / "tests/house.toml").read_text(encoding="utf-8"))
 
-PLAIN = {"errors", "model", "blocklist", "limits", "naming"}
+PLAIN = {"errors", "model", "blocklist", "limits", "markup", "naming"}
 LOW = PLAIN | {"config", "store", "outbound", "openapi"}
 MIDDLE = LOW | {"connectors", "upstream", "azure", "workers"}
 DOORS = PLAIN | {
@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": set(),
     "limits": set(),
-    "naming": {"errors", "limits", "model"},
+    "markup": set(),
+    "naming": {"errors", "limits", "markup", "model"},
     "model": {"errors"},
     "blocklist": {"errors", "model", "limits"},
     "telemetry": {"store"},

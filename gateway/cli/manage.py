@@ -5,7 +5,6 @@ API from a terminal (connections, approvals, changes, executions).
 from __future__ import annotations
 
 import difflib
-import math
 import sys
 import time
 import webbrowser
@@ -17,6 +16,7 @@ import typer
 
 from gateway.cli.remote import Remote, fail, remote_command, segment, show_progress, show_table
 from gateway.limits import MOMENT_SECONDS, SIGN_IN_SECONDS
+from gateway.naming import token_cost
 
 top = typer.Typer()  # its commands stand beside `gateway serve`
 connections = typer.Typer(help="The APIs that are connected.", no_args_is_help=True)
@@ -36,19 +36,23 @@ Id = Annotated[str, typer.Argument(help="Its id.")]
 @remote_command(top, "tools")
 def list_tools(
     gateway: Remote,
-    search: Annotated[str | None, typer.Argument(help="Only those whose name has this.")] = None,
+    search: Annotated[
+        list[str] | None, typer.Argument(help="Words for what you want to do, or part of a name.")
+    ] = None,
 ) -> None:
-    """List the tools you can call.
+    """List the tools you can call, or find the ones for a task.
 
-    Example: `gateway tools`, `gateway tools book --json`
+    Example: `gateway tools`, `gateway tools add a book`, `gateway tools get_book --json`
     """
-    listed = [tool for tool in _tools(gateway) if (search or "").lower() in tool["name"].lower()]
+    listed = _tools(gateway)
+    if words := " ".join(search or ()):
+        listed = _found(gateway, words, {tool["name"]: tool for tool in listed})
     rows = [
         {
             "name": tool["name"],
             "title": tool.get("title", ""),
             "access": "read" if tool.get("annotations", {}).get("readOnlyHint") else "write",
-            "tokens": f"≈{math.ceil(len(orjson.dumps(tool)) / 4.6)}",
+            "tokens": f"≈{token_cost(orjson.dumps(tool))}",
         }
         for tool in listed
     ]
@@ -91,6 +95,14 @@ def _tools(gateway: Remote) -> list[dict[str, Any]]:
         cursor = answer["result"].get("nextCursor")
         if cursor is None:
             return found
+
+
+def _found(gateway: Remote, words: str, tools: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that a search by words finds, best first; then those whose name has the words in it."""
+    answer = gateway.rest("GET", "/tools", query={"search": words, "limit": "500"})
+    literal = (name for name in tools if words.lower() in name.lower())
+    names = dict.fromkeys((*(row["name"] for row in answer["tools"]), *literal))
+    return [tools[name] for name in names if name in tools]
 
 
 def _suggestion(gateway: Remote, name: str, error: dict[str, Any]) -> str:

@@ -423,8 +423,10 @@ async def mcp_search_tools(inquiry: Inquiry, query: Text, limit: Limit = SEARCH_
 
 
 @own_tool("meta", "Get a tool's schema")
-async def mcp_get_tool_schema(inquiry: Inquiry, server_id: Server, tool_name: LocalName) -> Shown:
-    """What a tool takes and gives: read this before mcp_call_tool."""
+async def mcp_get_tool_schema(
+    inquiry: Inquiry, server_id: Server, tool_name: LocalName, output: Flag = False
+) -> Shown:
+    """What a tool takes: read this before mcp_call_tool. With `output` also what it gives."""
     tool = await _reached_tool(inquiry, server_id, tool_name)
     bound = inquiry.snapshot.settings.limits.max_schema_bytes
     whole = without_constants(whole_schema(tool))
@@ -435,13 +437,13 @@ async def mcp_get_tool_schema(inquiry: Inquiry, server_id: Server, tool_name: Lo
             f"the schema of {tool.name} has {len(schema)} bytes, more than {bound}",
             "Raise limits.max_schema_bytes to read it.",
         )
-    output = tool.output_schema
+    given = tool.output_schema if len(tool.output_schema or b"") <= bound else None
     return {
         **shown.tool_summary(tool),
         "description": tool.description,
         "risk": tool.risk,
         "input_schema": orjson.loads(schema),
-        "output_schema": orjson.loads(output) if output and len(output) <= bound else None,
+        **({"output_schema": orjson.loads(given) if given else None} if output else {}),
         **({"cut": f"all of it takes {len(whole)} bytes"} if len(whole) > bound else {}),
     }
 

@@ -79,6 +79,7 @@ async def test_a_schema_that_is_not_listed_whole_can_be_read_whole(
     asked = {"server_id": "shop", "tool_name": "place_order"}
     async with shop.agent() as ann:
         meta = await own_call(ann, "mcp_get_tool_schema", **asked)
+        both = await own_call(ann, "mcp_get_tool_schema", **asked, output=True)
     async with shop.agent("bob") as bob:
         tools = {tool.name: tool for tool in (await bob.list_tools()).tools}
     _, whole = await shop.bob("GET", "/tools/shop_place_order")
@@ -86,6 +87,7 @@ async def test_a_schema_that_is_not_listed_whole_can_be_read_whole(
     assert (list(listed["properties"]), listed["required"]) == (["field_7"], ["field_7"])
     for schema in (whole["input_schema"], meta["input_schema"]):
         assert list(schema["properties"]["inner"]["items"]["properties"]) == list(fields)
+    assert both == {**meta, "output_schema": whole["output_schema"]}
 
 
 SECRET = "a-key-of-the-shop"

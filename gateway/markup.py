@@ -1,0 +1,131 @@
+"""HTML in the words of definitions becomes text: models read it as well, and it costs half.
+
+Only what is HTML is touched. A tag is one whose name HTML has, whose attributes look like
+attributes and, where HTML wants both ends, that is opened and closed; `List<string>`, `<your-id>`,
+`a < b` and everything in a code span stay as they are written, and so do comments and scripts that
+can't be told from text. What white space a text has is its author's line length: lines are made by
+paragraphs, items, rows and breaks. One pass over the text by patterns that never look back, so
+that hostile words take no longer than others.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+
+_UNSEEN = re.compile(r"<!--[^<]*?-->|<(script|style)\b[^<>]*>[^<]*</\1\s*>", re.IGNORECASE)
+_PARTS = re.compile(
+    r"(?P<code>(?<!`)(?P<ticks>`++)[^`]++(?P=ticks)(?!`))"
+    r"|<(?P<end>/?)(?P<tag>[a-z][a-z0-9]*+)(?P<rest>[^<>]*+)>"
+    r"|(?P<entity>&(?:#[0-9]{1,7}|#x[0-9a-f]{1,6}|[a-z][a-z0-9]{1,30});)",
+    re.IGNORECASE,
+)
+_ATTRIBUTE = r"""\b%s\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))"""
+_HREF, _ALT, _SRC = (
+    re.compile(_ATTRIBUTE % name, re.IGNORECASE) for name in ("href", "alt", "src")
+)
+_BLANKS = re.compile(r"[^\S\n]+")
+_LINES = re.compile(r"\s*\n\s*")
+_CELL = "\0"  # between cells, until it is known which is the first of its row
+_CODE = ("code", "tt", "kbd", "samp")
+
+# What stands for a tag: before what it holds, and after it.
+_LINE = ("\n", "\n")
+_NOTHING = ("", "")
+_BLOCKS = "p div ul ol dl table tr blockquote pre h1 h2 h3 h4 h5 h6 section article header footer"
+_MARKS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(f"{_BLOCKS} hr br details summary center caption".split(), _LINE),
+    **dict.fromkeys("b strong i em u span font small big sub tbody thead tfoot".split(), _NOTHING),
+    **dict.fromkeys("abbr cite dfn ins mark nobr figure figcaption a img wbr".split(), _NOTHING),
+    **dict.fromkeys(_CODE, ("`", "`")),
+    **dict.fromkeys(("s", "del", "strike"), ("~~", "~~")),
+    "li": ("\n- ", "\n"),
+    "dt": ("\n", ""),
+    "dd": (": ", "\n"),
+    "td": (_CELL, ""),
+    "th": (_CELL, ""),
+    "sup": ("^", ""),
+    "q": ('"', '"'),
+}
+_ONE_ENDED = frozenset("p li dt dd tr td th tbody thead tfoot br hr img wbr".split())
+
+
+def plain_text(text: str) -> str:
+    """The text without HTML, with a line for each of its blocks."""
+    if "<" not in text and "&" not in text:
+        return " ".join(text.split())
+    return _Text(_UNSEEN.sub(" ", text)).read()
+
+
+class _Text:
+    """One text on its way out of HTML."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.opened: dict[str, int] = {}  # where a tag is opened first, and where it is closed last
+        self.closed: dict[str, int] = {}
+        for part in _PARTS.finditer(text):
+            if name := (part["tag"] or "").lower():
+                if part["end"]:
+                    self.closed[name] = part.start()
+                else:
+                    self.opened.setdefault(name, part.start())
+        self.written: list[str] = []
+        self.link: tuple[str, int] | None = None  # that is open: its address, where its words begin
+        self.is_kept = False  # white space, inside <pre>
+
+    def read(self) -> str:
+        end = 0
+        for part in _PARTS.finditer(self.text):
+            self._write(self.text[end : part.start()])
+            end = part.end()
+            if part["entity"]:
+                self.written.append(html.unescape(part[0]))
+            elif part["code"] or not self._is_tag(part):
+                self._write(part[0])
+            else:
+                self._mark(part)
+        self._write(self.text[end:])
+        lines = _LINES.sub("\n", _BLANKS.sub(" ", "".join(self.written)))
+        lines = lines.replace("\n-\n", "\n- ").replace(f"\n{_CELL}", "\n")
+        return re.sub(f" ?{_CELL} ?", " | ", lines).strip()
+
+    def _write(self, words: str) -> None:
+        self.written.append(words if self.is_kept else words.replace("\n", " "))
+
+    def _is_tag(self, part: re.Match[str]) -> bool:
+        name, rest = part["tag"].lower(), part["rest"].strip()
+        is_bare = rest in ("", "/")
+        if name not in _MARKS or not (is_bare or (part["rest"][0].isspace() and "=" in rest)):
+            return False
+        if name in _ONE_ENDED or rest.endswith("/"):
+            return True
+        if part["end"]:
+            return self.opened.get(name, part.start()) < part.start()
+        return self.closed.get(name, 0) > part.start()
+
+    def _mark(self, part: re.Match[str]) -> None:
+        name, rest, is_end = part["tag"].lower(), part["rest"], bool(part["end"])
+        if name == "pre":
+            self.is_kept = not is_end
+        if name == "a":
+            self._close_link()
+            self.link = None if is_end else (_attribute(_HREF, rest), len(self.written))
+        elif name == "img":
+            self.written.append(_attribute(_ALT, rest) or _attribute(_SRC, rest))
+        elif not (name in _CODE and self.is_kept):
+            self.written.append(_MARKS[name][is_end])
+
+    def _close_link(self) -> None:
+        """Say where a link leads, if its words don't and a reader could go there."""
+        if self.link is not None:
+            address, start = self.link
+            words = "".join(self.written[start:]).strip()
+            if address.startswith(("http://", "https://")) and address not in words:
+                self.written.append(f" ({address})" if words else address)
+
+
+def _attribute(pattern: re.Pattern[str], rest: str) -> str:
+    found = pattern.search(rest)
+    return html.unescape(next(filter(None, found.groups()), "")).strip() if found else ""
