@@ -73,7 +73,8 @@ T = TypeVar("T")
 Loading = Callable[[int], Callable[[str], None]]  # how many connections → told each that was read
 
 DOUBTED = "doubted"  # the signal: a connection's server could not be reached from one process
-PROBES = frozenset(("/healthz", "/readyz"))  # by address, without a name: no Host to check
+# Asked for by a pod's address, and saying nothing that is not for everybody: no Host to check.
+PROBES = frozenset(("/healthz", "/readyz", "/health", "/metrics"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ class Assembly:
         requests = UpstreamRequests(self.upstreams, self.limits, self.credentials)
         mcp = McpEndpoint(gateway, identity, requests, self.seal, self.db, rules)
         mcp.listen_to(self.signals)
-        health = Health(gateway, identity, mcp.figures)
+        health = Health(gateway, identity, rules, mcp.figures)
         gateway.invoker.on_finished(health.metrics.finished)
         shown = (health, mcp.contacts, self.public_url)
         console = Console(gateway, identity, self.seal, *shown)

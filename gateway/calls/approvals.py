@@ -18,7 +18,8 @@ How the question reaches a person, and who goes on with the call, depends on the
     other MCP clients     not at all                      the process where the request waits
     REST, background      not at all                      any process, from the ticket in the row
 
-An admin may decide in all four cases. A caller that is cut off leaves its row behind. The same MCP
+An admin may decide in all four cases; with `self_approval = false` only another one than the
+caller, whose client is then not asked. A caller that is cut off leaves its row behind. The same MCP
 call made again shares the open row, decided or not, so that nobody is asked twice; of several that
 share one, one uses it up, and nothing is done twice. Before a call is made it is judged once more,
 on what holds then.
@@ -100,7 +101,7 @@ class Approvals:
             if attempt.unattended:
                 text = "The call waits for a person's decision and runs by itself once approved."
                 return attempt.pending("pending_confirmation", text)
-            if attempt.caller.era == "2026" and _has_forms(attempt.caller):
+            if attempt.caller.era == "2026" and _may_be_asked(attempt):
                 return self._question_as_answer(attempt, approval)
             approval = await self._wait(attempt, approval)
             if self._waits_for_nobody(attempt.caller):
@@ -222,7 +223,7 @@ class Approvals:
     async def _elicit(self, attempt: Attempt, approval: Approval) -> None:
         """Asks the caller itself, where its client can be asked on the call's own stream."""
         caller = attempt.caller
-        if caller.ask is None or not _has_forms(caller):
+        if caller.ask is None or not _may_be_asked(attempt):
             return
         try:
             answer = await caller.ask(ELICIT, question_of(attempt, approval))
@@ -233,6 +234,8 @@ class Approvals:
 
     async def _take_answer(self, attempt: Attempt, approval: Approval, answer: object) -> None:
         """The decision of the client that made the call, in whichever era it was asked."""
+        if not self.current().permissions.self_approval:  # by now
+            return
         decision = questions.decision_of(answer, may_always(attempt.snapshot, approval.risk))
         # The session that answers may be another one than that which first asked.
         mine = replace(approval, session=attempt.caller.session)
@@ -243,10 +246,10 @@ class Approvals:
     async def decide(self, approval: Approval, decision: Decision, by: Principal) -> Approval:
         """A person's decision, from wherever they sit; the first one stays."""
         snapshot = self.current()
-        if approval.principal == by.name and snapshot.settings.auth.mode != "none":
+        if approval.principal == by.name and not snapshot.permissions.self_approval:
             raise Refused(
                 "access_denied",
-                "nobody decides on a call of their own",
+                "nobody decides on a call of their own while permissions.self_approval = false",
                 "Another admin must approve or deny it.",
             )
         if decision == "always_allow" and not may_always(snapshot, approval.risk):
@@ -334,8 +337,10 @@ def _call_of(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _has_forms(caller: Caller) -> bool:
-    return "form" in elicitation_modes(caller.capabilities)
+def _may_be_asked(attempt: Attempt) -> bool:
+    """Whether the client that makes a call can be asked about it, and its user may decide."""
+    forms = "form" in elicitation_modes(attempt.caller.capabilities)
+    return forms and attempt.snapshot.permissions.self_approval
 
 
 def _send_away(attempt: Attempt) -> Result:

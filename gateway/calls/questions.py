@@ -192,17 +192,17 @@ def asker(caller: Caller, redactor: Redactor, seconds: float, put: Ask | None = 
     `put` is the way to a client that can't be asked on its request's own stream.
     """
     reach = put or (None if caller.ask is None else one_by_one(caller.ask))
-    if reach is None or not caller.askable:
+    if (reach is None or not caller.askable) and not caller.withheld:
         return None
 
     async def ask(questions: ByKey) -> ByKey:
         cleared = {key: _plain(question) for key, question in redactor.json(questions).items()}
-        check_offered(cleared, caller.askable)
-        wanted = {k: q for k, q in cleared.items() if _can_be_put(q, caller.askable)}
+        check_offered(cleared, caller)
+        wanted = {k: q for k, q in cleared.items() if reach and _can_be_put(q, caller.askable)}
         found: ByKey = {}
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                found = await reach(wanted) if wanted else {}
+                found = await reach(wanted) if reach and wanted else {}
         answers = {key: _answer(wanted[key]["method"], found.get(key)) for key in wanted}
         return {**dict.fromkeys(cleared.keys() - wanted.keys(), DECLINED), **answers}
 
@@ -221,14 +221,21 @@ def one_by_one(ask_client: AskClient) -> Ask:
     return ask
 
 
-def check_offered(questions: ByKey, askable: Mapping[str, Any]) -> None:
-    """Raises where a server asks for what the client does not offer, and can't be declined."""
+def check_offered(questions: ByKey, caller: Caller) -> None:
+    """Raises where a server asks for what it may not have, and can't be declined."""
     for question in questions.values():
         plain = _plain(question)
         method, params = plain["method"], plain["params"]
-        offered = askable.get(ASKED_BY.get(str(method), ""))
+        wanted = ASKED_BY.get(str(method), "")
+        offered = caller.askable.get(wanted)
         wants_tools = method == SAMPLE and {"tools", "toolChoice"} & params.keys()
         lacks = offered is None or wants_tools and "tools" not in offered
+        if wanted in caller.withheld:
+            raise UpstreamFailed(
+                "upstream_error",
+                f'The server may not ask for {wanted}: its connection has trust = "untrusted"',
+                'The client offers it; trust = "trusted" on the connection would allow it.',
+            )
         if method != ELICIT and lacks:
             raise UpstreamFailed(
                 "upstream_error",

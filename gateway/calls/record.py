@@ -74,6 +74,7 @@ class Caller(Struct):
     notice: Notice | None = None  # takes log messages of this call; None: the client reads none
     log_level: str | None = None  # from which level on
     askable: Mapping[str, Any] = {}  # what an upstream may ask of it
+    withheld: frozenset[str] = frozenset()  # what it offers and an untrusted upstream may not have
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 

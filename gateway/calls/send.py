@@ -317,7 +317,7 @@ class UpstreamRequests:
                 raise
             health.note_answer(200)
         if relays and result.get("resultType") == "input_required":
-            check_offered(result.get("inputRequests") or {}, caller.askable)
+            check_offered(result.get("inputRequests") or {}, caller)
         return (await clear_result(result, await clears()))[1]
 
     async def list_all(

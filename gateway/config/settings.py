@@ -177,6 +177,7 @@ class Permissions(Table):
     timeout_seconds: Seconds = 120
     always_allow_minutes: Annotated[float, Field(ge=0, le=43_200)] = 60
     always_allow_high_risk: bool = False
+    self_approval: bool = True
 
 
 class Limits(Table):
@@ -329,6 +330,8 @@ def _surroundings(settings: Settings) -> Wrong:
         for key, words in sign_in_problems(settings, connection):
             yield f"connections.{name}.{key}", words
     host = settings.server.host
+    if settings.auth.mode == "none" and not settings.permissions.self_approval:
+        yield "permissions.self_approval", 'false needs a second person: auth.mode is "none"'
     if settings.auth.mode == "none" and host not in LOOPBACK_HOSTS:
         only = '"none" is only accepted on a loopback host, and server.host is'
         yield "auth.mode", f'{only} {host!r}; use "tokens" or "jwt"'

@@ -45,7 +45,6 @@ from gateway.console.pages import (
 from gateway.errors import Fixable, GatewayError
 from gateway.limits import PAGE_ENTRIES
 from gateway.model import Tool
-from gateway.policy.access import visible_tools
 from gateway.store.catalog import list_changes
 from gateway.store.secrets import Seal
 from gateway.web import own_tools, rest
@@ -83,7 +82,7 @@ async def connection(visit: Visit) -> Response:
 async def shown_connection(visit: Visit, nav: Navigation) -> dict[str, Any]:
     """What a connection's page shows."""
     snapshot, state = visit.snapshot, visit.inquiry.connection(visit.id)
-    tools = visible_tools(snapshot, visit.principal, state)
+    tools = visit.inquiry.view.connections.get(state.name, ())
     filter = visit.filter("change_status", "change_class")
     wanted = {"status": filter["change_status"], "class": filter["change_class"]}
     found = await list_changes(visit.gateway.db, connection=state.name, limit=PAGE_ENTRIES)

@@ -33,7 +33,7 @@ from gateway.mcp.messages import RpcError, method_not_found
 from gateway.mcp.streams import LOGGED, UPDATED, Notice, Streams, Wishes
 from gateway.model import Principal, Scope
 from gateway.naming import cut, visible
-from gateway.policy.view import Offering, View, instructing, offering
+from gateway.policy.view import Offering, View, instructing, offering, withheld
 from gateway.store.database import Database
 from gateway.web.gateway import Gateway, askable_of
 from gateway.web.identity import Identity
@@ -249,7 +249,8 @@ class Asked:
     def terms(self, server: ConnectionState) -> tuple[Prepared, Caller, float]:
         """On which a server is asked: as which connection, for whom, how long for an answer."""
         prepared = self.offers.prepared.of(self.snapshot, server.name)
-        caller = replace(self.caller, askable=askable_of(self.caller, server))
+        may, may_not = askable_of(self.caller, server), withheld(self.caller.capabilities, server)
+        caller = replace(self.caller, askable=may, withheld=may_not)
         return prepared, caller, self.snapshot.permissions.timeout_seconds
 
     async def list_all(

@@ -281,6 +281,8 @@ def _overruled(snapshot: Snapshot) -> Iterator[Problem]:
         yield _weaker("always_allow_minutes", *(f"{each:g}" for each in minutes))
     if put.always_allow_high_risk and not written.always_allow_high_risk:
         yield _weaker("always_allow_high_risk", "false", "true")
+    if put.self_approval and not written.self_approval:
+        yield _weaker("self_approval", "false", "true")
 
 
 def _named(permissions: Permissions) -> set[str]:

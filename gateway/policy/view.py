@@ -52,7 +52,7 @@ class View:
     names: tuple[str, ...]  # as listed: the gateway's own tools in their order, then the others
     entries: tuple[bytes, ...]
     digest: str
-    connections: tuple[str, ...] = ()  # those whose tools are, or would be, in it
+    connections: Mapping[str, tuple[Tool, ...]]  # what is in it of each; of some nothing yet
 
     def page(self, cursor: str | None, size: int) -> bytes | None:
         """`"tools":[…]` with `"nextCursor"` where more follow; None for a cursor we never gave.
@@ -128,7 +128,7 @@ def view(
         (*map(_name, own), *names),
         (*map(_entry, own), *map(_entry, direct.values())),
         hasher.hexdigest(),
-        tuple(allowed),
+        allowed,
     )
 
 
@@ -216,6 +216,15 @@ def instructing(offered: Offering, seen: View, snapshot: Snapshot) -> list[Conne
     states = [snapshot.connections[name] for name in sorted(names)]
     servers = [state for state in states if isinstance(state.settings, McpConnection)]
     return [state for state in servers if state.settings.trust == "trusted"]
+
+
+NEEDS_TRUST = frozenset(("sampling", "roots"))
+
+
+def withheld(capabilities: Mapping[str, Any], server: ConnectionState) -> frozenset[str]:
+    """What the client offers, and this server may not ask for since it is not trusted."""
+    is_trusted = server.settings.trust == "trusted"
+    return frozenset() if is_trusted else NEEDS_TRUST & capabilities.keys()
 
 
 def askable(capabilities: Mapping[str, Any], server: ConnectionState) -> dict[str, Any]:

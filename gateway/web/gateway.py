@@ -43,7 +43,7 @@ from gateway.limits import MAX_REMEMBERED, MOMENT_SECONDS, PING_SECONDS, STREAMS
 from gateway.model import Principal, Scope, Tool, json_bytes
 from gateway.outbound.content import Work
 from gateway.policy.access import may_know, oversees
-from gateway.policy.view import OwnTool, View, askable, offering, standing, view
+from gateway.policy.view import OwnTool, View, askable, offering, standing, view, withheld
 from gateway.sign_in.keeper import Keeper
 from gateway.store import approvals
 from gateway.store.cluster import Signals, signal_soon
@@ -122,11 +122,11 @@ class Inquiry(Struct, frozen=True):
         found = await self.gateway.search(self.snapshot, f"{server} {name}", tools, 1)
         return tools[found[0]] if found else None
 
-    def server(self, name: str) -> tuple[ConnectionState, str, list[Tool]]:
+    def server(self, name: str) -> tuple[ConnectionState, str, tuple[Tool, ...]]:
         """A server of the caller's view, what it says that it is for, and its tools there."""
         state = self.snapshot.connections[name]
         said = self.gateway.invoker.redactor(self.snapshot, name).text(state.purpose)
-        return state, said, [tool for tool in self.view.tools.values() if tool.connection == name]
+        return state, said, self.view.connections[name]
 
     async def execution(self, id: str) -> Execution:
         """The execution of this id, if it exists for the caller."""
@@ -425,6 +425,7 @@ def let_ask(inquiry: Inquiry, tool: Tool) -> None:
     """Lets the tool's server ask this client what it may, while the call runs."""
     server = inquiry.snapshot.connections[tool.connection]
     inquiry.caller.askable = askable_of(inquiry.caller, server)
+    inquiry.caller.withheld = withheld(inquiry.caller.capabilities, server)
 
 
 def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:

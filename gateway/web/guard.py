@@ -9,6 +9,7 @@ its own shape (JSON-RPC for MCP, `{"error": …}` for REST).
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -37,6 +38,10 @@ HeaderLines = Iterable[tuple[bytes, bytes]]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 JSON_TYPE = b"application/json"
+
+_WRITTEN = re.compile(r"[A-Za-z0-9.:/_\[\]-]{1,128}")  # what a refusal may repeat of them
+_HOSTS = ("allowed_hosts", "gateway.example.com")  # the key to change, and an example
+_ORIGINS = ("allowed_origins", "https://app.example.com")
 
 # Two copies of one of these would be read differently by different readers.
 _SINGLE = frozenset(
@@ -72,15 +77,27 @@ def check_host(rules: HostRules, scope: HttpScope, fields: Fields) -> None:
     """Refuses a Host or Origin that is not ours."""
     server = scope.get("server")
     port = server[1] if server else None
-    if not _is_own_host(rules, port, fields.get(b"host", b"")):
-        raise HTTPException(421, "Invalid Host header")
+    host = fields.get(b"host", b"")
+    if not _is_own_host(rules, port, host):
+        raise HTTPException(421, _not_ours("Host", host, *_HOSTS))
     origin = fields.get(b"origin")
     if origin is None:
         return
-    scheme, _, host = origin.lower().partition(b"://")
+    scheme, _, page = origin.lower().partition(b"://")
     own_pages = _loopback_hosts(port) if scheme == b"http" else frozenset[bytes]()
-    if host not in own_pages and not _is_allowed(origin.lower(), rules.origins):
-        raise HTTPException(403, "Invalid Origin header")
+    if page not in own_pages and not _is_allowed(origin.lower(), rules.origins):
+        raise HTTPException(403, _not_ours("Origin", origin, *_ORIGINS))
+
+
+def _not_ours(header: str, value: bytes, key: str, example: str) -> str:
+    """What is wrong with a header, and what to write into config.toml if it should be right."""
+    given = value.decode("latin-1")
+    name, listed = (given, given) if _WRITTEN.fullmatch(given) else ("it", example)
+    return (
+        f"Invalid {header} header: {name} is not one of this gateway's. If it should be, write "
+        f'into config.toml server.{key} = ["{listed}"], or the address that clients use as '
+        'server.public_url = "https://gateway.example.com", and restart.'
+    )
 
 
 @lru_cache(maxsize=64)

@@ -26,7 +26,7 @@ from gateway.catalog.snapshot import ConnectionState
 from gateway.errors import Fixable, NotFound
 from gateway.limits import PAGE_ENTRIES, SEARCH_ENTRIES, SUMMARY_CHARS
 from gateway.model import Tool, whole_schema, without_constants
-from gateway.policy.access import level, may_know, visible_tools
+from gateway.policy.access import level, may_know
 from gateway.store import ledger
 from gateway.store.ledger import Filter
 from gateway.store.tables import ExecutionStatus
@@ -156,7 +156,7 @@ def connection_rows(inquiry: Inquiry) -> list[Shown]:
 def _connection_row(inquiry: Inquiry, state: ConnectionState) -> Shown:
     """One connection in a list, with where to sign in as far as is known."""
     snapshot, principal, gateway = inquiry.snapshot, inquiry.principal, inquiry.gateway
-    tools = visible_tools(snapshot, principal, state)
+    tools = inquiry.view.connections.get(state.name, ())
     id_ = shown.azure_resource(state) if state.status == "unauthenticated" else None
     return {
         "name": state.name,

@@ -2,6 +2,7 @@
 
 `/healthz` and `/readyz` say nothing but that, to anyone. What connections there are is told to
 callers with a token, each as far as it may know; without one, `/health` and `/metrics` give sums.
+All four answer whatever the Host header says, since probes come by a pod's address.
 
 The live feed tells of confirmations, results, tools and connections. The store is its queue: a
 reader is woken, reads on from where it is and writes at its own pace, so nothing piles up for a
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -25,15 +27,16 @@ from gateway import __version__
 from gateway.calls.record import Caller
 from gateway.catalog.snapshot import ConnectionState, Snapshot
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.model import Principal, Problem, json_bytes
+from gateway.model import Principal, Problem, Scope, json_bytes
 from gateway.policy.access import configuration_problems, level, may_know
+from gateway.policy.view import view
 from gateway.store.approvals import count_waiting, get_approvals
 from gateway.store.cluster import events_after, last_event_id
 from gateway.store.ledger import get_executions
 from gateway.store.tables import Approval
 from gateway.telemetry import Metrics
 from gateway.web.gateway import Gateway, Inquiry
-from gateway.web.guard import EventStream, Fields, Say, event_frame, fold
+from gateway.web.guard import EventStream, Fields, HostRules, Say, check_host, event_frame, fold
 from gateway.web.identity import Identity
 from gateway.web.shown import decided_row, execution_event
 
@@ -46,10 +49,15 @@ class Health:
     """Answers /healthz, /readyz, /health and /metrics."""
 
     def __init__(
-        self, gateway: Gateway, identity: Identity, figures: Callable[[], dict[str, int]]
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        rules: HostRules,
+        figures: Callable[[], dict[str, int]],
     ) -> None:
         self._gateway = gateway
         self._identity = identity
+        self._rules = rules
         self._figures = figures
         self._started = time.time()
         self.metrics = Metrics()
@@ -97,9 +105,13 @@ class Health:
         return Response(shown, media_type=PROMETHEUS)
 
     async def _principal(self, request: Request) -> Principal | None:
+        """Who asks. Where no token is needed, the Host must be ours: pages can rebind theirs."""
+        fields = fold(request.scope["headers"])
         try:
-            return await self._identity.identify(fold(request.scope["headers"]))
-        except (Unauthenticated, GatewayError):
+            if self._identity.auth.mode == "none":
+                check_host(self._rules, request.scope, fields)
+            return await self._identity.identify(fields)
+        except (HTTPException, Unauthenticated, GatewayError):
             return None
 
     def _follow(self) -> None:
@@ -117,27 +129,42 @@ class Health:
         self._told = set(problems)
 
     async def report(self, principal: Principal | None) -> dict[str, Any]:
-        """The whole state in one object, as far as the caller may know it."""
-        snapshot = self._gateway.snapshot
-        states = [s for s in snapshot.connections.values() if principal and may_know(principal, s)]
-        store = await self._store()
-        admin = principal is not None and principal.admin
+        """The whole state in one object, as far as the caller may know it.
+
+        The status is of everything; what the caller is not told of it is said in `left_out`.
+        """
+        snapshot, store = self._gateway.snapshot, await self._store()
         problems = (*snapshot.problems, *self.problems)
         return {
             "status": self._status(snapshot, store, problems),
             "version": __version__,
             "revision": snapshot.revision,
             "uptime_seconds": round(time.time() - self._started, 1),
-            "tools": sum(len(state.tools) for state in states),
-            "connections": [self._row(state) for state in states],
-            "connections_by_status": Tally(state.status for state in states),
             "store": store,
             "draining": self.draining,
             "config": "ok" if self.config_problem is None else "problem",
-            "config_problem": self.config_problem if admin else None,
-            "problems": [each.shown() for each in problems] if admin else [],
             **self._figures(),
+            **self._details(snapshot, principal, problems),
         }
+
+    def _details(
+        self, snapshot: Snapshot, principal: Principal | None, problems: Iterable[Problem]
+    ) -> dict[str, Any]:
+        if principal is None:
+            return {"left_out": "connections and problems: send a token to see them"}
+        # Not by way of an inquiry: that would wake servers which wait until somebody needs them.
+        seen = view(snapshot, principal, Scope(), ()).connections
+        states = [s for s in snapshot.connections.values() if may_know(principal, s)]
+        rows = [self._row(state, len(seen.get(state.name, ()))) for state in states]
+        shown = {
+            "tools": sum(row["tools"] for row in rows),
+            "connections": rows,
+            "connections_by_status": Tally(state.status for state in states),
+        }
+        if not principal.admin:
+            return shown | {"left_out": "problems, and connections of others: admins see them"}
+        told = [each.shown() for each in problems]
+        return shown | {"config_problem": self.config_problem, "problems": told}
 
     def _status(self, snapshot: Snapshot, store: str, problems: Iterable[Problem]) -> str:
         if store != "ok":
@@ -146,11 +173,11 @@ class Health:
         wrong = any(problem.severity == "error" for problem in problems)
         return "degraded" if failing or wrong or self.config_problem is not None else "ok"
 
-    def _row(self, state: ConnectionState) -> dict[str, Any]:
+    def _row(self, state: ConnectionState, tools: int) -> dict[str, Any]:
         return {
             "name": state.name,
             "status": state.status,
-            "tools": len(state.tools),
+            "tools": tools,
             "last_refresh": self._gateway.catalog.refreshed_at.get(state.name),
             "problems": Tally(problem.severity for problem in state.problems),
         }
@@ -240,12 +267,12 @@ class Reader:
         return frames
 
     def _seen(self) -> tuple[str, dict[str, dict[str, Any]]]:
-        inquiry = self._inquiry
+        inquiry, seen = self._inquiry, self._inquiry.view.connections
         connections = {
             state.name: {
                 "name": state.name,
                 "status": state.status,
-                "tools": len(state.tools),
+                "tools": len(seen.get(state.name, ())),
                 "effective_access": level(inquiry.snapshot, inquiry.principal, state),
             }
             for state in inquiry.connections()

@@ -230,11 +230,24 @@ async def test_undecided_call_expires(make_shop: ShopMaker) -> None:
     assert shop.peer.sent() == 0
 
 
-async def test_nobody_decides_on_a_call_of_their_own(shop: Shop) -> None:
-    async with shop.agent("root") as agent:
+async def test_an_admin_decides_on_a_call_of_its_own(shop: Shop) -> None:
+    status, waiting = await shop.root.call("shop_place_order", **ORDER)
+    assert (status, (await shop.root.decide("approve"))[0]) == (202, 200)
+    await shop.root.execution(waiting["execution_id"], "completed")
+    assert shop.peer.sent() == 1
+
+
+@BOTH
+async def test_with_four_eyes_nobody_decides_on_a_call_of_their_own(shop: Shop, mode: str) -> None:
+    async def never(context: object, params: object) -> Any:
+        raise AssertionError("the client was asked about its own call")
+
+    await shop.root("PUT", "/permissions", {"self_approval": False})
+    async with shop.agent("root", mode, never) as agent:
         call = asyncio.create_task(agent.call_tool("shop_place_order", ORDER))
         status, answer = await shop.root.decide("approve")
         assert (status, answer["error"]["code"]) == (403, "access_denied")
+        assert "permissions.self_approval = false" in answer["error"]["message"]
         assert (await shop.ann("GET", "/approvals"))[0] == 403
         assert (await shop.eve.decide("approve"))[0] == 200
         assert not (await call).is_error
@@ -407,6 +420,7 @@ async def test_permissions_can_be_put_and_given_back(shop: Shop) -> None:
         "timeout_seconds": 20.0,
         "always_allow_minutes": 60.0,
         "always_allow_high_risk": False,
+        "self_approval": True,
         "source": "config.toml",
     }
     assert shop.peer.sent() == 1

@@ -228,6 +228,25 @@ async def test_a_server_learns_that_a_client_offers_neither(
     assert result.is_error == (server.endswith("2026"))
 
 
+@every_client
+@pytest.mark.parametrize("era", ["2025", "2026"])
+async def test_an_untrusted_server_hears_which_setting_refuses_it_the_clients_model(
+    shops: Shops, client: str, era: str
+) -> None:
+    async def say(context: Any, params: CreateMessageRequestParams) -> CreateMessageResult:
+        raise AssertionError("an untrusted server reached the client's model")
+
+    async with asking_peer(f"http {era}", shops.effects) as peer:
+        url = peer.split('"')[1]
+        reads = {"look": {"access": "read"}}
+        thief = {"kind": "mcp", "url": url, "trust": "untrusted", "operations": reads}
+        assert (await shops.rest("PUT", "/connections/thief", thief))[0] == 200
+        how: dict[str, Any] = {"want": "sampling", "sampling_callback": say}
+        said, _ = await called(shops, client, "thief", "look", **how)
+        await shops.rest("DELETE", "/connections/thief")
+    assert 'may not ask for sampling: its connection has trust = "untrusted"' in said
+
+
 @every_server
 async def test_a_server_learns_that_the_clients_user_said_no(shops: Shops, server: str) -> None:
     async def refuse(context: Any, params: CreateMessageRequestParams) -> ErrorData:

@@ -77,6 +77,7 @@ def test_names_that_nothing_has_are_told(config: str, where: list[str]) -> None:
         ),
         ("always_allow_minutes = 5", {}, ["always_allow_minutes"]),
         ("", {"always_allow_high_risk": True}, ["always_allow_high_risk"]),
+        ("self_approval = false", {}, ["self_approval"]),
     ],
 )
 def test_a_stricter_file_is_told_of_while_other_permissions_are_in_force(

@@ -7,9 +7,9 @@ import re
 from structlog.testing import capture_logs
 
 from gateway.telemetry import with_request
-from tests.callers import api
+from tests.callers import api, client, own_call
 from tests.configs import LOCAL, principal, table
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import OPEN, GatewayMaker
 from tests.peers import provider
 
 CONFIG = (
@@ -19,7 +19,7 @@ CONFIG = (
     + table("connections.secret", kind="manifest", manifest="lever", organization="acme")
     + LOCAL
 )
-SEEN = {"ann": ["demo", "secret"], "bob": ["demo"], "nobody": list[str]()}
+SEEN = {"ann": ["demo", "secret"], "bob": ["demo"]}
 
 
 async def test_connections_are_named_only_to_those_who_may_know_them(
@@ -30,8 +30,40 @@ async def test_connections_are_named_only_to_those_who_may_know_them(
         async with api(gateway.url, who) as rest:
             _, report = await rest("GET", "//health")
         assert report["status"] == "ok"
-        assert report["connections_by_status"] == ({"connected": len(seen)} if seen else {})
+        assert report["connections_by_status"] == {"connected": len(seen)}
         assert sorted(row["name"] for row in report["connections"]) == seen
+        assert ("problems" in report, "left_out" in report) == (who == "ann", who != "ann")
+
+
+async def test_a_stranger_hears_the_status_and_that_the_rest_is_left_out(
+    make_gateway: GatewayMaker,
+) -> None:
+    lost = table("connections.lost", kind="openapi", spec="nowhere.json")
+    gateway = await make_gateway(CONFIG + lost)
+    async with api(gateway.url) as stranger, api(gateway.url, "ann") as ann:
+        _, report = await stranger("GET", "//health")
+        assert report["status"] == (await ann("GET", "//health"))[1]["status"] == "degraded"
+        assert report["left_out"] == "connections and problems: send a token to see them"
+        assert not report.keys() & {"tools", "connections", "connections_by_status", "problems"}
+
+
+async def test_tools_are_counted_in_the_callers_own_view(make_gateway: GatewayMaker) -> None:
+    """Whatever tells how many tools a connection has tells how many of them the caller can use."""
+    some = ["get_book", "search_books", "add_book"]
+    roles = table("bundles.some", connections=["demo"], allow=some) + table(
+        "roles.reader", bundles=["some"]
+    )
+    people = principal("bob", role="reader", access="read-only") + principal("ann", admin=True)
+    gateway = await make_gateway(table("demo", enabled=True) + people + roles + LOCAL)
+    for who, count in (("bob", 2), ("ann", 7)):
+        async with api(gateway.url, who) as rest, client(gateway.url, who) as agent:
+            [row] = (await rest("GET", "/connections"))[1]["connections"]
+            [told] = (await own_call(agent, "list_connections"))["connections"]
+            found = [row, told, (await rest("GET", "/connections/demo"))[1]]
+            found += (await rest("GET", "//health"))[1]["connections"]
+            _, listed = await rest("GET", "/tools")
+        assert [each["tools"] for each in found] == [count] * 4
+        assert (listed["total"], listed["tokens"]) == (count, row["tokens"])
 
 
 async def test_metrics_have_sums_for_strangers_and_names_for_admins_of_what_is_there(
@@ -60,11 +92,34 @@ async def test_metrics_have_sums_for_strangers_and_names_for_admins_of_what_is_t
         assert 'connection="shop"' not in (await ann("GET", "//metrics"))[1]
 
 
-async def test_probes_answer_whatever_the_host_header_says(gateway: Running) -> None:
+PATHS = ("/healthz", "/readyz", "/health", "/metrics")
+
+
+async def test_probes_answer_by_any_host_and_name_nothing_to_a_rebound_page(
+    make_gateway: GatewayMaker,
+) -> None:
+    gateway = await make_gateway(OPEN + table("demo", enabled=True))
     async with api(gateway.url) as rest:
-        rest.http.headers["Host"] = "10.0.0.7:8080"
-        for path, status in (("/healthz", 200), ("/readyz", 200), ("/health", 421)):
-            assert (await rest("GET", f"/{path}"))[0] == status
+        assert "demo" in str([await rest("GET", f"/{path}") for path in PATHS])
+        for host in ("10.0.0.7:8080", "evil.example:8080"):
+            rest.http.headers["Host"] = host
+            said = [await rest("GET", f"/{path}") for path in PATHS]
+            assert [status for status, _ in said] == [200] * len(PATHS)
+            assert "demo" not in str(said)
+
+
+async def test_a_scrape_by_a_pods_address_with_a_token_has_names(
+    make_gateway: GatewayMaker,
+) -> None:
+    gateway = await make_gateway(CONFIG)
+    async with api(gateway.url, "ann") as ann:
+        ann.http.headers["Host"] = "10.0.0.7:8080"
+        await ann.call("demo_get_book", id=1)
+        assert "connections" in (await ann("GET", "//health"))[1]
+        status, refused = await ann("GET", "/tools")
+    assert status == 421
+    assert 'server.allowed_hosts = ["10.0.0.7:8080"]' in refused["error"]["message"]
+    assert "server.public_url" in refused["error"]["message"]
 
 
 async def test_a_failed_call_is_one_event_with_its_ids_and_nothing_it_was_sent(

@@ -56,6 +56,20 @@ def test_only_our_own_names_pass() -> None:
     assert [refused(host=host, origin=origin) for host, origin in pairs] == [*ORIGINS.values()]
 
 
+def test_a_refusal_names_the_key_to_change_and_repeats_nothing_strange() -> None:
+    for header, value, said in (
+        ("host", "10.0.0.7:8080", 'server.allowed_hosts = ["10.0.0.7:8080"]'),
+        ("host", '"]\n<b>', 'server.allowed_hosts = ["gateway.example.com"]'),
+        ("origin", "https://evil.example", 'server.allowed_origins = ["https://evil.example"]'),
+    ):
+        lines = {"host": "localhost:8080", header: value}
+        fields = fold([(name.encode(), value.encode()) for name, value in lines.items()])
+        with pytest.raises(HTTPException) as raised:
+            check_host(PUBLIC, {"server": ("10.0.0.1", 8080)}, fields)
+        assert said in raised.value.detail
+        assert "<b>" not in raised.value.detail
+
+
 @pytest.mark.parametrize("name", [b"host", b"authorization", b"mcp-session-id", b"content-length"])
 def test_second_copy_of_a_single_header_is_refused(name: bytes) -> None:
     with pytest.raises(HTTPException) as refused:
