@@ -237,6 +237,7 @@ class Keeper:
     async def _look(self, account: Account, rejected: int) -> Kept:
         """The credential as it is on disk, renewed if it is due."""
         ends = time.time() + 2 * TOKEN_SECONDS
+        tried: Kept | None = None
         with self._signals.awaiting(CREDENTIAL, payload_of(*reversed(account.key))) as heard:
             while True:
                 heard.clear()
@@ -245,9 +246,11 @@ class Keeper:
                     raise SignInNeeded
                 kept, is_rejected = self._open(row), row.version == rejected
                 found: Kept | None = kept
-                if is_rejected or time.time() >= kept.renew_at:
+                if tried is not None and tried.version == row.version:
+                    found = tried  # what woke us was the word that we are done
+                elif is_rejected or time.time() >= kept.renew_at:
                     lives = not is_rejected and not _has_expired(row)
-                    found = await self._renewed(account, kept, lives=lives)
+                    found = tried = await self._renewed(account, kept, lives=lives)
                 if found is not None and not heard.is_set():  # else it may be another one by now
                     return self._remember(found)
                 if time.time() >= ends:

@@ -56,11 +56,11 @@ class Served:
 
     async def taken(self, more: int, before: int, seconds: float = 30.0) -> None:
         """Returns when it has so many connections more than before."""
-        await until(lambda: self.connections() > before + more, seconds)
+        await until(lambda: self.connections() > before + more, seconds, 0.1)
 
     async def let_go(self, before: int, seconds: float = 30.0) -> None:
         """Returns when it has let go of all connections but a few."""
-        await until(lambda: self.connections() <= before + 5, seconds)
+        await until(lambda: self.connections() <= before + 5, seconds, 0.1)
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         async with self.http.request(method, self.url + path, json=body) as found:

@@ -54,7 +54,7 @@ async def test_each_client_of_a_person_goes_out_with_its_own_token(
     async with House(gateway.url, peer, gateway) as house:
         narrow = await token_of(house, "ann", "tools:read")
         wide = await token_of(house, "ann", "tools:read tools:write")
-        peer.slow = 1.0
+        peer.slow = 0.5
 
         async def call(token: str, after: float) -> Any:
             await asyncio.sleep(after)

@@ -120,17 +120,24 @@ async def test_a_connection_that_goes_while_its_code_is_exchanged_keeps_nothing(
     assert not await is_signed_in(house, "ann")
 
 
+async def make_due(house: House) -> None:
+    """What ann was given is to be renewed from now on."""
+    gateway = house.gateway.app.gateway
+    account = account_of(gateway.snapshot.connections["notes"], "ann")
+    secret = (await gateway.keeper.get(account)).secret
+    assert secret.tokens is not None
+    due = structs.replace(secret.tokens, renew_at=time.time() - 1)
+    await gateway.keeper.save(account, structs.replace(secret, tokens=due))
+
+
 async def test_who_signs_out_while_a_renewal_fails_is_signed_out(house: House) -> None:
-    house.peer.life = 5.0
     await house.put()
     await house.sign_in("ann")
-    ann = house.api("ann")
-    assert (await called(house))["output"]["who"] == "ann"
-    await asyncio.sleep(4.1)
+    await make_due(house)
     house.peer.slow, house.peer.fails = 0.5, [503]
     call = asyncio.create_task(called(house))
     await until(lambda: bool(house.peer.refreshes()))
-    await ann("DELETE", "/credentials/notes")
+    await house.api("ann")("DELETE", "/credentials/notes")
     await call
     assert (await called(house))["error"]["code"] == "sign_in_required"
 
@@ -151,12 +158,7 @@ async def test_a_token_that_still_lives_is_used_while_our_own_secret_is_wrong(
 ) -> None:
     await house.put()
     await house.sign_in("ann")
-    gateway = house.gateway.app.gateway
-    account = account_of(gateway.snapshot.connections["notes"], "ann")
-    secret = (await gateway.keeper.get(account)).secret
-    assert secret.tokens is not None
-    due = structs.replace(secret.tokens, renew_at=time.time() - 1)
-    await gateway.keeper.save(account, structs.replace(secret, tokens=due))
+    await make_due(house)
     house.peer.refuses = "invalid_client"
     assert (await called(house))["output"]["who"] == "ann"
     assert house.peer.refreshes() == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,11 +25,10 @@ async def test_a_token_is_renewed_ahead_of_its_end(house: House) -> None:
     house.peer.life = 2.0  # renewed four tenths of a second before
     await house.put()
     await house.sign_in("ann")
-    ends = time.monotonic() + 5
-    while house.peer.refreshes() < 2:
-        assert time.monotonic() < ends
-        assert (await called(house))["output"]["who"] == "ann"
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        while house.peer.refreshes() < 2:
+            assert (await called(house))["output"]["who"] == "ann"
+            await asyncio.sleep(0.05)
     assert ("", "/notes/1") not in house.peer.asked, "the API saw an old token"
     assert house.peer.reused == []
 
@@ -157,7 +155,7 @@ async def has_tools(gateway: Running) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_two_replicas_and_a_hundred_calls_make_one_refresh(
+async def test_two_replicas_and_many_calls_make_one_refresh(
     tmp_path: Path, peer: Notes, store_url: str
 ) -> None:
     async with replicas(tmp_path, peer, store_url) as (one, two):
@@ -169,7 +167,8 @@ async def test_two_replicas_and_a_hundred_calls_make_one_refresh(
         peer.expire()
         peer.slow = 0.3
         apis = [house.api("ann") for house in (one, two)]
-        calls = [apis[n % 2].call("notes_get_notes", id="1") for n in range(100)]
+        # So many that none has to wait for its turn.
+        calls = [apis[n % 2].call("notes_get_notes", id="1") for n in range(60)]
         answers = await asyncio.gather(*calls)
         assert {str(each["output"] or each["error"]) for each in answers} <= {
             str(each["output"]) for each in answers if each["output"]

@@ -108,6 +108,7 @@ async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> N
         return {"action": "accept", "content": {"name": "Ann"}}
 
     async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
+        await ups.list_tools("up")  # it is met, however busy the machine is
         hooks = Hooks(ask=asking(slowly))
         assert await ups.text("ask", hooks=hooks, deadline=1.2) == "accept Ann"
 
@@ -306,21 +307,6 @@ async def test_stream_that_breaks_off_is_taken_up_where_it_ended() -> None:
     async with serving(app) as url, upstreams(http("up", url)) as ups:
         assert await ups.call("up", "any", {}) == {"content": []}
     assert resumed == ["e1"]
-
-
-@both_eras
-async def test_other_requests_and_the_upstreams_own_words_are_at_hand(era: Era) -> None:
-    async with mcp_peer(era) as peer, upstreams(http("up", peer.url)) as ups:
-        await ups.list_tools("up")
-        met = ups.status("up").peer
-        assert met is not None
-        assert (met.era, met.instructions, dict(met.info)) == (
-            era,
-            "Be kind.",
-            {"name": "peer", "version": "1"},
-        )
-        with raises(RpcFailed, rpc_code=-32601):
-            await ups.request("up", "prompts/list", {}, hooks=Hooks())
 
 
 # --- events of a stream: the same however it is cut into chunks, and never over their bound -------
