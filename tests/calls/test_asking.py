@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,13 +9,10 @@ import pytest
 from gateway.calls.questions import (
     asker,
     decision_of,
-    form,
     largest_list,
     may_always,
     message,
-    one_by_one,
     unanswered,
-    warnings,
 )
 from gateway.calls.record import Caller
 from gateway.calls.redact import Redactor
@@ -24,7 +20,7 @@ from gateway.errors import Fixable, Refused, UnknownTool, UpstreamFailed
 from gateway.limits import STEP_BYTES
 from gateway.model import Principal
 from gateway.policy.access import permit_again, principal_now
-from tests.calls.lines import ANN, attempt, find, snapshot, tool
+from tests.calls.lines import ANN, find, snapshot, tool
 from tests.store.rows import approval
 
 YES: dict[str, Any] = {"action": "accept", "content": {"decision": "approve"}}
@@ -46,13 +42,6 @@ def test_only_a_clear_yes_is_one() -> None:
     assert (decision_of(YES, True), decision_of(always, True)) == ("approve", "always_allow")
     assert decision_of(always, False) == "deny"
     assert {decision_of(answer, True) for answer in NOT_CLEAR} == {"deny"}
-
-
-def test_form_says_no_by_itself() -> None:
-    for always in ("for 60 minutes, for tests alone", ""):
-        shown = form(always)["properties"]["decision"]
-        assert (shown["default"], "always_allow" in shown["enum"]) == ("deny", bool(always))
-        assert always in shown["description"]
 
 
 def test_values_can_not_add_lines_or_hide() -> None:
@@ -79,21 +68,6 @@ def test_long_values_say_what_is_not_shown() -> None:
 )
 def test_longest_list_is_found(value: Any, found: tuple[str, int]) -> None:
     assert largest_list(value) == found
-
-
-def test_warnings_are_about_this_call() -> None:
-    quiet = attempt()
-    loud = attempt(tool(access="delete", trust="untrusted"), {"ids": list(range(21))}, session="s")
-    assert [*warnings(quiet, first_write=False, changed=False)] == []
-    assert [*warnings(loud, first_write=True, changed=True)] == [
-        "This deletes or destroys something; it can't be undone here.",
-        "The first write to Shop in this session.",
-        "A large number of items: 21 in ids.",
-        "The tool has changed since it was last used.",
-        "Shop is an untrusted source.",
-    ]
-    look = attempt(tool("shop_look", "read"))
-    assert [*warnings(look, first_write=True, changed=False)] == []
 
 
 ALLOWED = snapshot()
@@ -184,18 +158,16 @@ def elicitation(params: Any) -> dict[str, Any]:
     return {"method": "elicitation/create", "params": params}
 
 
-async def asked(
-    question: dict[str, Any], askable: dict[str, Any], answer: Any, seconds: float = 5
-) -> tuple[Any, Any]:
+async def asked(question: dict[str, Any], askable: dict[str, Any], answer: Any) -> tuple[Any, Any]:
     """What the client is asked, if it is, and what the server is answered."""
     put: list[Any] = []
 
     async def reach(questions: Any) -> Any:
         put.append(questions["q"])
-        return {"q": await answer if asyncio.isfuture(answer) else answer}
+        return {"q": answer}
 
     caller = Caller(Principal("ann"), askable=askable)
-    ask = asker(caller, Redactor(["s3cret-value"]), seconds, reach)
+    ask = asker(caller, Redactor(["s3cret-value"]), 5, reach)
     assert ask is not None
     answers = await ask({"q": question})
     return put or [None], answers
@@ -245,11 +217,6 @@ async def test_a_client_is_asked_what_it_can_answer_and_nothing_else(
 )
 async def test_what_is_no_answer_is_a_cancel(answer: Any, told: dict[str, Any]) -> None:
     assert (await asked(elicitation(FORM), FORMS, answer))[1] == {"q": told}
-
-
-async def test_no_answer_in_time_is_a_cancel() -> None:
-    never = asyncio.get_running_loop().create_future()
-    assert (await asked(elicitation(FORM), FORMS, never, seconds=0.01))[1] == {"q": CANCELLED}
 
 
 MODEL: dict[str, Any] = {"sampling": {}}
@@ -322,19 +289,3 @@ def test_a_clients_refusal_keeps_its_code_and_its_words(error: Any, code: int, w
         unanswered("sampling/createMessage", error)
     assert refused.value.details == {"rpc_code": code}
     assert refused.value.message.endswith(f"(sampling): {words}")
-
-
-def test_who_can_not_be_asked_has_no_asker() -> None:
-    assert asker(Caller(Principal("ann"), askable=FORMS), Redactor([]), 5) is None
-
-
-async def test_a_client_of_2025_is_asked_in_its_own_words() -> None:
-    heard: list[dict[str, Any]] = []
-
-    async def elicit(method: str, params: dict[str, Any]) -> dict[str, Any]:
-        heard.append(params)
-        return {"action": "accept"}
-
-    questions = {"a": elicitation({"mode": "form", **FORM}), "b": elicitation(PAGE)}
-    assert await one_by_one(elicit)(questions) == dict.fromkeys("ab", {"action": "accept"})
-    assert heard == [FORM, {**PAGE, "elicitationId": heard[1]["elicitationId"]}]

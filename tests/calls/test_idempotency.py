@@ -19,7 +19,6 @@ from gateway.calls.record import (
     Attempt,
     Caller,
     recorded_values,
-    with_token,
 )
 from gateway.calls.signing_in import SigningIn
 from gateway.errors import Fixable, UpstreamFailed
@@ -98,18 +97,6 @@ def test_fresh_token_is_a_uuid_of_its_own() -> None:
 def test_token_that_is_none_is_refused(token: Any) -> None:
     with pytest.raises(Fixable):
         take_token(attempt(meta={"gateway/idempotency_token": token}))
-
-
-def test_result_carries_its_token_last() -> None:
-    result = {"content": [{"type": "text", "text": "{}"}], "_meta": {"a": 1}}
-    assert with_token(result, None) is result
-    assert with_token(result, "t-1") == {
-        "content": [
-            {"type": "text", "text": "{}"},
-            {"type": "text", "text": "Idempotency token: t-1"},
-        ],
-        "_meta": {"a": 1, "gateway/idempotency_token": "t-1"},
-    }
 
 
 class TokenLedger(RuleBasedStateMachine):

@@ -373,16 +373,6 @@ def test_array_is_read_a_hundred_items_at_a_time() -> None:
     assert (len(part["value"]), part["next_offset"]) == (100, 100)
 
 
-def test_text_and_binary_are_read_by_characters() -> None:
-    assert read("café!".encode(), "text/plain; charset=utf-8", offset=3) == {
-        "bytes": 6,
-        "total": 5,
-        "offset": 3,
-        "value": "é!",
-    }
-    assert read(b"\0\xff", "image/png")["value"] == "AP8="
-
-
 @pytest.mark.parametrize(
     ("body", "asked", "argument"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import orjson
@@ -10,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from tests.callers import own_call
-from tests.calls.test_body import parts_of
 from tests.configs import table
 from tests.definitions import an_object
 from tests.journeys.confirming import FREELY, orders_api, taking
@@ -138,32 +136,3 @@ async def test_headers_that_a_caller_needs_are_told_at_every_door(
 
 def texts(result: Any) -> list[str]:
     return [part.text for part in result.content]
-
-
-async def test_a_file_arrives_as_what_it_is(make_shop: ShopMaker, peer: Provider) -> None:
-    file = {"type": "string", "format": "binary"}
-    photos = {"cover": file, "pages": {"type": "array", "items": file}, "logo": file}
-    place = taking(an_object(photos), "multipart/form-data")
-    media = place["requestBody"]["content"]["multipart/form-data"]
-    media["encoding"] = {"logo": {"contentType": "image/svg+xml, image/png"}}
-    peer.document = orders_api(peer.url, placeOrder=place)
-    shop = await make_shop(FREELY)
-    arguments = {
-        "cover": given(b"cover"),
-        "cover_filename": "Emma.jpg",
-        "pages": [given(b"1"), given(b"2")],
-        "pages_filename": ["1.pdf", "2.txt"],
-        "pages_content_type": ["", "text/markdown"],
-        "logo": given(b"logo"),
-    }
-    assert (await shop.ann.call("shop_place_order", **arguments))[1]["success"]
-    assert parts_of((peer.headers[-1]["Content-Type"], peer.requests[-1][2])) == [
-        ("cover", "Emma.jpg", "image/jpeg", b"cover"),
-        ("pages", "1.pdf", "application/pdf", b"1"),
-        ("pages", "2.txt", "text/markdown", b"2"),
-        ("logo", "logo", "image/svg+xml", b"logo"),
-    ]
-
-
-def given(content: bytes) -> str:
-    return base64.b64encode(content).decode()

@@ -41,13 +41,6 @@ async def test_another_process_with_the_key_opens_what_this_one_made(db: Databas
     )
 
 
-async def test_session_of_another_principal_does_not_open_even_when_known(db: Database) -> None:
-    here = SealedSessions(SEAL, db)
-    header = new(here)
-    assert await here.open(header, "ann") is not None
-    assert await here.open(header, "bob") is None
-
-
 async def test_what_we_did_not_make_as_a_session_does_not_open(db: Database) -> None:
     for header in (
         b"",

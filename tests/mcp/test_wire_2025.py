@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.limits import MAX_BODY_BYTES
@@ -103,14 +104,19 @@ async def test_nothing_is_at_other_addresses(edge: Edge, path: str) -> None:
 async def test_body_too_large_is_413_declared_or_not(make_edge: EdgeMaker) -> None:
     edge: Edge = await make_edge()
 
-    async def chunked() -> Any:
-        for _ in range(3):
-            yield bytes(MAX_BODY_BYTES // 2)
+    async def chunked(*parts: bytes) -> Any:
+        for part in parts:
+            yield part
 
-    headers = {"accept": "application/json", "content-type": "application/json"}
-    for sent in (io.BytesIO(bytes(MAX_BODY_BYTES + 1)), chunked()):
+    async def status(sent: Any) -> tuple[int, str | None]:
+        headers = {"accept": "application/json", "content-type": "application/json"}
         async with edge.http.post(edge.url, data=sent, headers=headers) as answer:
-            assert answer.status == 413
+            return answer.status, answer.headers.get("connection")
+
+    half, hi = bytes(MAX_BODY_BYTES // 2), orjson.dumps(request("initialize", hello(VERSIONS[0])))
+    assert await status(io.BytesIO(bytes(MAX_BODY_BYTES + 1))) == (413, "close")
+    assert await status(chunked(half, half, half)) == (413, "close")
+    assert await status(chunked(hi[:9], hi[9:])) == (200, None)
 
 
 async def test_body_that_does_not_come_is_cut_off(make_edge: EdgeMaker) -> None:

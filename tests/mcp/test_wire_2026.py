@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.mcp.pass_through import INSTRUCTIONS
-from tests.configs import bearer
-from tests.mcp.conftest import Edge, EdgeMaker, with_tokens
+from tests.mcp.conftest import Edge
 from tests.mcp.raw import SERVER, call, listening, modern, opened, post, request
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -167,10 +166,3 @@ async def test_what_was_not_asked_for_is_not_sent(edge: Edge) -> None:
         assert (await events.message())["params"]["notifications"] == {}
         edge.toolbox.put("new")
         assert await events.silent(0.4)
-
-
-async def test_token_is_asked_for_in_this_era_too(make_edge: EdgeMaker) -> None:
-    edge: Edge = await make_edge(with_tokens("ann"))
-    message, headers = modern(request("tools/list"))
-    assert (await post(edge, message, headers)).status == 401
-    assert (await post(edge, message, headers | bearer("ann"))).status == 200

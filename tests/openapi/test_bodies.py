@@ -29,7 +29,6 @@ from tests.definitions import (
 STRING = {"type": "string"}
 NUMBER = {"type": "integer"}
 QUERY = {"name": "q", "in": "query", "schema": STRING}
-NEEDED_QUERY = {**QUERY, "name": "needed", "required": True}
 
 
 def _tool(schema: Json, *, required: bool | None = True, parameters: Any = (), **more: Any) -> Tool:

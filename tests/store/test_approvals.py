@@ -102,13 +102,6 @@ async def test_first_decision_stays(asked: Database, other_db: Database) -> None
     assert [await get_approval(asked, "a1")] == winners
 
 
-async def test_late_decision_is_none(db: Database) -> None:
-    await create_approval(db, approval(expires_at=1010.0), WAITING)
-
-    assert await approve(db) is None
-    assert await approve(db, "no such") is None
-
-
 async def test_of_fifty_uses_in_two_processes_one_wins(
     approved: Database, other_db: Database
 ) -> None:
@@ -205,17 +198,6 @@ async def test_always_allow_holds_for_principal_tool_and_session(granted: Databa
     found = [await find_grant(granted, **{**asked, **other}, now=now) for other, now in rows]
 
     assert [each == GRANT for each in found] == [True, *[False] * 6, True]
-
-
-async def test_without_sessions_always_allow_holds_for_one_client(asked: Database) -> None:
-    given = replace(GRANT, session="")
-    await approve(asked, grant=given)
-
-    found = [
-        await find_grant(asked, **{**ASKED, **other}, now=2000.0)
-        for other in ({"session": ""}, {"session": "", "client": "x"}, {"session": "s1"})
-    ]
-    assert found == [given, None, None]
 
 
 async def test_a_standing_grant_is_listed_until_it_is_revoked_or_over(

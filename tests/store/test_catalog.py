@@ -19,9 +19,7 @@ from gateway.store.catalog import (
     get_change,
     list_changes,
     load_choices,
-    load_permissions,
     load_validation,
-    put_permissions,
     save_validation,
 )
 from gateway.store.cluster import current_revision
@@ -221,14 +219,3 @@ async def test_latest_choice_of_each_principal_holds(db: Database) -> None:
     assert revisions == [1, 2, 3]
     chosen = {("ann", "demo"): "disabled", ("bob", "demo"): "read-only"}
     assert await load_choices(db) == chosen
-
-
-async def test_permissions_hold_until_they_are_deleted(db: Database) -> None:
-    assert await load_permissions(db) is None
-
-    await put_permissions(db, {"level": "read_only"}, by="ann", now=5.0)
-    assert await put_permissions(db, {"level": "full_access"}, by="bob", now=6.0) == 2
-
-    assert await load_permissions(db) == {"level": "full_access"}
-    assert await put_permissions(db, None, by="bob", now=7.0) == 3
-    assert await load_permissions(db) is None

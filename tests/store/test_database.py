@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, insert, select, text
 
 from gateway.errors import Broken, ConfigInvalid, Fixable, Overloaded
 from gateway.limits import STORE_BURST_BYTES, STORE_QUEUE
@@ -49,20 +49,6 @@ async def held(tmp_path: Path) -> AsyncIterator[tuple[Database, threading.Event]
 
 
 Held = tuple[Database, threading.Event]
-
-
-async def test_write_gives_back_what_its_unit_returned(db: Database) -> None:
-    assert await db.write(lambda tx: (add_fact(tx, "a"), "mine")) == (1, "mine")
-    assert await db.read(fact_names) == ["a"]
-
-
-async def test_update_says_how_many_rows_it_changed(db: Database) -> None:
-    await db.write(lambda tx: add_fact(tx, "a"))
-    change = update(FACTS).where(FACTS.c.name == "a", FACTS.c.value == b"").values(value=b"1")
-
-    changed = [await db.write(lambda tx: tx.execute(change).rowcount) for _ in range(2)]
-
-    assert changed == [1, 0]
 
 
 async def test_waiting_units_share_one_commit(held: Held) -> None:

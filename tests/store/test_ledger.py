@@ -117,15 +117,6 @@ async def test_token_of_another_call_is_a_conflict_but_not_among_principals(
     assert await begin(db, execution(id="e2", idempotency_token="t1", **other)) == begun
 
 
-async def test_call_that_was_never_sent_frees_its_token(db: Database) -> None:
-    failed = replace(WITH_TOKEN, status="failed", error_code="upstream_unreachable")
-    await begin(db, WITH_TOKEN)
-    await finish(db, failed, sent=False)
-
-    assert await begin(db, replace(WITH_TOKEN, id="e2")) == Begun("new")
-    assert await get_execution(db, "e1") == failed
-
-
 async def test_of_many_claims_of_one_token_exactly_one_is_new(
     db: Database, other_db: Database
 ) -> None:

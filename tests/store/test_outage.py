@@ -101,19 +101,6 @@ async def test_file_held_by_another_program_is_waited_for(tmp_path: Path) -> Non
         assert await db.read(fact_names) == ["a"]
 
 
-async def test_processes_that_write_at_once_take_turns(db: Database, other_db: Database) -> None:
-    async def write(store: Database, name: str) -> None:
-        for n in range(10):
-            await add(store, f"{name} {n}")
-
-    stores = {"a": db, "b": other_db}
-    await asyncio.gather(
-        *(write(store, f"{name}{k}") for name, store in stores.items() for k in range(4))
-    )
-
-    assert len(await db.read(fact_names)) == 80
-
-
 async def test_write_that_waited_too_long_for_the_file_does_not_happen(tmp_path: Path) -> None:
     path = Path(shutil.copy(empty_store(), tmp_path / "gateway.db"))
     engine = Sqlite(path, 0.2)

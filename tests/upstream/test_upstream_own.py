@@ -24,7 +24,6 @@ from tests.raising import raises
 from tests.upstream.upstream_doors import (
     QUICK,
     CalledUpstreams,
-    Heard,
     Told,
     both_eras,
     free_port,
@@ -49,17 +48,6 @@ class Troubles:
         async with asyncio.timeout(15):
             name, error = await self._queue.get()
         return name, error.code
-
-
-@both_eras
-async def test_what_one_principal_keeps_in_a_child_no_other_one_sees(era: str) -> None:
-    async with upstreams(stdio("up", "--era", era)) as ups:
-        assert ups.status("up").sharing == "principal"
-        for who in ("ann", "bob"):
-            await ups.text("keep", text=f"a page of {who}", principal=who)
-        kept = [await ups.text("kept", principal=who) for who in ("ann", "bob", "cat")]
-        assert kept == ["a page of ann", "a page of bob", "nothing"]
-        assert len({await ups.pid(who) for who in ("ann", "bob", "cat", None)}) == 4
 
 
 async def test_a_server_of_2025_is_told_whether_the_clients_of_its_session_offer_sampling() -> None:
@@ -222,15 +210,6 @@ async def test_replaced_connection_lets_calls_finish_and_ends_the_sessions_of_pr
         await until(lambda: new.methods.count("DELETE") == 2)
         with raises(Refused, code="not_connected"):
             await ups.call("up", "echo", {})
-
-
-async def test_what_a_session_tells_is_for_its_principal_alone() -> None:
-    async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        heard = Heard(ups, "resources/updated")
-        await ups.subscribe("up", "ann", NEWS, 5.0)
-        await peer.tell_updated(NEWS)
-        whose, said = await heard.next()
-        assert (whose, said["uri"], heard.notices.empty()) == ("ann", NEWS, True)
 
 
 @both_eras

@@ -7,10 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.upstream.protocol import RpcFailed
 from tests.library_peer import Era, library_peer
 from tests.peers import until
-from tests.raising import raises
 from tests.upstream.upstream_doors import Heard, free_port, http, upstreams
 
 both_eras = pytest.mark.parametrize("era", ["2025", "2026"])
@@ -46,12 +44,6 @@ async def test_several_resources_are_watched_and_let_go_one_by_one(era: Era) -> 
         ups.unsubscribe("up", "ann", NEWS)
         if era == "2025":
             await until(lambda: peer.subscribed == [INDEX])
-
-
-async def test_a_servers_refusal_is_the_callers_to_read() -> None:
-    async with library_peer("2025") as peer, upstreams(http("up", peer.url)) as ups:
-        with raises(RpcFailed, rpc_code=-32002, rpc_message="No such book"):
-            await ups.subscribe("up", "ann", "fiction://missing/missing", 5.0)
 
 
 @both_eras

@@ -60,14 +60,6 @@ async def test_anything_else_is_not_let_in() -> None:
             await identity.identify(fields)
 
 
-async def test_removed_token_is_not_let_in_any_more() -> None:
-    identity = Identity(tokens(ann="token-of-ann"))
-    assert await identity.identify(bearer("token-of-ann"))
-    identity.follow(tokens(ann="new-token-of-ann"), "")
-    with pytest.raises(Unauthenticated):
-        await identity.identify(bearer("token-of-ann"))
-
-
 async def test_without_authentication_everyone_is_local_and_admin_unless_said_otherwise() -> None:
     everyone = Identity(settings_with({}, mode="none"))
     assert await everyone.identify({}) == Principal("local", admin=True)

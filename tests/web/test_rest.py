@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -56,22 +55,6 @@ async def test_every_refusal_has_the_one_shape(
     assert set(body["error"]) == {"code", "message", "hint"}
     assert ("allow" in names) == (status == 405)
     assert status != 405 or set(names["allow"].split(", ")) == {"GET", "HEAD"}
-
-
-async def test_metadata_leads_to_the_issuer(make_gateway: GatewayMaker, tmp_path: Path) -> None:
-    (tmp_path / "keys.json").write_text('{"keys": []}', encoding="utf-8")
-    auth = {"issuer": "https://issuer.example", "audience": "gateway", "jwks_file": "keys.json"}
-    gateway = await make_gateway(table("auth", mode="jwt", **auth))
-    where = "/.well-known/oauth-protected-resource"
-    for path in (where, f"{where}/mcp"):
-        status, document, _ = await ask(gateway, "GET", path)
-        assert status == 200
-        assert document == {
-            "resource": f"{gateway.url}/mcp",
-            "authorization_servers": ["https://issuer.example"],
-            "bearer_methods_supported": ["header"],
-        }
-    assert (await ask(gateway, "GET", "/.well-known/other"))[0] == 404
 
 
 async def test_without_an_issuer_there_is_no_metadata(gateway: Running) -> None:
