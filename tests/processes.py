@@ -29,9 +29,17 @@ _forking.set_forkserver_preload(["gateway.server", "gateway.cli.check", "gateway
 class ForkedGateway:
     """A process that runs `gateway WORDS`, with as much of asyncio's `Process` as tests use."""
 
-    def __init__(self, words: tuple[str, ...], stdout: int, stderr: int, cwd: Path) -> None:
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        stdout: int,
+        stderr: int,
+        cwd: Path,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         streams = [DupFd(stdout), DupFd(stderr)]
-        self._process = _forking.Process(target=_run, args=(words, str(cwd), *streams))
+        args = (words, str(cwd), variables or {}, *streams)
+        self._process = _forking.Process(target=_run, args=args)
         self._process.start()
         self.pid: int = self._process.pid or 0
         self.stdout = asyncio.StreamReader()
@@ -62,7 +70,10 @@ class ForkedGateway:
         return self._process.exitcode or 0
 
 
-def _run(words: tuple[str, ...], cwd: str, stdout: Any, stderr: Any) -> None:
+def _run(
+    words: tuple[str, ...], cwd: str, variables: dict[str, str], stdout: Any, stderr: Any
+) -> None:
+    os.environ.update(variables)
     for stream, number in ((stdout, 1), (stderr, 2)):
         os.dup2(stream.detach(), number)
     os.chdir(cwd)
@@ -72,10 +83,13 @@ def _run(words: tuple[str, ...], cwd: str, stdout: Any, stderr: Any) -> None:
     main()
 
 
-async def gateway_command(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `gateway WORDS`."""
+async def gateway_command(
+    *words: str, cwd: Path | None = None, **variables: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `gateway WORDS`, with these variables."""
     with TemporaryFile() as out, TemporaryFile() as err:
-        process = ForkedGateway(words, out.fileno(), err.fileno(), cwd or Path.cwd())
+        streams = (out.fileno(), err.fileno())
+        process = ForkedGateway(words, *streams, cwd or Path.cwd(), variables)
         async with asyncio.timeout(START_SECONDS):
             code = await process.wait()
         return code, *(_text(file) for file in (out, err))  # type: ignore[return-value]
