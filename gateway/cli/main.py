@@ -19,6 +19,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import manage
+from gateway.cli.connect import connect
 from gateway.cli.remote import JsonOption, fail, show_json, show_progress, show_table, stdio
 from gateway.config.connection import McpConnection
 from gateway.config.reading import read_settings
@@ -273,6 +274,7 @@ def _make_token() -> tuple[str, str]:
 
 
 app.command()(stdio)
+app.command()(connect)
 app.add_typer(manage.top)
 app.add_typer(manage.connections, name="connections")
 app.add_typer(manage.approvals, name="approvals")

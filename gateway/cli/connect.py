@@ -1,0 +1,237 @@
+"""`gateway connect`: the gateway written into a client's own configuration, and taken out again.
+
+Each client keeps its servers in one file, under one key, by name. What else the file holds stays
+as it is; a file that could not be kept whole (comments in JSON) is left alone, and the lines to
+add are printed instead. Where the formats were looked up: each client's documentation, 2026-11.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.remote import TokenOption, UrlOption, fail, remote
+
+Entry = dict[str, Any]
+
+
+class ClientName(StrEnum):
+    """The clients whose configuration is known."""
+
+    CLAUDE_CODE = "claude-code"
+    CLAUDE_DESKTOP = "claude-desktop"
+    CURSOR = "cursor"
+    VSCODE = "vscode"
+    CODEX = "codex"
+    GEMINI = "gemini"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFile:
+    """Where a client keeps its servers, and how it writes one down."""
+
+    file: str  # for every project: below the home folder, or what _APPLICATION_DATA is
+    key: str
+    entry: Callable[[str, str | None], Entry]
+    project: str | None = None  # for one project: below its folder
+    next_step: str = "Restart it"
+
+
+def _headers(token: str | None) -> Entry:
+    return {"headers": {"Authorization": f"Bearer {token}"}} if token else {}
+
+
+def _bridge(url: str, token: str | None) -> Entry:
+    command = shutil.which("gateway") or str(Path(sys.argv[0]).resolve())  # it may know no PATH
+    environment = {"env": {"GATEWAY_TOKEN": token}} if token else {}
+    return {"command": command, "args": ["stdio", "--url", url], **environment}
+
+
+def _codex(url: str, token: str | None) -> Entry:
+    return {"url": url, **({"bearer_token_env_var": "GATEWAY_TOKEN"} if token else {})}
+
+
+_APPLICATION_DATA = {"darwin": "Library/Application Support", "win32": "AppData/Roaming"}.get(
+    sys.platform, ".config"
+)
+CLIENTS = {
+    ClientName.CLAUDE_CODE: ClientFile(
+        ".claude.json",
+        "mcpServers",
+        lambda url, token: {"type": "http", "url": url, **_headers(token)},
+        ".mcp.json",
+        "Look with /mcp",
+    ),
+    ClientName.CLAUDE_DESKTOP: ClientFile(
+        f"{_APPLICATION_DATA}/Claude/claude_desktop_config.json", "mcpServers", _bridge
+    ),
+    ClientName.CURSOR: ClientFile(
+        ".cursor/mcp.json",
+        "mcpServers",
+        lambda url, token: {"url": url, **_headers(token)},
+        ".cursor/mcp.json",
+    ),
+    ClientName.VSCODE: ClientFile(
+        f"{_APPLICATION_DATA}/Code/User/mcp.json",
+        "servers",
+        lambda url, token: {"type": "http", "url": url, **_headers(token)},
+        ".vscode/mcp.json",
+        "Start it with “MCP: List Servers”",
+    ),
+    ClientName.CODEX: ClientFile(
+        ".codex/config.toml",
+        "mcp_servers",
+        _codex,
+        ".codex/config.toml",
+        "Set GATEWAY_TOKEN for it if the gateway wants a token, and restart it",
+    ),
+    ClientName.GEMINI: ClientFile(
+        ".gemini/settings.json",
+        "mcpServers",
+        lambda url, token: {"httpUrl": url, **_headers(token)},
+        ".gemini/settings.json",
+    ),
+}
+
+
+def connect(
+    client: Annotated[ClientName, typer.Argument(help="The client.")],
+    url: UrlOption = None,
+    token: TokenOption = None,
+    name: Annotated[str, typer.Option(help="What the client calls the gateway.")] = "gateway",
+    project: Annotated[bool, typer.Option("--project", help="For this folder alone.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Write nothing.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it out again.")] = False,
+) -> None:
+    """Write the gateway into a client's own configuration.
+
+    A token that is given is written there too, unless the client reads it from its environment.
+
+    Examples: `gateway connect claude-code`, `gateway connect cursor --project`,
+    `gateway connect codex --undo`
+    """
+    if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+        fail("--name: letters, digits, - and _ only", 2)
+    about = CLIENTS[client]
+    if project and about.project is None:
+        fail(f"{client} has no configuration for one project", 2)
+    file = Path(about.project) if project and about.project else Path.home() / about.file
+    text = _read(file)
+    table = _servers(text, file, about.key)
+    if undo:
+        if name not in table:
+            fail(f"{file} has no server {name!r}: nothing to undo")
+        _write(file, _without(text, file, about.key, name))
+        print(f"Took {name!r} out of {file}. {about.next_step}.")
+        return
+    entry = about.entry(f"{remote(url, token).base}/mcp", token)
+    block = _spell(file, about.key, name, entry)
+    if only_print:
+        print(f"In {file}:\n\n{block}")
+        return
+    if table.get(name, entry) != entry:
+        fail(f"{file} has another server {name!r}: take it out with --undo, or give a --name")
+    if name not in table:
+        _write(file, _with(text, file, about.key, name, entry))
+    print(f"{file} has the gateway as {name!r} now. {about.next_step}.")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{file} can't be read: {error}")
+
+
+def _parse(text: str, file: Path) -> Entry:
+    whole: Any = {}
+    try:
+        if file.suffix == ".toml":
+            whole = tomllib.loads(text)
+        elif text.strip():
+            whole = json.loads(text)
+    except ValueError as error:
+        words = f"{file} is not plain {file.suffix[1:].upper()} ({error})"
+        fail(f"{words}: use --print, and add the lines by hand")
+    if not isinstance(whole, dict):
+        fail(f"{file} should be an object: mend it first")
+    return whole
+
+
+def _servers(text: str, file: Path, key: str) -> Mapping[str, Any]:
+    table = _parse(text, file).get(key, {})
+    if not isinstance(table, dict):
+        fail(f"{file}: {key} should be an object: mend it first")
+    return table
+
+
+def _spell(file: Path, key: str, name: str, entry: Entry) -> str:
+    if file.suffix != ".toml":
+        return json.dumps({key: {name: entry}}, indent=2, ensure_ascii=False)
+    lines = [f"{word} = {json.dumps(value)}" for word, value in entry.items()]
+    return "\n".join([f"[{key}.{name}]", *lines, ""])
+
+
+def _with(text: str, file: Path, key: str, name: str, entry: Entry) -> str:
+    if file.suffix == ".toml":
+        before = f"{text.rstrip()}\n\n" if text.strip() else ""
+        after = before + _spell(file, key, name, entry)
+        _must_hold(after, file, key, name, present=True)
+        return after
+    whole = _parse(text, file)
+    whole[key] = {**whole.get(key, {}), name: entry}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _without(text: str, file: Path, key: str, name: str) -> str:
+    if file.suffix == ".toml":
+        kept, within = [], False
+        for line in text.splitlines(keepends=True):
+            if line.startswith("["):
+                within = line.startswith((f"[{key}.{name}]", f"[{key}.{name}."))
+            if not within:
+                kept.append(line)
+        after = "".join(kept)
+        _must_hold(after, file, key, name, present=False)
+        return after
+    whole = _parse(text, file)
+    del whole[key][name]
+    if not whole[key]:
+        del whole[key]
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _must_hold(text: str, file: Path, key: str, name: str, *, present: bool) -> None:
+    """TOML is edited as text, for its comments' sake: what came out is read before it is kept."""
+    try:
+        if (name in tomllib.loads(text).get(key, {})) == present:
+            return
+    except tomllib.TOMLDecodeError:
+        pass
+    fail(f"{file} can't be edited safely: use --print, and edit [{key}.{name}] by hand")
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all, readable by nobody else when it is new: a token may be in it."""
+    target = file.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+    beside = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        beside.touch(mode=0o600)
+        beside.write_text(text, encoding="utf-8")
+        beside.chmod(mode)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        fail(f"{file} can't be written: {error}")
