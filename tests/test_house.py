@@ -203,7 +203,7 @@ def _is_of_a_call(thing: object) -> bool:
 async def least(request: Callable[[], Awaitable[Any]]) -> Trace:
     """What every warm request of this kind crosses: background work falls into a few of them."""
     traces = []
-    for _ in range(8):
+    for _ in range(40):
         with traced() as trace:
             await request()
         traces.append(trace)
