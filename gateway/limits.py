@@ -93,6 +93,8 @@ PARALLEL_REFRESHES = 8
 CATALOG_LOOK_SECONDS = 1.0  # between two looks at what is due, or at a store that is away
 FIRST_PAUSE_SECONDS = 5.0  # after a look that failed, twice as long after each
 COMPARED_NODES = 20_000  # of two schemas; what lies beyond counts as changed
+FORMER_NAME_SECONDS = 30 * 86_400.0  # a tool that was renamed answers to the name it had
+MAX_FORMER_NAMES = 10_000  # of one connection: as many as it may have operations
 SEARCH_CHARS = 400  # of a question
 SEARCH_COMPLETIONS = 12  # of a last word that is not finished
 

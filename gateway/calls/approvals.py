@@ -127,8 +127,8 @@ class Approvals:
             time.time(),
             session=caller.session or "",
             client=name_of_client(caller.client),
+            tools=attempt.names,
             principal=attempt.principal,
-            tool=tool.name,
             fingerprint=tool.fingerprint,
         )
 
@@ -141,7 +141,8 @@ class Approvals:
         approval = await store.get_approval(self.db, state[0])
         call = _call_of(attempt).items()
         is_for_it = all(getattr(approval, name, None) == value for name, value in call)
-        if approval is None or not is_for_it or time.time() >= approval.expires_at:
+        is_named = approval is not None and approval.tool in attempt.names
+        if approval is None or not is_for_it or not is_named or time.time() >= approval.expires_at:
             raise Refused(
                 "approval_expired",
                 "The answer came too late, or belongs to another call.",
@@ -157,7 +158,8 @@ class Approvals:
         """The open question about this very call, of a caller that was cut off or waits too."""
         if attempt.unattended:
             return None
-        return await store.same_open(self.db, time.time(), UNATTENDED, **_call_of(attempt))
+        call = _call_of(attempt)
+        return await store.same_open(self.db, time.time(), UNATTENDED, tools=attempt.names, **call)
 
     async def _ask(self, attempt: Attempt, target: Target) -> Approval:
         """A new question about this call."""
@@ -328,10 +330,10 @@ class Approvals:
 
 
 def _call_of(attempt: Attempt) -> dict[str, Any]:
-    """What an approval is bound to: who calls, the tool as it is, and exact arguments."""
+    """What an approval is bound to beside the tool's name: who calls, the tool as it is, and exact
+    arguments."""
     return {
         "principal": attempt.principal,
-        "tool": attempt.tool.name,
         "fingerprint": attempt.tool.fingerprint,
         "args_digest": attempt.args_digest,
     }

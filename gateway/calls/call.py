@@ -213,8 +213,7 @@ class Invoker:
         """The approval to use up, or the answer where the call goes on, or went, without it."""
         if attempt.token is not None and attempt.token_given:
             first = await first_with_token(self._db, attempt.principal, attempt.token)
-            same_call = (attempt.tool.name, attempt.args_digest)
-            if first is not None and (first.tool, first.args_digest) != same_call:
+            if first is not None and not _is_same_call(attempt, first):
                 raise _conflict(attempt)
             if first is not None and not _is_shared(first):
                 return await self._answer_again(attempt, first)
@@ -231,7 +230,7 @@ class Invoker:
             return None
         if approval is not None:
             await self._approvals.void(approval)  # its call was made already, under its token
-        if begun.outcome == "conflict" or begun.execution is None:
+        if begun.execution is None or not _is_same_call(attempt, begun.execution):
             raise _conflict(attempt)
         return await self._answer_again(attempt, begun.execution)
 
@@ -410,6 +409,11 @@ def _conflict(attempt: Attempt) -> Fixable:
         "Use a new token for a new call; find_execution shows the earlier one.",
         token=token,
     )
+
+
+def _is_same_call(attempt: Attempt, first: Execution) -> bool:
+    """Whether a token stands for this very call, under a name that its tool has or had."""
+    return first.tool in attempt.names and first.args_digest == attempt.args_digest
 
 
 def _is_shared(first: Execution) -> bool:

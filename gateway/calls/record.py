@@ -116,6 +116,11 @@ class Attempt(Struct):
         return self.caller.principal.name
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What the tool is called, and was called before: what was said of either is obeyed."""
+        return self.snapshot.names_of(self.tool)
+
+    @property
     def max_output_bytes(self) -> int:
         return self.snapshot.settings.limits.max_output_bytes
 
@@ -245,7 +250,7 @@ class Attempt(Struct):
             return result
         warnings = self.redactor.json(list(self.warnings))
         words = "; ".join(f"{each['path']}: {each['message']}" for each in warnings)
-        return _with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
+        return with_line(result, f"Warnings: {words}", {WARNINGS_META: warnings})
 
     def meta(self, status: ExecutionStatus) -> dict[str, Any]:
         """What every result says of its call."""
@@ -341,10 +346,11 @@ def with_token(result: Result, token: str | None) -> Result:
     """The result with its token, for programs and as the last line of its text."""
     if token is None:
         return result
-    return _with_line(result, f"Idempotency token: {token}", {TOKEN_META: token})
+    return with_line(result, f"Idempotency token: {token}", {TOKEN_META: token})
 
 
-def _with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
+def with_line(result: Result, text: str, meta: Mapping[str, Any]) -> Result:
+    """The result with one more line of text, and the same for programs."""
     return {
         **result,
         "content": [*result.get("content", ()), {"type": "text", "text": text}],

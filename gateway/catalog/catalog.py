@@ -27,6 +27,7 @@ from gateway.catalog.changes import (
     asks_other_credential,
     by_operation,
     failed,
+    is_same,
     replaced,
     report_of,
     served,
@@ -53,6 +54,7 @@ from gateway.catalog.snapshot import (
     same_content,
     with_tools,
 )
+from gateway.catalog.successors import FormerNames, served_names
 from gateway.config.connection import Connection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Permissions, Settings
@@ -86,6 +88,7 @@ class Catalog:
         self._looked: dict[str, tuple[float, Report]] = {}  # and what the last one found
         self._choices: Mapping[tuple[str, str], Level] = {}
         self._permissions: Permissions | None = None
+        self._former = FormerNames(stored)
         self._listeners: list[Callable[[], None]] = []
         self._synced = 0  # the store's revision up to which everything was taken over
         self._behind = asyncio.Event()
@@ -175,6 +178,7 @@ class Catalog:
                 await remove_from_azure(self._discoverer.azure, state.settings)
             revision = await self._stored.delete(name, expected)
             self._states.pop(name, None)  # unless the store's word of it came first
+            self._former.drop(name)
             self.refreshed_at.pop(name, None)
             self._swap(revision)
         log.info("connection deleted", connection=name, by=by)
@@ -399,8 +403,10 @@ class Catalog:
     async def _take(self, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
         seen, chosen, allowed = dict(self._states), self._choices, self._permissions
+        former = self._former.known
         stored = await self._stored.load({n: s.found for n, s in seen.items() if s.found})
         self._synced = max(self._synced, stored.revision)
+        self._former.take(stored.former, former)
         listed = stored.found.get(LISTING)
         listing = await self._stored.whole(LISTING, listed.definition) if listed else None
         states = {
@@ -427,7 +433,8 @@ class Catalog:
     ) -> ConnectionState:
         """The connection as it runs where nothing of it changed, else from what is cached."""
         old = self._states.get(base.name)
-        if old is not None and self._is_current(old, base, cached, settings):
+        same_limits = settings.limits == self.current.settings.limits
+        if old is not None and same_limits and is_same(old, base, cached):
             return old
         base = with_last_good(base, old)
         if cached is None or not base.settings.is_active:
@@ -440,22 +447,12 @@ class Catalog:
             log.warning("cached definition not usable", connection=base.name, error=error.message)
             return base
 
-    def _is_current(
-        self, old: ConnectionState, base: ConnectionState, cached: Found | None, settings: Settings
-    ) -> bool:
-        same_build = cached is None or (old.found is not None and old.found.at == cached.at)
-        return (
-            same_build
-            and settings.limits == self.current.settings.limits
-            and (old.settings, old.origin, old.revision)
-            == (base.settings, base.origin, base.revision)
-        )
-
     async def _rebuilt(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
         look = Look(base.name, base.settings, settings.limits)
         if look.key(cached.definition) == cached.build_key:
             return cached
         found = await self._rebuild(look, cached)
+        await self._former.compare(self.current, base.name, base.found or cached, found)
         # Other settings don't accept what is held: the same definition still waits for an admin.
         now = by_operation(cached.build.tools)
         undecided = await self._stored.undecided(base.name)
@@ -469,8 +466,11 @@ class Catalog:
         return await self._discoverer.rebuild(look, definition)
 
     async def _save(self, new: Adoption, by: str, **put: Any) -> int:
-        changes = () if new.first else new.changes
-        return await self._stored.save(new.state.name, new.found, changes, by=by, **put)
+        renamed = served_names(self.current, new.renamed)
+        found = new.state.name, new.found, () if new.first else new.changes, renamed
+        revision = await self._stored.save(*found, by=by, **put)
+        self._former.add(renamed)
+        return revision
 
     def _install(self, state: ConnectionState, revision: int) -> None:
         self._states[state.name] = state
@@ -490,7 +490,9 @@ class Catalog:
             choices=self._choices,
             stored_permissions=self._permissions,
             problems=(self.group_problem,) if self.group_problem else (),
+            former=self._former.known.values(),
         )
+        self._former.let_go(snapshot)
         if not same_content(snapshot, self.current):
             self.current = snapshot
             for listener in list(self._listeners):

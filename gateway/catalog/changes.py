@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.catalog.snapshot import ConnectionState, with_tools
+from gateway.catalog.snapshot import ConnectionState, operations_of, with_tools
 from gateway.errors import DefinitionUnreadable, GatewayError
 from gateway.limits import COMPARED_NODES
 from gateway.model import (
@@ -30,7 +30,7 @@ from gateway.model import (
     new_id,
     whole_schema,
 )
-from gateway.store.tables import Change
+from gateway.store.tables import Change, FormerName
 
 Hold = Literal["accept", "hold_risky", "hold_all"]
 
@@ -63,6 +63,7 @@ class Adoption:
     found: Found  # with the tools that are served, held ones as they were, and with its bytes
     changes: Sequence[Change]
     first: bool  # there was nothing to compare with
+    renamed: Sequence[FormerName]
 
 
 def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption:
@@ -78,6 +79,7 @@ def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption
     build = replace(found.build, tools=served(found.build.tools, waiting))
     if state.build is not None and any(asks_other_credential(change) for change in waiting):
         build = with_credentials_of(build, state.build)
+    renamed = former_names(state.name, state.found, found, now)  # also what is held has its name
     found = replace(found, build=build, at=now)
     kept_back = {change.operation for change in waiting}
     told = [
@@ -91,7 +93,21 @@ def adopt(state: ConnectionState, found: Found, now: float, by: str) -> Adoption
         )
         for change in changes
     ]
-    return Adoption(with_found(state, found), found, told, first)
+    return Adoption(with_found(state, found), found, told, first, renamed)
+
+
+def former_names(
+    connection: str, before: Found | None, after: Found, now: float
+) -> list[FormerName]:
+    """The names of operations that have other names in what was found now."""
+    if before is None:
+        return []
+    old, new = (operations_of(found, found.build.tools) for found in (before, after))
+    return [
+        FormerName(connection, old[each].name, old[each].local_name, each, now)
+        for each in sorted(old.keys() & new.keys())
+        if old[each].name != new[each].name
+    ]
 
 
 def with_found(state: ConnectionState, found: Found) -> ConnectionState:
@@ -100,6 +116,13 @@ def with_found(state: ConnectionState, found: Found) -> ConnectionState:
     status = build.status if state.settings.is_active else "disabled"
     after = replace(state, found=found.light(), status=status, problems=build.problems)
     return with_tools(after, build.tools)
+
+
+def is_same(old: ConnectionState, base: ConnectionState, cached: Found | None) -> bool:
+    """Whether a connection that runs is what is configured and stored now."""
+    same_build = cached is None or (old.found is not None and old.found.at == cached.at)
+    settings = (base.settings, base.origin, base.revision)
+    return same_build and (old.settings, old.origin, old.revision) == settings
 
 
 def with_last_good(base: ConnectionState, old: ConnectionState | None) -> ConnectionState:

@@ -7,8 +7,8 @@ when each connection's `ConnectionState` was made, and is shared between snapsho
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import orjson
 
 from gateway.config.connection import Connection, McpConnection
 from gateway.config.settings import Permissions, Settings
+from gateway.limits import FORMER_NAME_SECONDS
 from gateway.model import (
     OWN_TOOL_NAMES,
     Build,
@@ -28,8 +29,10 @@ from gateway.model import (
     Skipped,
     Status,
     Tool,
+    digest,
 )
 from gateway.naming import local_name, matching, override_for, renamed, ruled_out
+from gateway.store.tables import FormerName
 
 Owner = Callable[[str], str | None]  # who else a name belongs to
 Origin = Literal["config", "stored", "demo", "azure"]
@@ -93,11 +96,35 @@ class Snapshot:
     choices: Mapping[tuple[str, str], Level] = field(default_factory=dict)
     stored_permissions: Permissions | None = None
     problems: tuple[Problem, ...] = ()  # those that are no connection's own
+    former: Mapping[str, tuple[FormerName, ...]] = field(default_factory=dict)  # by tool
+    successors: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # by former name
+    in_force: Permissions | None = None  # None: as written
+
+    @property
+    def written_permissions(self) -> Permissions:
+        """Those that were put at run time, until they are deleted; else config.toml's."""
+        return self.stored_permissions or self.settings.permissions
 
     @property
     def permissions(self) -> Permissions:
-        """Those that were put at run time, until they are deleted; else config.toml's."""
-        return self.stored_permissions or self.settings.permissions
+        """What holds: as written, and what was said against a tool under a name that it had."""
+        return self.in_force or self.written_permissions
+
+    def names_of(self, tool: Tool) -> tuple[str, ...]:
+        """What a tool is called, and what it was called before."""
+        return (tool.name, *(each.name for each in self.former.get(tool.name, ())))
+
+    def local_names_of(self, tool: Tool) -> tuple[str, ...]:
+        """The same without prefix."""
+        return (tool.local_name, *(each.local_name for each in self.former.get(tool.name, ())))
+
+    def find(self, tools: Mapping[str, Tool], name: str, now: float) -> Tool | None:
+        """The tool, of these, that has a name, or had it and still answers to it."""
+        found = tools.get(name)
+        if found is None and name in self.successors:
+            tool, at = self.successors[name]
+            found = tools.get(tool) if at > now - FORMER_NAME_SECONDS else None
+        return found
 
 
 def at_rest(name: str, settings: Connection, origin: Origin, revision: int = 0) -> ConnectionState:
@@ -154,17 +181,27 @@ def assemble(
     choices: Mapping[tuple[str, str], Level] | None = None,
     stored_permissions: Permissions | None = None,
     problems: tuple[Problem, ...] = (),
+    former: Collection[FormerName] = (),
 ) -> Snapshot:
     """A whole snapshot: no two tools of one name, none with a name of the gateway's own."""
     ordered = sorted(states, key=lambda state: (ORIGIN_ORDER[state.origin], state.name))
     spaces = NameSpaces(ordered, settings.capabilities)
     taken: dict[str, Tool] = {}
     connections: dict[str, ConnectionState] = {}
+    renamed_in = {each.connection for each in former}
+    operations = {s.name: operations_of(s.found, s.tools) for s in ordered if s.name in renamed_in}
     for state in ordered:
         state = _with_portable(state, settings)
         state = _without_clashes(state, _owner(state, spaces, taken))
         connections[state.name] = state
         taken.update((tool.name, tool) for tool in state.tools)
+
+    def is_free(name: FormerName) -> bool:
+        state = connections.get(name.connection)
+        return state is not None and _owner(state, spaces, taken)(name.name) is None
+
+    names = _former_of(filter(is_free, former), operations, taken)
+    written = stored_permissions or settings.permissions
     return Snapshot(
         revision,
         settings,
@@ -173,7 +210,72 @@ def assemble(
         choices or {},
         stored_permissions,
         problems,
+        names,
+        {each.name: (tool, each.at) for tool, them in names.items() for each in them},
+        _with_former(written, names, taken),
     )
+
+
+# --- names that tools had ------------------------------------------------------------------------
+
+
+def operations_of(found: Found | None, tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Tools by the operation that each alone carries out, whatever it is called.
+
+    Where several do the same, none of them is known by its operation.
+    """
+    if found is None:
+        return {}
+    named = [(operation_of(found, tool), tool) for tool in tools]
+    times = Counter(operation for operation, _ in named)
+    return {operation: tool for operation, tool in named if times[operation] == 1}
+
+
+def operation_of(found: Found, tool: Tool) -> str:
+    """What tells an operation from all others: where a call goes, and what it sends unasked."""
+    http, upstream = tool.http, tool.upstream
+    if http is not None:
+        unasked = [[p.place, p.name, p.constant] for p in http.parameters if p.argument is None]
+        inside = http.body.constants if http.body else {}
+        place = [http.method, f"{http.base_url}{http.path}", found.build.envelope]
+        return digest(orjson.dumps([*place, unasked, dict(inside)]))
+    return digest(orjson.dumps([found.definition.location, upstream]))
+
+
+def _former_of(
+    former: Iterable[FormerName],
+    operations: Mapping[str, Mapping[str, Tool]],
+    taken: Mapping[str, Tool],
+) -> dict[str, tuple[FormerName, ...]]:
+    """The names that tools had, by what each tool is called now; of a name that two had, none."""
+    found: defaultdict[str, list[FormerName]] = defaultdict(list)
+    for each in former:
+        tool = operations[each.connection].get(each.operation)
+        if tool is not None and getattr(taken.get(tool.name), "connection", "") == tool.connection:
+            found[tool.name].append(each)
+    times = Counter(each.name for names in found.values() for each in names)
+    clear = {tool: tuple(n for n in names if times[n.name] == 1) for tool, names in found.items()}
+    return {tool: names for tool, names in clear.items() if names}
+
+
+def _with_former(
+    written: Permissions,
+    former: Mapping[str, tuple[FormerName, ...]],
+    tools: Mapping[str, Tool],
+) -> Permissions | None:
+    """The permissions, obeyed also where they speak against a tool under a name that it had.
+
+    None: that changes nothing. What they allowed under that name is not allowed by it now.
+    """
+    rules = dict(written.tools)
+    for tool, names in former.items():
+        said = [rules[name] for name in (tool, *(n.name for n in names)) if name in rules]
+        by_level = written.level == "read_only" and tools[tool].access != "read"
+        if "blocked" in said:
+            rules[tool] = "blocked"
+        elif "confirm" in said and (tool in rules or not by_level):
+            rules[tool] = "confirm"
+    return None if rules == written.tools else written.model_copy(update={"tools": rules})
 
 
 def owner_in(snapshot: Snapshot, name: str, settings: Connection) -> Owner:

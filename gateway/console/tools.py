@@ -318,7 +318,7 @@ async def access(visit: Visit) -> Response:
         filter,
         own=[row for row in rows if row["principal"] == visit.principal.name],
         levels=get_args(Level),
-        permissions=snapshot.permissions,
+        permissions=snapshot.written_permissions,
         stored=snapshot.stored_permissions is not None,
         settings=snapshot.settings if visit.principal.admin else None,
         names=sorted({row["connection"] for row in rows}),

@@ -163,12 +163,17 @@ def _allowed(
         b.mode == "meta" and b.explicit for b in here
     ):
         return ()  # the file is checked for this, but not for what was put while it was another
-    return tuple(tool for tool in tools if all(_permits(b, tool) for b in here)) if here else tools
+    if not here:
+        return tools
+    return tuple(
+        tool for tool in tools if all(_permits(b, *snapshot.local_names_of(tool)) for b in here)
+    )
 
 
-def _permits(bundle: Bundle, tool: Tool) -> bool:
-    name = tool.local_name
-    return matching(name, bundle.allow) is not None and matching(name, bundle.deny) is None
+def _permits(bundle: Bundle, name: str, *former: str) -> bool:
+    """Whether a bundle gives a tool; what it denies by a name that the tool had, it does not."""
+    denied = any(matching(each, bundle.deny) for each in (name, *former))
+    return matching(name, bundle.allow) is not None and not denied
 
 
 def _is_meta(bundle: Bundle, allowed: Mapping[str, tuple[Tool, ...]]) -> bool:

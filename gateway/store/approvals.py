@@ -119,12 +119,16 @@ async def list_open(db: Database, now: float) -> list[Approval]:
     return await _find(db, _still("pending", now))
 
 
-async def same_open(db: Database, now: float, unattended: str, **call: str) -> Approval | None:
+async def same_open(
+    db: Database, now: float, unattended: str, *, tools: Sequence[str], **call: str
+) -> Approval | None:
     """The open approval with these values, which name one call: an approved one, or the oldest.
 
-    Not of a caller of the era that is named: its call runs by itself.
+    `tools` are the names of its tool. Not of a caller of the era that is named: its call runs by
+    itself.
     """
-    same = and_(*(_approvals.c[name] == value for name, value in call.items()))
+    values = (_approvals.c[name] == value for name, value in call.items())
+    same = and_(_approvals.c.tool.in_(tools), *values)
     by_itself = select(_executions.c.id).where(
         _executions.c.id == _approvals.c.execution_id, _executions.c.era == unattended
     )
@@ -166,11 +170,12 @@ async def void_approval(db: Database, id: str, now: float) -> list[Approval]:
 
 
 async def find_grant(
-    db: Database, now: float, *, session: str, client: str, **about: str
+    db: Database, now: float, *, session: str, client: str, tools: Sequence[str], **about: str
 ) -> StandingGrant | None:
-    """The grant with these values that holds now: of this session, else of this client."""
+    """The grant with these values that holds now, for a tool of these names: of this session, else
+    of this client."""
     whose = {"session": session} if session else {"session": "", "client": client}
-    held = select(_grants).filter_by(**about, **whose)
+    held = select(_grants).filter_by(**about, **whose).where(_grants.c.tool.in_(tools))
     statement = held.where(_grants.c.expires_at > now).limit(1)
     return await db.read(lambda tx: one(tx, statement, StandingGrant))
 

@@ -19,20 +19,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, tuple_, update
 
 from gateway.errors import Fixable, NotFound, Overloaded
-from gateway.limits import STORE_ROWS
+from gateway.limits import MAX_FORMER_NAMES, STORE_ROWS
 from gateway.model import Found, Level, Problem, RawDefinition, decode_build, encode_build
 from gateway.store import tables
 from gateway.store.cluster import current_revision, write_revision
 from gateway.store.credentials import delete_credentials_in
 from gateway.store.database import Database, insert_new, many, one, upsert, values
 from gateway.store.secrets import Seal
-from gateway.store.tables import Change, ChangeStatus
+from gateway.store.tables import Change, ChangeStatus, FormerName
 
 _connections = tables.connections
 _definitions = tables.definitions
+_former = tables.former_names
 _validations = tables.validations
 _changes = tables.changes
 _choices = tables.choices
@@ -48,6 +49,7 @@ class Stored:
     found: Mapping[str, Found]
     choices: Mapping[tuple[str, str], Level]
     permissions: Mapping[str, Any] | None
+    former: Sequence[FormerName]
 
 
 class StoredCatalog:
@@ -67,6 +69,7 @@ class StoredCatalog:
             await self._load_found(known),
             await load_choices(self.db),
             await load_permissions(self.db),
+            await self.db.read(lambda tx: many(tx, select(_former), FormerName)),
         )
 
     async def _load_found(self, known: Mapping[str, Found]) -> dict[str, Found]:
@@ -101,6 +104,7 @@ class StoredCatalog:
         name: str,
         found: Found,
         changes: Sequence[Change],
+        renamed: Sequence[FormerName] = (),
         *,
         by: str,
         put: Mapping[str, Any] | None = None,
@@ -123,6 +127,7 @@ class StoredCatalog:
                 upsert(tx, _connections, {"name": name, "settings": settings, **when})
             if tx.execute(same).first() is None:
                 record_changes(tx, name, changes)
+            _keep_former(tx, renamed)
             _save_definition(tx, definition)
             return revision
 
@@ -134,12 +139,23 @@ class StoredCatalog:
         def unit(tx: Connection, revision: int) -> int:
             _check_revision(tx, name, expected)
             tx.execute(delete(_definitions).filter_by(connection=name))
+            tx.execute(delete(_former).filter_by(connection=name))
             delete_credentials_in(tx, name)
             if not tx.execute(delete(_connections).filter_by(name=name)).rowcount:
                 raise NotFound("connection_invalid", f"there is no connection {name!r}")
             return revision
 
         return await write_revision(self.db, unit)
+
+    async def keep_former(self, renamed: Sequence[FormerName]) -> None:
+        """Keeps names that tools had."""
+        await self.db.write(lambda tx: _keep_former(tx, renamed), "former names")
+
+    def forget_former(self, names: Sequence[FormerName]) -> None:
+        """Forgets names that others have now: they will never be their tools' again."""
+        which = [(each.connection, each.name, each.operation) for each in names]
+        columns = tuple_(_former.c.connection, _former.c.name, _former.c.operation)
+        self.db.write_soon(lambda tx: tx.execute(delete(_former).where(columns.in_(which))))
 
     async def keep(self, name: str, found: Found) -> None:
         """Keeps a definition that is no connection's."""
@@ -172,6 +188,17 @@ class StoredCatalog:
             return decided, revision
 
         return await write_revision(self.db, unit)
+
+
+def _keep_former(tx: Connection, renamed: Sequence[FormerName]) -> None:
+    """Keeps names that tools had, the newest of each connection."""
+    for each in renamed:
+        upsert(tx, _former, values(each))
+    for connection in {each.connection for each in renamed}:
+        mine = select(_former.c.name).filter_by(connection=connection)
+        beyond = mine.order_by(_former.c.at.desc(), _former.c.name).offset(MAX_FORMER_NAMES)
+        over = tx.execute(beyond).scalars().all()
+        tx.execute(delete(_former).filter_by(connection=connection).where(_former.c.name.in_(over)))
 
 
 def _check_revision(tx: Connection, name: str, expected: int | None) -> None:

@@ -40,6 +40,7 @@ from sqlalchemy import (
 from gateway import limits
 from gateway.errors import GatewayError, Overloaded
 from gateway.store import tables
+from gateway.store.columns import storable
 from gateway.store.engines import CHANNEL, engine_for, translated, unavailable
 
 T = TypeVar("T")
@@ -310,7 +311,7 @@ def insert_rows(
         start += size
         marks = _marks(is_postgres(tx), len(rows[0]), size)
         insert = f"INSERT INTO {table.name} ({columns}) VALUES {marks} ON CONFLICT {on_conflict}"
-        given = tuple([tables.storable(value) for row in part for value in row.values()])
+        given = tuple([storable(value) for row in part for value in row.values()])
         count += tx.exec_driver_sql(insert, given).rowcount
     return count
 

@@ -15,13 +15,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from sqlalchemy import (
-    BigInteger,
     Column,
     Connection,
-    Dialect,
-    Double,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     String,
@@ -32,81 +28,10 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.types import TypeDecorator
 
 from gateway.errors import ConfigInvalid
-from gateway.model import Tool, decode_tool, encode_tool, json_bytes, json_value
-
-
-def storable(value: Any) -> Any:
-    """A value as the store holds it: objects and lists as JSON, which may come as bytes already.
-
-    In text, U+FFFD stands for what PostgreSQL and UTF-8 can't hold: NUL and lone surrogates. They
-    are replaced, not removed, so that no such name turns into one we trust.
-    """
-    if isinstance(value, str):
-        if value.isascii() and "\0" not in value:
-            return value
-        readable = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        return readable.replace("\0", "\ufffd")
-    return value if value is None or isinstance(value, (bytes, int, float)) else json_bytes(value)
-
-
-class Plain(TypeDecorator[str]):
-    """Text from outside."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return storable(value)
-
-
-class Json(TypeDecorator[Any]):
-    """A JSON object, or a list, which comes back as a tuple; None as NULL."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return storable(value)
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        found = None if value is None else json_value(value)
-        return tuple(found) if isinstance(found, list) else found
-
-
-class EncodedTool(TypeDecorator[Tool]):
-    """A tool; one that another version of the gateway wrote so that it can't be read is None."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else encode_tool(value)
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
-        try:
-            return None if value is None else decode_tool(value)
-        except msgspec.MsgspecError:
-            return None
-
-
-Time: Double[float] = Double()
-
-# SQLite counts up by itself only in a column that is spelled INTEGER.
-Counter = BigInteger().with_variant(Integer, "sqlite")
-
-_COLUMN_TYPES: Mapping[Any, Any] = {
-    str: Plain,
-    Literal: Plain,
-    int: Counter,
-    float: Time,
-    bytes: LargeBinary,
-    Mapping: Json,
-    tuple: Json,
-    Tool: EncodedTool,
-}
+from gateway.model import Tool, encode_tool
+from gateway.store.columns import COLUMN_TYPES, Counter, Json, Plain, Time
 
 metadata = MetaData()
 
@@ -118,7 +43,7 @@ def _table(
     columns = []
     for field, kind in (row if isinstance(row, Mapping) else get_type_hints(row)).items():
         kinds = get_args(kind) if NoneType in get_args(kind) else (kind,)
-        column_type = _COLUMN_TYPES[get_origin(kinds[0]) or kinds[0]]
+        column_type = COLUMN_TYPES[get_origin(kinds[0]) or kinds[0]]
         is_key, may_be_none = field in keys, NoneType in kinds
         columns.append(
             Column(
@@ -192,6 +117,20 @@ changes = _table(
     Index("changes_by_connection", "connection", "id"),
     Index("changes_by_status", "status", "id"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FormerName:
+    """A name that a tool had, and the operation that it was the name of."""
+
+    connection: str
+    name: str
+    local_name: str
+    operation: str  # what tells it from all others: see `catalog.snapshot`
+    at: float  # when it got another name
+
+
+former_names = _table("former_names", FormerName, keys=("connection", "name"))
 
 choices = _table(
     "choices",

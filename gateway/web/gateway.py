@@ -25,7 +25,7 @@ from gateway.calls.admission import CANCEL, Throttle
 from gateway.calls.approvals import Approvals
 from gateway.calls.arguments import check_arguments
 from gateway.calls.call import Invoker
-from gateway.calls.record import Caller, Door, refusal_of
+from gateway.calls.record import Caller, Door, refusal_of, with_line
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.search import ToolIndex
 from gateway.catalog.snapshot import ConnectionState, Snapshot
@@ -56,6 +56,7 @@ from gateway.web.proxy import ProxyRequest, proxied
 
 log = structlog.get_logger("gateway.edge")
 
+RENAMED_META = "gateway/renamed"  # in a result's `_meta`: what was called, and what it is now
 WATCHED = "watched"  # the signal: someone reads the feed
 
 
@@ -104,9 +105,13 @@ class Inquiry(Struct, frozen=True):
             raise NotFound("connection_invalid", f"there is no connection {name!r}", hint)
         return state
 
+    def find_tool(self, name: str) -> Tool | None:
+        """The tool that has this name, or had it lately, if the caller sees it."""
+        return self.snapshot.find(self.view.tools, name, time.time())
+
     def tool(self, name: str) -> Tool:
-        """The tool of this name, if the caller sees it."""
-        tool = self.view.tools.get(name)
+        """The same, where it must be there."""
+        tool = self.find_tool(name)
         if tool is None:
             hint = "list_dynamic_tools, or GET /api/v1/tools, names those you can call."
             raise NotFound("invalid_arguments", f"Unknown tool: {name}", hint)
@@ -272,22 +277,23 @@ class Gateway:
 
     def input_schema(self, principal: Principal, scope: Scope, name: str) -> bytes | None:
         """The input schema of a tool in the caller's view, as JSON."""
-        seen = self.view(principal, scope)
+        snapshot = self.catalog.current
+        seen = self.view_of(snapshot, principal, scope)
         if name in seen.own:
             return self._own[name].schema
-        tool = seen.direct.get(name)
+        tool = snapshot.find(seen.direct, name, time.time())
         return tool.input_schema if tool else None
 
     async def call(self, name: str, arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
         """The wire dict of a tool's result. Raises UnknownTool for what is not in the view."""
         inquiry = self.inquiry(caller)
-        tool = inquiry.view.direct.get(name)
+        tool = inquiry.snapshot.find(inquiry.view.direct, name, time.time())
         if inquiry.principal.withheld:
             self.check_scope(inquiry.principal, name, tool)
         if tool is not None and tool.upstream is not None:
-            return await self._call_upstream(inquiry, tool, arguments)
+            return told_name(await self._call_upstream(inquiry, tool, arguments), name, tool)
         if tool is not None:
-            return await inquiry.call(tool, arguments)
+            return told_name(await inquiry.call(tool, arguments), name, tool)
         if name in inquiry.view.own:
             return await self._call_own(inquiry, self._own[name], arguments)
         self.note_unknown(inquiry, name)
@@ -344,7 +350,7 @@ class Gateway:
         seen = self.view_of(snapshot, principal, Scope(kind, tuple(names)))
         if "proxy" in door:
             return proxied(snapshot, principal, seen, ProxyRequest(**door["proxy"]))
-        tool = seen.tools.get(door["tool"])
+        tool = snapshot.find(seen.tools, door["tool"], time.time())
         if tool is None:
             raise UnknownTool(door["tool"])
         return tool, tool
@@ -433,6 +439,14 @@ def askable_of(caller: Caller, server: ConnectionState) -> Mapping[str, Any]:
     if not caller.capabilities or (caller.era == "2025" and caller.ask is None):
         return {}
     return askable(caller.capabilities, server)
+
+
+def told_name(result: dict[str, Any], name: str, tool: Tool) -> dict[str, Any]:
+    """The result of a call by this name; where it is one that the tool had, the result says so."""
+    if name == tool.name or "content" not in result:  # which questions to the client don't have
+        return result
+    words = f"{name} is called {tool.name} now, and answers to the old name for 30 days at most."
+    return with_line(result, words, {RENAMED_META: {"from": name, "to": tool.name}})
 
 
 def value_result(value: dict[str, Any]) -> dict[str, Any]:

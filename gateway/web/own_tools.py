@@ -51,7 +51,7 @@ from gateway.web.declared import (
     count_from,
     declared,
 )
-from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask
+from gateway.web.gateway import Inquiry, Run, ServedTool, let_ask, told_name
 
 Audience = Literal["all", "admin", "azure", "meta", "everywhere"]
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -121,14 +121,14 @@ async def call_dynamic_tool(
 ) -> dict[str, Any]:
     """Calls a tool by its name, also one that came after your list of tools was made;
     list_dynamic_tools names them. The same as calling the tool itself."""
-    tool = inquiry.view.tools.get(name)
+    tool = inquiry.find_tool(name)
     if tool is None:
         inquiry.gateway.note_unknown(inquiry, name)
         near = await inquiry.nearest_tool("", name[:SUMMARY_CHARS])
         meant = f" (did you mean {near.name!r}?)" if near else ""
         hint = "list_dynamic_tools names those you can call."
         raise NotFound("invalid_arguments", f"Unknown tool: {name}{meant}", hint)
-    return await _call_reached(inquiry, tool, arguments)
+    return told_name(await _call_reached(inquiry, tool, arguments), name, tool)
 
 
 async def _call_reached(
@@ -461,17 +461,23 @@ async def mcp_call_tool(
     except NotFound:
         inquiry.gateway.note_unknown(inquiry, f"{server_id} {tool_name}")
         raise
-    return await _call_reached(inquiry, tool, args)
+    result = await _call_reached(inquiry, tool, args)
+    return result if tool_name == tool.local_name else told_name(result, tool_name, tool)
 
 
 async def _reached_tool(inquiry: Inquiry, server_id: str, name: str) -> Tool:
-    """The tool a meta call names, by its full or its local name, within the caller's view."""
+    """The tool a meta call names, by its full or its local name, within the caller's view.
+
+    Either may be one that the tool had lately.
+    """
     tools = inquiry.view.tools
     tool = tools.get(name)
     if tool is None or tool.connection != server_id:
-        here = (each for each in tools.values() if each.connection == server_id)
-        tool = next((each for each in here if each.local_name == name), None)
-    if tool is None:
+        here = {each.local_name: each for each in tools.values() if each.connection == server_id}
+        state = inquiry.snapshot.connections.get(server_id) if here else None
+        full = f"{state.prefix}{name}" if state else name
+        tool = here.get(name) or inquiry.find_tool(name) or inquiry.find_tool(full)
+    if tool is None or tool.connection != server_id:
         near = await inquiry.nearest_tool(server_id, name[:SUMMARY_CHARS])
         meant = f" (did you mean {near.local_name!r} on {near.connection!r}?)" if near else ""
         what = f"there is no tool {name!r} on {server_id!r}{meant}"

@@ -278,7 +278,7 @@ async def resolve_step(inquiry: Inquiry, workflow: Any = None, step: Any = None)
 
 
 async def call_tool(inquiry: Inquiry, name: str, request: Request, posted: Any = None) -> Response:
-    if name not in inquiry.view.tools:
+    if inquiry.find_tool(name) is None:
         inquiry.gateway.note_unknown(inquiry, name)
     tool = inquiry.tool(name)
     wanted = {} if posted is None else _object(posted)
@@ -423,7 +423,7 @@ async def decide_change(inquiry: Inquiry, id: str, decision: str) -> Shown:
 async def get_permissions(inquiry: Inquiry) -> Shown:
     snapshot = inquiry.gateway.snapshot
     source = "config.toml" if snapshot.stored_permissions is None else "stored"
-    return snapshot.permissions.model_dump(mode="json") | {"source": source}
+    return snapshot.written_permissions.model_dump(mode="json") | {"source": source}
 
 
 async def put_permissions(inquiry: Inquiry, posted: Any = None) -> Shown:

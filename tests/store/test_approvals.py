@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -29,7 +30,12 @@ from tests.store.rows import approval, execution, grant
 WAITING = execution(status="pending_confirmation")
 APPROVED = approval(status="approved", decided_by="eve", decided_at=1010.0, expires_at=1300.0)
 GRANT = grant(expires_at=5000.0)
-ASKED = {"principal": "ann", "tool": "demo_add_book", "fingerprint": "f1", "client": "tests"}
+ASKED: dict[str, Any] = {
+    "principal": "ann",
+    "tools": ("demo_add_book",),
+    "fingerprint": "f1",
+    "client": "tests",
+}
 
 
 async def approve(
@@ -184,12 +190,12 @@ def ended(status: str, code: str, at: float) -> Execution:
 
 
 async def test_always_allow_holds_for_principal_tool_and_session(granted: Database) -> None:
-    rows: list[tuple[dict[str, str], float]] = [
+    rows: list[tuple[dict[str, Any], float]] = [
         ({}, 4999.0),
         ({}, 5000.0),
         ({"session": "s2"}, 2000.0),
         ({"principal": "bob"}, 2000.0),
-        ({"tool": "demo_delete_book"}, 2000.0),
+        ({"tools": ("demo_delete_book",)}, 2000.0),
         ({"fingerprint": "f2"}, 2000.0),
         ({"session": ""}, 2000.0),
         ({"client": "other"}, 2000.0),  # what a session's client calls itself does not matter
