@@ -38,6 +38,7 @@ from gateway.limits import (
     TURN_AWAY_SECONDS,
 )
 from gateway.telemetry import begin_request
+from gateway.web.guard import HAS_COME
 
 log = structlog.get_logger("gateway")
 
@@ -242,6 +243,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self.scope["extensions"] = {HAS_COME: {}}
         if not self.cycle.response_complete:
             self._request.stop()
 

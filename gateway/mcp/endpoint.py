@@ -66,6 +66,7 @@ from gateway.store.database import Database
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
+    HAS_COME,
     JSON_TYPE,
     Fields,
     HostRules,
@@ -133,7 +134,8 @@ class McpEndpoint:
                 await self._serve_other(scope["method"], exchange)
                 return
             seconds = self._core.gateway.snapshot.settings.limits.request_seconds
-            body = await read_body(exchange.fields, receive, seconds=seconds)
+            has_come = HAS_COME in scope.get("extensions", ())
+            body = await read_body(exchange.fields, receive, seconds=seconds, has_come=has_come)
             value = parse(body)
             era = self._era_2026 if is_modern(exchange.fields, value) else self._era_2025
             await era.post(exchange, value)

@@ -185,10 +185,15 @@ class Egress:
             raise _too_late(deadline) from error
 
     async def open(
-        self, request: Request, *, deadline: float, tls: TlsFiles = NO_TLS_FILES
+        self, request: Request, *, deadline: float | None, tls: TlsFiles = NO_TLS_FILES
     ) -> Stream:
-        """An answer to be read as it comes: `deadline` is for its head, its body has none."""
+        """An answer to be read as it comes: `deadline` is for its head, its body has none.
+
+        None: the caller keeps the time, and asks `was_sent` when it is over.
+        """
         progress.set(Progress())
+        if deadline is None:
+            return await self._ask(request, tls)
         try:
             async with asyncio.timeout(deadline):
                 return await self._ask(request, tls)
@@ -272,6 +277,11 @@ class Progress:
 
 
 progress: ContextVar[Progress] = ContextVar("progress")
+
+
+def was_sent() -> bool:
+    """Whether the other side may have seen something of this task's last exchange."""
+    return progress.get().sent
 
 
 class JudgedConnector(aiohttp.TCPConnector):

@@ -37,7 +37,7 @@ from gateway.limits import (
     REST_SECONDS,
     STEP_BYTES,
 )
-from gateway.outbound.client import Egress, Request, Stream
+from gateway.outbound.client import Egress, Request, Stream, was_sent
 from gateway.upstream import protocol
 from gateway.upstream.protocol import (
     Holds,
@@ -102,17 +102,23 @@ class HttpSession(Session):
         self, message: Message, peer: Peer, hooks: Hooks, limit: asyncio.Timeout, ends: float
     ) -> dict[str, Any]:
         body, refused = protocol.encoded(message), None
+        seconds = ends - asyncio.get_running_loop().time()
         while True:
             head = [*await self._headers(peer, refused), *self._routing(message, peer)]
-            left = ends - asyncio.get_running_loop().time()
-            limit.reschedule(None)  # up to the head the way out keeps the time, and what was sent
-            with await self._open("POST", head, body, left) as stream:
-                limit.reschedule(ends)
+            limit.reschedule(ends)
+            try:
+                opened = await self._open("POST", head, body, None)
+            except asyncio.CancelledError:
+                if limit.expired() and not was_sent():
+                    raise protocol.timed_out(self.name, seconds, sent=False) from None
+                raise
+            with opened as stream:
                 if stream.status == 401 and refused is not None:
                     await self._authorize(head, True)  # a person may have to sign in again
                 if stream.status != 401 or refused is not None:
                     return await self._result(stream, message["method"], peer, hooks)
             refused = head  # not processed: once more, with fresh credentials
+            limit.reschedule(None)
 
     async def _result(
         self, stream: Stream, method: str, peer: Peer, hooks: Hooks
@@ -191,7 +197,7 @@ class HttpSession(Session):
             super()._give_up(message, peer)
 
     def _open(
-        self, method: str, headers: Headers, body: bytes | None, deadline: float
+        self, method: str, headers: Headers, body: bytes | None, deadline: float | None
     ) -> Awaitable[Stream]:
         request = Request(method, self._upstream.url or "", tuple(headers), body)
         return self._egress.open(request, deadline=deadline, tls=self._upstream.tls)

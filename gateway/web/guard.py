@@ -146,6 +146,7 @@ def require_json(fields: Fields) -> None:
         raise HTTPException(415, "Unsupported Media Type: Content-Type must be application/json")
 
 
+HAS_COME = "gateway.has_come"  # an extension of a request's scope: all of its body is there
 _CLOSE = {"connection": "close"}  # the rest of a body that was not read is still on its way
 
 
@@ -154,27 +155,35 @@ async def read_body(
     receive: Receive,
     limit: int = MAX_BODY_BYTES,
     seconds: float = REQUEST_SECONDS,
+    *,
+    has_come: bool = False,  # all of it: there is nothing to wait for, and no time to keep
 ) -> bytes:
     """The whole body, within its limit and its time. A client that left raises ConnectionError."""
     declared = fields.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
-    chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
-    size = 0
+    if has_come:
+        return await _chunks(receive, limit)
     try:
         async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionError("the client left before its request was complete")
-                chunks.append(message.get("body", b""))
-                size += len(chunks[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
+            return await _chunks(receive, limit)
     except TimeoutError:
         raise HTTPException(408, "The request was not complete in time", _CLOSE) from None
+
+
+async def _chunks(receive: Receive, limit: int) -> bytes:
+    chunks: list[bytes] = []  # joined once: adding to what is there would copy it every time
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client left before its request was complete")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+    return b"".join(chunks)
 
 
 def _too_large(limit: int) -> HTTPException:

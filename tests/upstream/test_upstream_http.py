@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ from gateway.connectors.mcp import build_upstream
 from gateway.errors import Refused, UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.model import Skipped, Source
-from gateway.upstream.http import Event, Headers, read_events
+from gateway.outbound.client import Egress
+from gateway.upstream.http import Event, Headers, HttpSession, read_events
 from gateway.upstream.protocol import Hooks, RpcFailed
 from tests.peers_mcp import PIXEL, Era, mcp_peer, scripted_peer, serving
 from tests.raising import raises
@@ -111,6 +113,26 @@ async def test_time_a_person_takes_to_answer_is_not_the_upstreams(era: Era) -> N
         await ups.list_tools("up")  # it is met, however busy the machine is
         hooks = Hooks(ask=asking(slowly))
         assert await ups.text("ask", hooks=hooks, deadline=1.2) == "accept Ann"
+
+
+async def test_request_that_ran_out_of_time_before_it_was_sent_says_so() -> None:
+    """The name server does not answer in time."""
+
+    def lookup(*_: Any) -> list[Any]:
+        released.wait(5)
+        return []
+
+    async def authorize(*_: Any) -> Headers:
+        return ()
+
+    released = threading.Event()
+    async with Egress(lookup=lookup) as egress:
+        up = http("up", "http://slow.test/mcp")
+        session = HttpSession(up, lambda *_: None, {}, egress, authorize, {})
+        with raises(UpstreamFailed, code="upstream_timeout", sent=False):
+            await session.request("tools/list", {}, seconds=0.1)
+        released.set()
+        await session.close()
 
 
 @both_eras
