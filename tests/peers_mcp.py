@@ -2,8 +2,9 @@
 
 `mcp_peer` serves one on a free port of this process. Its tools do what upstreams do: answer, fail,
 take long, report progress, ask back, send pictures, grow. `scripted_peer` answers each JSON-RPC
-message with what a function says, for what no decent server would do. Run as a module, this is the
-SDK's server over stdio; `tests/stdio_peer.py` is a quicker child with more faults.
+message with what a function says, for what no decent server would do. Over stdio,
+`tests/asking_peer.py` is the SDK's server, and `tests/stdio_peer.py` a quicker child with more
+faults.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
-from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from starlette.requests import Request
@@ -316,13 +316,3 @@ async def serving(app: ASGIApp, port: int = 0, **options: Any) -> AsyncIterator[
         server.enough.set()
         async with asyncio.timeout(15):
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def _over_stdio() -> None:
-    server = sdk_server(McpPeer())
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
-
-
-if __name__ == "__main__":
-    asyncio.run(_over_stdio())

@@ -144,5 +144,5 @@ async def ready(process: Any) -> AsyncIterator[str]:
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(START_SECONDS):
                 await process.wait()

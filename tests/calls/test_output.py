@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -19,7 +19,6 @@ from gateway.limits import STEP_BYTES
 from gateway.model import HEADERS_META, Result
 from gateway.outbound.client import Answer
 from gateway.outbound.content import may_be_json
-from gateway.workers import Workers
 from tests.raising import raises
 
 
@@ -417,23 +416,6 @@ def test_parts_put_together_are_the_whole(text: str, limit: int) -> None:
             break
         offset = part["next_offset"]
     assert "".join(parts) == text
-
-
-@pytest.fixture
-async def workers() -> AsyncIterator[Workers]:
-    async with Workers() as running:
-        yield running
-
-
-async def test_large_json_is_read_in_another_process(workers: Workers) -> None:
-    work = workers.work
-    last = await read_all(LARGE, work=work, pointer="/items", offset=19_998)
-    assert last["value"] == ITEMS[19_998:]
-    assert (await read_all(LARGE, work=work, pointer="/items/777/name"))["value"] == "Nämé 777"
-    assert (await read_all(LARGE, work=work, offset=2, limit=5))["value"] == "items"
-    with pytest.raises(Fixable) as refusal:
-        await read_all(LARGE, work=work, pointer="/nobody")
-    assert "there are the keys 'items'" in str(refusal.value.details["problems"])
 
 
 async def test_json_that_takes_too_much_is_read_as_text() -> None:

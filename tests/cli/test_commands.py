@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mcp.client.stdio import stdio_client
 from gateway.config.settings import Permissions
 from tests.callers import api, own_call
 from tests.configs import table
-from tests.conftest import OPEN, GatewayMaker, Running
+from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
 from tests.peers import provider
 from tests.peers_mcp import mcp_peer
 from tests.processes import COMMAND, gateway_command
@@ -25,9 +26,10 @@ DEMO = OPEN + "\n[demo]\nenabled = true\n"
 GONE = "http://127.0.0.1:9/openapi.json"
 
 
-@pytest.fixture
-async def demo(make_gateway: GatewayMaker) -> Running:
-    return await make_gateway(DEMO)
+@pytest.fixture(scope="module")
+async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    async with gateway_on(tmp_path_factory.mktemp("demo") / "config.toml", DEMO) as made:
+        yield made
 
 
 async def run(gateway: Running, *words: str, code: int = 0) -> str:
@@ -234,6 +236,7 @@ async def test_a_stdio_client_works_through_the_bridge_and_hears_of_changes(
                 )
             async with asyncio.timeout(15):
                 await changed.wait()
+            await own_call(client, "delete_connection", name="shop")
 
 
 async def test_a_stricter_level_names_the_calls_it_would_have_refused(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import DefinitionUnreadable
 from gateway.model import (
     Override,
     Problem,
@@ -15,7 +14,6 @@ from gateway.model import (
     encode_build,
 )
 from tests.definitions import golden, http_of, shown
-from tests.raising import raises
 
 from .manifests import library, tool
 
@@ -58,13 +56,6 @@ def test_connection_names_itself_and_its_region() -> None:
     assert built.description == "[Branch] Count books — How many there are."
     assert built.access == "read"
     assert http_of(built).base_url == "https://south.library.example/api"
-
-
-def test_unknown_region_is_refused() -> None:
-    with raises(
-        DefinitionUnreadable, message="region: 'west' is not allowed; allowed: north, south"
-    ):
-        library(region="west")
 
 
 def test_connection_that_can_not_work_is_warned_about() -> None:

@@ -21,6 +21,7 @@ from gateway.web.identity import COOKIE, LINK
 from tests.conftest import GatewayMaker, Running
 from tests.console.conftest import DEMO, TOKENS, WITH_TOKENS, SignedIn, visitor
 from tests.peers import until
+from tests.processes import START_SECONDS
 from tests.web.test_identity import AUDIENCE, ISSUER, OTHER_KEY, RSA_KEY, jwk, signed
 
 
@@ -121,7 +122,7 @@ async def test_serving_prints_the_link_beside_its_one_line(tmp_path: Path) -> No
     )
     try:
         assert process.stdout is not None and process.stderr is not None
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(START_SECONDS):
             ready = (await process.stdout.readline()).decode()
             line = ""
             while not line.startswith("Console: "):
@@ -134,7 +135,7 @@ async def test_serving_prints_the_link_beside_its_one_line(tmp_path: Path) -> No
             assert (await http.get(f"{own}/console")).status_code == 200
     finally:
         process.terminate()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(START_SECONDS):
             rest, _ = await process.communicate()
     assert (rest, process.returncode) == (b"", 0)
 

@@ -265,21 +265,6 @@ async def test_approval_is_void_once_the_tool_changed(shop: Shop) -> None:
     assert shop.peer.sent() == 0
 
 
-async def test_approval_is_for_exact_arguments(shop: Shop) -> None:
-    async with shop.agent() as ann:
-        one = asyncio.create_task(ann.call_tool("shop_place_order", {"book": "Emma"}))
-        [first] = await shop.root.pending()
-        two = asyncio.create_task(ann.call_tool("shop_place_order", {"book": "Persuasion"}))
-        await shop.root.pending(2)
-        await shop.root.decide("approve", first["id"])
-        assert not (await one).is_error
-        [left] = await shop.root.pending()
-        assert left["arguments"] == {"book": "Persuasion"}
-        await shop.root.decide("deny", left["id"])
-        assert error_code(await two) == "approval_denied"
-    assert shop.peer.sent() == 1
-
-
 @BOTH
 async def test_call_that_was_cut_off_uses_the_approval_given_meanwhile(
     shop: Shop, mode: str

@@ -45,15 +45,6 @@ async def test_no_command_is_put_nor_tried(
     assert not trace.exists()
 
 
-async def test_a_dry_run_shows_the_tools_and_keeps_nothing(
-    operator: Operator, items: Provider
-) -> None:
-    preview = await operator.put("shop", items.spec, dry_run=True)
-    assert [tool["name"] for tool in preview["tools"]] == ["shop_get_items"]
-    assert (preview["format"], preview["base_url"]) == ("openapi-3.0", items.url)
-    assert (await operator.own("list_connections"))["connections"] == []
-
-
 async def test_operations_whose_names_others_have_are_tools_or_skipped(
     operator: Operator, items: Provider
 ) -> None:

@@ -263,10 +263,3 @@ async def test_call_knows_its_client(make_edge: EdgeMaker, mode: Mode) -> None:
     assert context.meta["gateway/idempotency_token"] == "t"
     assert context.era == ("2025" if mode == "legacy" else "2026")
     assert (context.session is not None) == (mode == "legacy")
-
-
-@both_modes
-async def test_bundle_and_step_addresses_are_views_of_their_own(edge: Edge, mode: Mode) -> None:
-    for path in ("/bundles/a+b", "/steps/flow/step"):
-        async with Client(edge.url + path, mode=mode) as client:
-            assert (await client.list_tools()).tools == []

@@ -64,24 +64,15 @@ async def test_session_runs_out(db: Database) -> None:
     assert await here.open(header, "ann") is None
 
 
-async def test_ended_session_is_over_in_every_process_once_it_has_heard(db: Database) -> None:
-    one, other = (SealedSessions(SEAL, db) for _ in range(2))
-    header = new(one)
-    session = await one.open(header, "ann")
-    assert session is not None and await other.open(header, "ann") is not None
-    await one.end(session)
-    assert await one.open(header, "ann") is None
-    other.forget(session.id)
-    assert await other.open(header, "ann") is None
-
-
-async def test_after_a_break_every_session_is_looked_up_again(db: Database) -> None:
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "a break: looked up again"])
+async def test_ended_session_is_over_in_every_process(db: Database, heard: bool) -> None:
     one, other = (SealedSessions(SEAL, db) for _ in range(2))
     ended, living = new(one), new(one)
     session = await one.open(ended, "ann")
     assert session is not None and await other.open(ended, "ann") is not None
     await one.end(session)
-    other.forget("")
+    assert await one.open(ended, "ann") is None
+    other.forget(session.id if heard else "")
     assert await other.open(ended, "ann") is None
     assert await other.open(living, "ann") is not None
 

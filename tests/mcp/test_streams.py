@@ -92,12 +92,6 @@ async def test_change_before_the_first_frame_comes_after_it() -> None:
     assert wire.sent[1:-1] == [b"first", b"notifications/tools/list_changed d1", b"last"]
 
 
-async def test_answer_without_a_word_before_it_is_plain_json() -> None:
-    wire = Wire()
-    await Reply(wire.send, streaming=True).finish(404, b"{}")
-    assert (wire.status, wire.sent) == (404, [b"{}"])
-
-
 async def test_words_before_the_answer_make_it_a_stream_in_their_order() -> None:
     wire = Wire()
     reply = Reply(wire.send, streaming=True)
@@ -117,11 +111,3 @@ async def test_progress_nobody_reads_is_dropped_but_not_the_answer() -> None:
     wire.gate.set()
     await reply.finish(200, b"{}")
     assert wire.sent == [*(b"%d" % n for n in range(MAX_QUEUED)), b"question", event_frame(b"{}")]
-
-
-async def test_client_that_takes_no_stream_gets_no_words() -> None:
-    wire = Wire()
-    reply = Reply(wire.send, streaming=False)
-    reply.say(b"a")
-    await reply.finish(200, b"{}")
-    assert wire.sent == [b"{}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.mcp.pass_through import INSTRUCTIONS, join_instructions
 from tests.configs import bearer, principal, table
-from tests.conftest import OPEN, Running, gateway_on
+from tests.conftest import OPEN, GatewayMaker, Running, gateway_on
 from tests.library_peer import SECRET, LibraryPeer, library_peer
 from tests.mcp.speakers import Era, Refusal, Speaker, plain
 from tests.peers import until
@@ -43,13 +42,9 @@ class Libraries:
     fiction: LibraryPeer
     science: LibraryPeer
     text: str
-    folder: Path
+    gateway: Running
     http: aiohttp.ClientSession
     stack: AsyncExitStack
-
-    async def gateway(self, text: str | None = None) -> Running:
-        running = gateway_on(self.folder / "config.toml", text or self.text)
-        return await self.stack.enter_async_context(running)
 
     async def speaker(self, url: str, era: Era, token: str = "") -> Speaker:
         http = self.http
@@ -59,15 +54,18 @@ class Libraries:
         return await Speaker(http, url, era).meet()
 
 
-@pytest.fixture
-async def libraries(tmp_path: Path) -> AsyncIterator[Libraries]:
+@pytest.fixture(scope="module")
+async def libraries(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Libraries]:
+    config = tmp_path_factory.mktemp("gateway") / "config.toml"
     async with AsyncExitStack() as stack:
         fiction = await stack.enter_async_context(library_peer("2025", "fiction"))
         science = await stack.enter_async_context(library_peer("2026", "science"))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         tables = fiction.table("fiction") + science.table("science", prefix="sci_")
         text = OPEN + tables + table("connections.dead", **DEAD) + BUNDLES
-        yield Libraries(fiction, science, text, tmp_path, http, stack)
+        gateway = await stack.enter_async_context(gateway_on(config, text))
+        await until(lambda: len(gateway.app.gateway.snapshot.tools) == 6)
+        yield Libraries(fiction, science, text, gateway, http, stack)
 
 
 def _read(uri: str, shelf: str) -> dict[str, Any]:
@@ -82,7 +80,6 @@ SCIENCE = "## science (its tools here begin with `sci_`)\nRead science quietly. 
 async def test_each_server_says_how_it_is_to_be_used_under_its_name(
     libraries: Libraries, era: Era
 ) -> None:
-    gateway = await libraries.gateway()
     addresses = {
         "": (INSTRUCTIONS, FICTION, SCIENCE),
         "/bundles/whole": (INSTRUCTIONS, SCIENCE),
@@ -90,9 +87,8 @@ async def test_each_server_says_how_it_is_to_be_used_under_its_name(
         "/bundles/hidden": (INSTRUCTIONS, SCIENCE),
         "/bundles/unknown": (INSTRUCTIONS,),
     }
-    await until(lambda: len(gateway.app.gateway.snapshot.tools) == 6)
     for address, parts in addresses.items():
-        client = await libraries.speaker(gateway.mcp + address, era)
+        client = await libraries.speaker(libraries.gateway.mcp + address, era)
         said = client.hello["instructions"].replace(SECRET, "")
         assert tuple(part.strip() for part in said.split("\n\n")) == tuple(
             part.strip() for part in parts
@@ -100,14 +96,14 @@ async def test_each_server_says_how_it_is_to_be_used_under_its_name(
 
 
 async def test_instructions_are_known_before_a_server_is_met_again_and_trusted_ones_only(
-    libraries: Libraries,
+    libraries: Libraries, make_gateway: GatewayMaker
 ) -> None:
     text = libraries.text.partition("[bundles.whole]")[0]
     text = text.replace('prefix = "sci_"', 'prefix = "sci_"\ntrust = "untrusted"')
-    async with gateway_on(libraries.folder / "config.toml", text) as gateway:
-        await until(lambda: len(gateway.app.gateway.snapshot.tools) == 6)
+    first = await make_gateway(text)
+    await until(lambda: len(first.app.gateway.snapshot.tools) == 6)
     lazy = text.replace("[connections.fiction]", "[connections.fiction]\nlazy = true")
-    again = await libraries.gateway(lazy)
+    again = await make_gateway(lazy)  # on the same store
     client = await libraries.speaker(again.mcp, "2025")
     assert FICTION.strip() in client.hello["instructions"]
     assert "science" not in client.hello["instructions"]
@@ -132,8 +128,7 @@ def test_instructions_are_bounded_however_many_servers_speak(said: dict[str, str
 
 
 async def test_lists_are_put_together_and_names_lead_to_their_owner(libraries: Libraries) -> None:
-    gateway = await libraries.gateway()
-    client = await libraries.speaker(gateway.mcp, "2025")
+    client = await libraries.speaker(libraries.gateway.mcp, "2025")
     prompts = (await client.request("prompts/list"))["prompts"]
     assert [prompt["name"] for prompt in prompts] == ["fiction_review", "sci_review"]
     resources = (await client.request("resources/list"))["resources"]
@@ -162,8 +157,7 @@ async def test_lists_are_put_together_and_names_lead_to_their_owner(libraries: L
 async def test_what_nobody_has_is_not_found_in_the_words_of_the_era(
     libraries: Libraries, era: Era, code: int
 ) -> None:
-    gateway = await libraries.gateway()
-    client = await libraries.speaker(gateway.mcp, era)
+    client = await libraries.speaker(libraries.gateway.mcp, era)
     asked = {"uri": "poetry://news"}
     with raises(Refusal, error={"code": code, "message": "Resource not found", "data": asked}):
         await client.request("resources/read", asked)
@@ -172,21 +166,21 @@ async def test_what_nobody_has_is_not_found_in_the_words_of_the_era(
 
 
 async def test_a_bundle_gives_prompts_only_with_the_whole_server(libraries: Libraries) -> None:
-    gateway = await libraries.gateway()
-    whole = await libraries.speaker(f"{gateway.mcp}/bundles/whole", "2026")
+    bundles = f"{libraries.gateway.mcp}/bundles"
+    whole = await libraries.speaker(f"{bundles}/whole", "2026")
     found = await whole.request("prompts/list")
     assert [prompt["name"] for prompt in found["prompts"]] == ["sci_review"]
     for bundle in ("some", "hidden", "some+whole"):
-        client = await libraries.speaker(f"{gateway.mcp}/bundles/{bundle}", "2026")
+        client = await libraries.speaker(f"{bundles}/{bundle}", "2026")
         assert client.hello["capabilities"] == {"tools": {"listChanged": True}}
         with pytest.raises(Refusal, match="-32601"):
             await client.request("prompts/list")
 
 
 async def test_who_may_read_a_connection_reads_its_resources_and_nobody_else(
-    libraries: Libraries,
+    libraries: Libraries, make_gateway: GatewayMaker
 ) -> None:
-    gateway = await libraries.gateway(with_tokens(libraries.text))
+    gateway = await make_gateway(with_tokens(libraries.text))
     ann = await libraries.speaker(gateway.mcp, "2026", "ann")
     resources = (await ann.request("resources/list"))["resources"]
     assert [one["uri"] for one in resources] == ["science://news", "library://index"]
@@ -197,8 +191,7 @@ async def test_who_may_read_a_connection_reads_its_resources_and_nobody_else(
 
 
 async def test_watchers_of_two_servers_hear_of_their_own(libraries: Libraries) -> None:
-    gateway = await libraries.gateway()
-    client = await libraries.speaker(gateway.mcp, "2026")
+    client = await libraries.speaker(libraries.gateway.mcp, "2026")
     uris = ["fiction://news", "science://news"]
     async with client.listening(resourceSubscriptions=uris) as events:
         await libraries.science.tell_updated("science://news")
@@ -208,10 +201,10 @@ async def test_watchers_of_two_servers_hear_of_their_own(libraries: Libraries) -
 
 
 async def test_a_server_that_comes_into_the_view_brings_its_prompts(
-    libraries: Libraries,
+    libraries: Libraries, make_gateway: GatewayMaker
 ) -> None:
     text = libraries.text.replace('prefix = "sci_"', 'prefix = "sci_"\nenabled = false')
-    gateway = await libraries.gateway(text)
+    gateway = await make_gateway(text)
     client = await libraries.speaker(gateway.mcp, "2026")
     async with client.listening(promptsListChanged=True) as events:
         gateway.config.write_text(libraries.text, encoding="utf-8")

@@ -53,15 +53,6 @@ async def test_call_is_complete_and_stamped(edge: Edge) -> None:
     }
 
 
-async def test_answers_to_missing_input_reach_the_call(edge: Edge) -> None:
-    message, headers = modern(call("echo"))
-    answers = {"ok": {"action": "accept", "content": {"ok": True}}}
-    message["params"] |= {"inputResponses": answers, "requestState": "sealed"}
-    assert (await post(edge, message, headers)).status == 200
-    context = edge.toolbox.calls[0][2]
-    assert (context.input_responses, context.request_state) == (answers, "sealed")
-
-
 async def test_unsupported_version_is_told_what_is_supported(edge: Edge) -> None:
     message, headers = modern(request("tools/list"), **{VERSION_KEY: "2027-01-01"})
     answer = await post(edge, message, {**headers, "mcp-protocol-version": "2027-01-01"})

@@ -19,7 +19,10 @@ from tests.definitions import CORPUS, SOURCE, skip_reasons
 UNREADABLE = "ppc-zohosign.json"
 DEFINITIONS = sorted(path for path in CORPUS.glob("*.*") if path.name != "index.json")
 
-pytestmark = pytest.mark.skipif(not DEFINITIONS, reason="the corpus is not beside the project")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DEFINITIONS, reason="the corpus is not beside the project"),
+]
 
 
 @lru_cache(maxsize=4)
@@ -65,12 +68,3 @@ def test_newest_revisions_win_only_among_the_usable() -> None:
 
     assert "CreateTask_V4" in planner and "CreateTask_V3" not in planner
     assert "ExecuteProcedure" not in sql
-
-
-def test_stripe_fits_into_two_megabytes_and_sends_no_empty_bodies() -> None:
-    build = _build("guru-stripe.com-2022-11-15.yaml")
-
-    assert len(build.tools) == 448
-    assert sum(len(tool.entry) for tool in build.tools) < 2_000_000
-    bodies = [tool.http.body for tool in build.tools if tool.http and tool.method == "GET"]
-    assert set(bodies) == {None}

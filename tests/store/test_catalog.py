@@ -66,16 +66,6 @@ async def decide(
     return await db.write(partial(catalog.decide_change, id=id, status=status, by=by, now=now))
 
 
-async def test_put_connection_is_there_after_a_restart_until_it_is_replaced(store_url: str) -> None:
-    async with Database(store_url) as db:
-        first = await put(db, "shop")
-    async with Database(store_url) as db:
-        assert await connections(db) == [first]
-        other = ("shop", {"display_name": "other"}, 2)
-        assert await put(db, "shop", "other") == other
-        assert await connections(db) == [other]
-
-
 @pytest.mark.parametrize("expected", [0, 2])
 async def test_put_with_a_wrong_revision_changes_nothing(db: Database, expected: int) -> None:
     first = await put(db, "shop", expected=0)

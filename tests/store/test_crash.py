@@ -9,6 +9,7 @@ from sqlalchemy import select, text
 from gateway.store import tables
 from gateway.store.database import Database
 from gateway.store.engines import Sqlite
+from tests.processes import START_SECONDS
 
 
 async def killed_after(url: str, start: str, acknowledged: int) -> set[str]:
@@ -18,7 +19,7 @@ async def killed_after(url: str, start: str, acknowledged: int) -> set[str]:
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(START_SECONDS):
         lines = [await child.stdout.readline() for _ in range(acknowledged)]
         child.kill()
         rest = await child.stdout.read()

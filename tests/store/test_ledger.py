@@ -58,13 +58,6 @@ async def test_begun_and_finished_call_is_one_whole_row_and_ends_once(db: Databa
     assert await get_executions(db, ["e1", "e2"]) == {"e1": DONE}
 
 
-async def test_execution_that_waited_is_begun_in_place(db: Database) -> None:
-    await add_execution(db, execution(status="pending_confirmation", replica="r0"))
-
-    assert await begin(db, execution()) == Begun("new")
-    assert await get_execution(db, "e1") == execution()
-
-
 @pytest.mark.parametrize("status", ["executing", "completed", "denied", "expired", "unknown"])
 async def test_execution_that_is_past_waiting_is_not_begun_again(db: Database, status: str) -> None:
     before = execution(status=status)
@@ -76,45 +69,12 @@ async def test_execution_that_is_past_waiting_is_not_begun_again(db: Database, s
     assert await begin(db, replace(WITH_TOKEN, id="e2")) == Begun("new")
 
 
-async def test_read_call_is_recorded_soon(db: Database) -> None:
-    assert record_finished(db, DONE)
-
-    await eventually(lambda: get_execution(db, "e1"), DONE)
-
-
 async def test_recording_does_not_overwrite_a_call_that_was_begun(db: Database) -> None:
     await begin(db, execution())
     record_finished(db, replace(DONE, status="failed"))
     await finish(db, DONE)
 
     assert await get_execution(db, "e1") == DONE
-
-
-async def test_same_call_with_its_token_finds_the_first_one(db: Database) -> None:
-    again = replace(WITH_TOKEN, id="e2")
-    done = replace(DONE, idempotency_token="t1")
-
-    assert await begin(db, WITH_TOKEN) == Begun("new")
-    assert await begin(db, again) == Begun("running", WITH_TOKEN)
-    await finish(db, done)
-    assert await begin(db, again) == Begun("finished", done)
-    assert await get_execution(db, "e2") is None
-
-
-@pytest.mark.parametrize(
-    ("other", "begun"),
-    [
-        ({"args_digest": "d2"}, Begun("conflict", WITH_TOKEN)),
-        ({"tool": "demo_other"}, Begun("conflict", WITH_TOKEN)),
-        ({"principal": "bob", "tool": "demo_other"}, Begun("new")),
-    ],
-)
-async def test_token_of_another_call_is_a_conflict_but_not_among_principals(
-    db: Database, other: dict[str, str], begun: Begun
-) -> None:
-    await begin(db, WITH_TOKEN)
-
-    assert await begin(db, execution(id="e2", idempotency_token="t1", **other)) == begun
 
 
 async def test_of_many_claims_of_one_token_exactly_one_is_new(

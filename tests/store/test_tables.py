@@ -11,6 +11,7 @@ from gateway.errors import ConfigInvalid
 from gateway.store.database import Database
 from gateway.store.tables import VERSION
 from tests.databases import PostgresServer
+from tests.processes import START_SECONDS
 
 OPEN_AND_CLOSE = """
 import asyncio, sys
@@ -37,7 +38,7 @@ async def test_processes_that_start_together_make_the_tables_once(empty_url: str
         )
         for _ in range(2)
     ]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(START_SECONDS):
         errors = [(await child.communicate())[1] for child in children]
 
     assert [child.returncode for child in children] == [0, 0], b"".join(errors).decode()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ import uvloop
 from gateway.errors import UpstreamFailed
 from gateway.limits import MAX_MESSAGE_BYTES
 from gateway.upstream.protocol import Hooks
-from gateway.upstream.session import Upstream
 from tests.peers import until
 from tests.raising import raises
 from tests.upstream.upstream_doors import (
@@ -43,16 +41,6 @@ async def test_child_is_met_in_the_era_it_speaks(era: str) -> None:
         assert peer.version == ("2026-07-28" if era == "modern" else "2025-06-18")
         hi = {"content": [{"type": "text", "text": "hi"}]}
         assert await ups.call("up", "echo", {"text": "hi"}) == hi
-
-
-async def test_sdk_server_over_stdio_is_met() -> None:
-    child = Upstream("up", "stdio", command=sys.executable, args=("-m", "tests.peers_mcp"))
-    folder = str(Path(__file__).parents[2])
-    async with upstreams(replace(child, cwd=folder, timeout_seconds=20)) as ups:
-        assert len(await ups.list_tools("up")) == 10
-        assert await ups.text("ask", hooks=Hooks(ask=asking(accepting))) == "accept Ann"
-        peer = ups.status("up").peer
-        assert peer is not None and peer.era == "modern"
 
 
 async def accepting(params: Mapping[str, Any]) -> Mapping[str, Any]:

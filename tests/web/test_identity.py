@@ -230,10 +230,3 @@ def test_the_challenge_leads_to_the_issuer() -> None:
         "bearer_methods_supported": ["header"],
     }
     assert Identity(tokens()).resource_metadata("/mcp") is None
-
-
-async def test_what_is_configured_of_a_principal_is_known_of_its_requests() -> None:
-    said = {"token": "a-token-of-sixteen", "admin": True, "connections": {"x": "read-only"}}
-    identity = Identity(settings_with({"ann": said}, mode="tokens"))
-    ann = await identity.identify(bearer("a-token-of-sixteen"))
-    assert ann == Principal("ann", admin=True, connections={"x": "read-only"})
