@@ -47,6 +47,11 @@ class Module:
         return self.name.split(".")[0]
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of its tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def code_lines(self) -> int:
         """Lines that hold code: no blank ones, no comments, no docstrings."""
         return len(_lines_with_tokens(self.text) - _docstring_lines(self.tree))
@@ -115,7 +120,7 @@ class House:
         """Modules by the name of a class they define."""
         found: dict[str, list[str]] = defaultdict(list)
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(module.name)
         return found
@@ -125,7 +130,7 @@ class House:
         return {
             node.name: _members(node)
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.ClassDef)
             and any(_last_name(base) == "Protocol" for base in node.bases)
         }
@@ -133,7 +138,7 @@ class House:
     def functions(self) -> Iterator[tuple[str, int]]:
         """Each function with the number of its lines."""
         for module in self.modules.values():
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, FUNCTIONS):
                     assert node.end_lineno is not None
                     yield f"{module.name}.{node.name}", node.end_lineno - node.lineno + 1
@@ -143,7 +148,7 @@ class House:
         return {
             node.args[0].value
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Call)
             and _last_name(node.func) in CODED
             and node.args
@@ -164,7 +169,7 @@ class House:
         return [
             f"{module.name}:{node.lineno}"
             for module in self.modules.values()
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.expr) and _compares_text(node)
         ]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-START_SECONDS = 60.0  # two, where the machine has nothing else to do
+START_SECONDS = 120.0  # two, where the machine has nothing else to do
 COMMAND = (sys.executable, "-m", "gateway")
 
 _forking = multiprocessing.get_context("forkserver")

@@ -25,9 +25,10 @@ class Office(Speaker):
     async def put(self, name: str, **values: Any) -> Any:
         return await self.own("put_connection", name=name, kind="arm", **values)
 
-    async def has(self, tool: str) -> None:
-        """Returns when the tool is there."""
+    async def has(self, tool: str) -> Office:
+        """Returns when the tool is there, however busy the machine is."""
         await until(lambda: tool in self.gateway.app.gateway.snapshot.tools, 60)
+        return self
 
 
 OfficeMaker = Callable[..., Awaitable[Office]]
@@ -58,4 +59,4 @@ async def make_office(make_gateway: GatewayMaker, peer: Azure) -> AsyncIterator[
 async def office(peer: Azure, make_office: OfficeMaker) -> Office:
     """One with a connection that is signed in."""
     peer.add("office365")
-    return await make_office()
+    return await (await make_office()).has("office365_send_email_v2")

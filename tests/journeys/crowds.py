@@ -25,7 +25,6 @@ from tests.peers import Provider, provider, until
 from tests.processes import gateway_process
 
 MEBIBYTE = 1024 * 1024
-REQUEST_SECONDS = 4  # for a client to complete its request, or to go on reading
 HEALTHY_SECONDS = 10.0  # a few milliseconds, where the machine has nothing else to do
 LARGE_CHARS = 100_000
 
@@ -91,12 +90,16 @@ async def answer(request: web.Request) -> web.Response:
 
 
 @pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[Served]:
+    """Clients have so long to complete a request, or to go on reading, as the module says."""
+    seconds = getattr(request.module, "REQUEST_SECONDS", 60)
     config = tmp_path_factory.mktemp("crowds") / "config.toml"
     async with provider() as shop, many_connections() as http:
         shop.answer = answer
         table = f'[connections.shop]\nkind = "openapi"\nspec = "{shop.spec}"\n'
-        limits = f"[limits]\nrequest_seconds = {REQUEST_SECONDS}\nmax_output_bytes = 262144\n"
+        limits = f"[limits]\nrequest_seconds = {seconds}\nmax_output_bytes = 262144\n"
         config.write_text(OPEN + limits + table, encoding="utf-8")
         async with gateway_process(config) as (process, url):
             made = Served(url.removesuffix("/mcp"), process.pid, http, shop)

@@ -96,7 +96,7 @@ async def test_a_call_that_wants_a_sign_in_says_where(
     peer.add("office365", overallStatus="Unauthenticated", connectionRuntimeUrl=runtime)
     refuse(peer)
     peer.run_status = 401
-    office = await make_office(invoke=invoke)
+    office = await (await make_office(invoke=invoke)).has("office365_send_email_v2")
     link = "https://consent.example/office365?n=1"
     mail = {"To": "a@b.example", "Subject": "Hi", "Body": "Ho"}
     calls = [office.call("office365_get_email_v2", messageId="1") for _ in range(3)]
@@ -120,7 +120,7 @@ async def test_what_no_person_can_sign_keeps_the_apis_own_words(
 ) -> None:
     peer.add("ours", f"{CUSTOM}/our-api", overallStatus="Unauthenticated")
     refuse(peer)
-    office = await make_office()
+    office = await (await make_office()).has("ours_list_mail")
     for _ in range(2):
         error = (await office.own("ours_list_mail", folderId="f"))["error"]
         assert (error["code"], error["status"]) == ("upstream_error", 401)
@@ -225,7 +225,7 @@ async def test_the_runtime_address_is_called_directly_where_it_is_asked_for(
 ) -> None:
     peer.add("office365", connectionRuntimeUrl=f"{peer.url}/runtime/office365/key")
     peer.add("old")
-    office = await make_office(invoke="runtime")
+    office = await (await make_office(invoke="runtime")).has("old_get_email_v2")
     found = await office.own("office365_get_email_v2", messageId="1")
     await office.own("old_get_email_v2", messageId="1")
     assert found == {"direct": True}

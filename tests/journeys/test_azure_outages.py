@@ -61,7 +61,7 @@ async def test_strangers_learn_that_something_is_wrong_and_not_what(
     office = await make_office(settings=principal("ann") + LOCAL)
     await until(lambda: bool(office.gateway.app.gateway.snapshot.problems))
     _, health = await office.rest("GET", "//health")
-    assert (health["status"], health["problems"]) == ("degraded", [])
+    assert (health["status"], "problems" in health) == ("degraded", False)
     async with api(office.rest.base, "ann") as ann:
         assert (await ann("GET", "/connections"))[1]["problems"] == []
 

@@ -25,7 +25,7 @@ async def test_no_call_fails_while_other_connections_come_change_and_go(gateway:
 
         async def changes() -> list[int]:
             found = []
-            for number in range(12):
+            for number in range(6):
                 other.document = items_api(other.url, "items", f"more{number % 5}")
                 name = f"/connections/other{number % 3}"
                 put = {"kind": "openapi", "spec": other.spec}
@@ -48,7 +48,7 @@ async def test_no_call_fails_while_other_connections_come_change_and_go(gateway:
             done.set()
             answered = [status for each in await asyncio.gather(*callers) for status in each]
     assert set(changed) == {200}
-    assert len(answered) > 50
+    assert len(answered) > 20
     assert set(answered) == {200}
 
 

@@ -18,6 +18,7 @@ from tests.mcp.speakers import Era, Speaker
 __all__ = ["served"]
 
 MAX_GROWTH = 256 * MEBIBYTE  # half of what the crowd sends, in buffers that grow by copying
+REQUEST_SECONDS = 4
 CROWD = 64
 READERS = 16
 IDLE = min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)

@@ -248,7 +248,7 @@ async def test_server_that_no_longer_answers_is_told_of_soon_after_the_call_that
 
 
 async def test_slow_tool_of_a_server_that_is_well_is_no_trouble() -> None:
-    pace = replace(QUICK, doubt=0.05)
+    pace = replace(QUICK, doubt=1.0)
     async with mcp_peer("modern") as peer, upstreams(http("up", peer.url), pace=pace) as ups:
         troubles = Troubles(ups)
         await ups.list_tools("up")
