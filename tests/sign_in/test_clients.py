@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import GatewayMaker, Running
+from tests.conftest import gateway_on
 from tests.oauth.people import OAUTH, TOKENS, Program
 from tests.sign_in.conftest import House
-from tests.sign_in.servers import Notes
+from tests.sign_in.servers import notes_api
 
 
-@pytest.fixture
-async def place(make_gateway: GatewayMaker, peer: Notes) -> AsyncIterator[House]:
-    table = f'[connections.notes]\nkind = "openapi"\nspec = "{peer.url}/openapi.json"\n'
-    key = 'auth = { type = "bearer", per = "user" }\n'
-    gateway: Running = await make_gateway(f"{OAUTH}{table}{key}")
-    async with House(gateway.url, peer, gateway) as house:
-        yield house
+@pytest.fixture(scope="module")
+async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    config = tmp_path_factory.mktemp("gateway") / "config.toml"
+    async with notes_api() as peer:
+        table = f'[connections.notes]\nkind = "openapi"\nspec = "{peer.url}/openapi.json"\n'
+        text = f'{OAUTH}{table}auth = {{ type = "bearer", per = "user" }}\n'
+        async with gateway_on(config, text) as gateway, House(gateway.url, peer, gateway) as house:
+            yield house
 
 
 async def token_of(house: House, name: str, scope: str) -> str:
