@@ -24,6 +24,7 @@ Access = Literal["read", "write", "delete", "dangerous"]
 Risk = Literal["none", "low", "medium", "high"]
 Level = Literal["read-write", "read-only", "disabled"]
 Trust = Literal["trusted", "untrusted"]
+Names = Literal["short", "full"]  # of tools: with what a generator put behind operation ids or not
 Kind = Literal["openapi", "manifest", "mcp", "arm"]
 Status = Literal["connected", "unauthenticated", "disabled", "failing", "pending"]
 BuiltStatus = Literal["connected", "unauthenticated", "failing"]
@@ -264,6 +265,7 @@ class Build:
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
     purpose: str = ""  # what a definition says that its API is for
     instructions: str = ""  # how an MCP server says it is to be used
+    names: Names = "full"  # the form that those of its tools have
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
 
 
@@ -358,6 +360,8 @@ class Source:
     tools: tuple[str, ...] = ("*",)  # mcp: those that are shown, those that are not, those wrapped
     exclude_tools: tuple[str, ...] = ()
     wraps: tuple[Wrap, ...] = ()
+    names: Names = "short"
+    given: Mapping[str, str] = field(default_factory=dict)  # names so far, by method and path
     carries_secrets: bool = False  # calls hold credentials, headers or injected values: one host's
 
 
@@ -444,8 +448,7 @@ def read_json(body: bytes) -> Any:
     """The value of a JSON text, stricter than any one parser. Raises Fixable.
 
     A key given twice is refused, because the next reader may take the other value; an integer
-    beyond 64 bits stays exact. Both show when the fast parser's output is written again, and only
-    the rare suspect is read a second time by the slow one.
+    beyond 64 bits stays exact. Both show when what was read is written again, by the fast parser.
     """
     try:
         value = orjson.loads(body)
@@ -463,11 +466,8 @@ _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 def _is_kept_whole(body: bytes, written: bytes) -> bool:
     # `:` occurs once for each key and within strings: written out again, only the colons of dropped
     # keys are missing. Escaped ones would upset the count.
-    return (
-        body.count(b":") == written.count(b":")
-        and b"\\u003" not in body
-        and _LONG_NUMBER.search(body) is None
-    )
+    has_all = body.count(b":") == written.count(b":") and b"\\u003" not in body
+    return has_all and _LONG_NUMBER.search(body) is None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

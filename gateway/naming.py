@@ -41,17 +41,27 @@ from gateway.model import (
 
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SEPARATORS = re.compile(r"[\W_]+")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
-def tool_names(prefix: str, operations: Sequence[Nameable]) -> tuple[str, ...]:
-    """One name for each operation, prefix included: all different, none over 64 characters."""
-    plain = [prefix + local_name(operation) for operation in operations]
+def tool_names(
+    prefix: str, operations: Sequence[Nameable], given: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """One name for each operation, prefix included: all different, none over 64 characters.
+
+    With `given`, names are short: it has those that operations have by now, by method and path.
+    """
+    local = [local_name(operation) for operation in operations]
+    kept = frozenset[int]()
+    if given is not None:
+        local, kept = _short_names(prefix, operations, local, given)
+    plain = [prefix + name for name in local]
     shared = _shared(plain)
     taken: dict[str, None] = {}
-    for name, operation in zip(plain, operations, strict=True):
-        if name in shared or len(name) > MAX_TOOL_NAME:
+    for index, (name, operation) in enumerate(zip(plain, operations, strict=True)):
+        if (name in shared and index not in kept) or len(name) > MAX_TOOL_NAME:
             name = _with_suffix(name, operation)
         candidate, turn = name, 0
         while candidate in taken:  # an operation's id may look like another's suffixed name
@@ -81,6 +91,37 @@ def local_name(operation: Nameable) -> str:
     path = _VARIABLE.sub(lambda found: f"/by/{found[1]}/", operation.path)
     method = operation.method.lower()
     return snake_case(operation.id or "") or f"{method}_{snake_case(path) or 'root'}"
+
+
+def _short_names(
+    prefix: str, operations: Sequence[Nameable], whole: Sequence[str], given: Mapping[str, str]
+) -> tuple[list[str], frozenset[int]]:
+    """Short names where they are one operation's alone, and which were short before.
+
+    What has a name keeps it, whatever came since: who wants the same one stays whole.
+    """
+    short = [short_name(operation) for operation in operations]
+    before = [given.get(f"{each.method} {each.path}") for each in operations]
+    names = range(len(operations))
+    kept = frozenset(i for i in names if before[i] == short[i] != whole[i])
+    new = [i for i in names if before[i] not in (short[i], whole[i])]
+    wanted = Counter(short[i] for i in new)
+    taken = {*whole, *(short[i] for i in kept), *(n.removeprefix(prefix) for n in OWN_TOOL_NAMES)}
+    free = {i for i in new if wanted[short[i]] == 1 and short[i] not in taken}
+    return [short[i] if i in kept or i in free else whole[i] for i in names], kept
+
+
+def short_name(operation: Nameable) -> str:
+    """The operation's name without the path and the method that FastAPI and others put behind it.
+
+    `create_flow_flows_post` → `create_flow`; one without such a tail is whole.
+    """
+    path = _SEPARATORS.sub("_", operation.path).strip("_")
+    tail = f"_{path}_{operation.method}" if path else f"__{operation.method}"
+    id = operation.id or ""
+    name = _SEPARATORS.sub("_", id) if path else id
+    is_tail = name[-len(tail) :].lower() == tail.lower()
+    return (is_tail and snake_case(name[: -len(tail)])) or local_name(operation)
 
 
 def snake_case(text: str) -> str:

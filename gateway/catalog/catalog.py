@@ -36,6 +36,7 @@ from gateway.catalog.changes import (
     with_last_good,
 )
 from gateway.catalog.connections import (
+    completed,
     present_in_azure,
     refuse_configured,
     refuse_put,
@@ -152,9 +153,8 @@ class Catalog:
         expected: int | None = None,
     ) -> Report:
         """Adds or replaces a connection; nothing changes unless its definition can be read."""
-        if within is not None and values.get("organization") is None:
-            values = {**values, "organization": within}  # its admin's
-        asked, old = parse_connection(name, values), self._states.get(name)
+        old = self._states.get(name)
+        asked = parse_connection(name, values := completed(values, old, within))
         refuse_put(self.current.settings, name, asked, old, within)
         present = present_in_azure(self._discoverer.azure, name, asked, old)
         async with self._locks[name], present as settings:
@@ -162,8 +162,7 @@ class Catalog:
             base = with_last_good(at_rest(name, settings, "stored"), self._states.get(name))
             new = await asyncio.to_thread(adopt, base, found, time.time(), by)
             made = settings.model_dump(include={"resource_id", "created_here"}, exclude_unset=True)
-            put = {**values, **made}
-            revision = await self._save(new, by, put=put, expected=expected)
+            revision = await self._save(new, by, put={**values, **made}, expected=expected)
             self._install(replace(new.state, revision=revision), revision)
         log.info("connection put", connection=name, by=by, tools=len(new.state.tools))
         exposed = {tool.name for tool in self.current.connections[name].tools}
@@ -230,7 +229,7 @@ class Catalog:
 
     async def preview(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """What a put would expose, with nothing stored; what may not be put is not tried."""
-        settings = parse_connection(name, values)
+        settings = parse_connection(name, completed(values, self._states.get(name)))
         refuse_unsafe(self.current.settings, name, settings)
         found = await self._discover_new(name, settings, planned=True)
         owner = owner_in(self.current, name, settings)
@@ -398,7 +397,8 @@ class Catalog:
         return found
 
     def _look(self, name: str, settings: Connection, **more: Any) -> Look:
-        return Look(name, settings, self.current.settings.limits, **more)
+        served = self._states[name].build if name in self._states else None
+        return Look(name, settings, self.current.settings.limits, served=served, **more)
 
     async def _take(self, settings: Settings) -> None:
         """Makes the states match what is configured and stored, then swaps once."""
@@ -448,7 +448,7 @@ class Catalog:
             return base
 
     async def _rebuilt(self, base: ConnectionState, cached: Found, settings: Settings) -> Found:
-        look = Look(base.name, base.settings, settings.limits)
+        look = Look(base.name, base.settings, settings.limits, served=cached.build)
         if look.key(cached.definition) == cached.build_key:
             return cached
         found = await self._rebuild(look, cached)

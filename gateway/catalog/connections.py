@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
 
 from gateway.azure.arm import named
 from gateway.azure.directory import AzureDirectory, listing_location, read_listing, resource_id
@@ -17,7 +19,7 @@ from gateway.config.connection import ArmConnection, Connection, McpConnection
 from gateway.config.reading import parse_connection
 from gateway.config.settings import Settings, sign_in_problems, untrusted_in_bundles
 from gateway.errors import ConfigInvalid, Fixable, GatewayError, Refused
-from gateway.model import RawDefinition
+from gateway.model import Found, RawDefinition
 from gateway.store.catalog import Stored
 
 
@@ -36,7 +38,33 @@ def to_be_served(
     if settings.demo.enabled:
         states |= {name: at_rest(name, c, "demo") for name, c in demo.items()}
     found = _found_in_azure(listing, settings, states)
-    return states | {name: at_rest(name, c, "azure") for name, c in found.items()}
+    states |= {name: at_rest(name, c, "azure") for name, c in found.items()}
+    return {name: _with_names(state, stored.found.get(name)) for name, state in states.items()}
+
+
+def _with_names(state: ConnectionState, found: Found | None) -> ConnectionState:
+    """The connection with the form of its tools' names settled.
+
+    Names are stable: where nothing is said, those that the store has from before stay what they
+    are. What was put since short names are there says so itself (`completed`).
+    """
+    if state.settings.names or state.settings.kind == "mcp":
+        return state
+    names = found.build.names if found else "short"
+    names = "full" if state.origin == "stored" else names
+    return replace(state, settings=state.settings.model_copy(update={"names": names}))
+
+
+def completed(
+    values: Mapping[str, Any], old: ConnectionState | None, organization: str | None = None
+) -> dict[str, Any]:
+    """What is put, saying whose it is and how its tools are named: as they are now, else short."""
+    said = dict(values)
+    if organization is not None and said.get("organization") is None:
+        said["organization"] = organization  # its admin's
+    if not said.get("names") and said.get("kind") != "mcp":
+        said["names"] = (old and old.settings.names) or "short"
+    return said
 
 
 def _found_in_azure(

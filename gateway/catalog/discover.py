@@ -98,11 +98,18 @@ class Look:
     limits: Limits
     known: Found | None = None
     planned: bool = False  # it is only previewed: Azure may not have it yet
+    served: Build | None = None  # its tools by now: those that have short names keep them
     since: float | None = None  # how old may be what was fetched for several connections
 
     @property
     def held(self) -> RawDefinition | None:
         return self.known.definition if self.known else None
+
+    @property
+    def given_names(self) -> dict[str, str]:
+        """The names that its tools have by now, if they are short ones, by method and path."""
+        tools = self.served.tools if self.served and self.served.names == "short" else ()
+        return {f"{tool.method} {tool.path}": tool.local_name for tool in tools}
 
     def key(self, definition: RawDefinition) -> str:
         """Names what a build is made from: the same key, the same tools, on every replica."""
@@ -195,6 +202,7 @@ class Discoverer:
         if source.kind == "mcp":
             build = _build_listing(definition.raw, source)
         else:
+            source = replace(source, given=look.given_names)
             build = await self.workers.build(definition.packed, source, deadline=BUILD_SECONDS)
         return Found(build, definition, key)
 
@@ -250,6 +258,7 @@ def source_of(name: str, settings: Connection, limits: Limits, location: str) ->
         auth_name=getattr(auth, "name", None),
         auth_in=getattr(auth, "place", None),
         headers=tuple(sorted(settings.headers)),
+        names=settings.names or "short",
         max_description_chars=limits.max_description_chars,
         carries_secrets=bool(
             auth.type != "none" or settings.headers or settings.inject or settings.tls.cert_file

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.model import NO_TLS_FILES, Access, Kind, Level, Risk, TlsFiles, Trust
+from gateway.model import NO_TLS_FILES, Access, Kind, Level, Names, Risk, TlsFiles, Trust
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 NAME_RULE = "a lower-case letter, then letters, digits, _ or -, at most 32 in all"
@@ -201,6 +201,9 @@ class Connection(Table):
     access: Level = "read-write"
     trust: Trust = "trusted"
     prefix: str | None = Field(default=None, pattern=PREFIX_PATTERN)
+    names: Names | None = (
+        None  # None: as the tools are named that the store has, short for new ones
+    )
     include: Strings = ("*",)
     exclude: Strings = ()
     blocklist: Strings = ()

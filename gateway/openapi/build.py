@@ -130,6 +130,7 @@ class _Work:
                 *naming.collisions(self.source.prefix, [plan.operation for plan in plans]),
             ),
             hidden=hidden,
+            names=self.source.names,
             auth_name=keys[0][0] if len(keys) == 1 else None,
             auth_in=keys[0][1] if len(keys) == 1 else None,
             links_base=own_base_url if self.source.kind == "arm" else "",
@@ -234,7 +235,9 @@ class _Work:
         return keys
 
     def tools(self, plans: Sequence[Plan]) -> tuple[Tool, ...]:
-        names = naming.tool_names(self.source.prefix, [plan.operation for plan in plans])
+        given = self.source.given if self.source.names == "short" else None
+        wanted = [plan.operation for plan in plans]
+        names = naming.tool_names(self.source.prefix, wanted, given)
         return tuple(self.tool(plan, name) for plan, name in zip(plans, names, strict=True))
 
     def tool(self, plan: Plan, name: str) -> Tool:
@@ -286,7 +289,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         access=access,
         risk=override.risk or _risk(operation, access),
         trust=source.trust,
-        title=naming.tool_title(operation.raw, naming.local_name(operation)),
+        title=naming.tool_title(operation.raw, naming.short_name(operation)),
         description=naming.tool_description(
             source, operation.raw, override.description, f"{operation.method} {operation.path}"
         ),

@@ -52,6 +52,7 @@ CONNECTION: Shown = {
     "access": {"type": "string", "enum": ["read-write", "read-only", "disabled"]},
     "trust": {"type": "string", "enum": ["trusted", "untrusted"]},
     "prefix": text_of("Before each tool's name; default: NAME_."),
+    "names": {"type": "string", "enum": ["short", "full"]},
     "spec": text_of("openapi: URL, path, or the definition itself."),
     "base_url": text_of("openapi: where calls go, over the definition."),
     "manifest": text_of("manifest: greenhouse, zoho-recruit, lever, path."),

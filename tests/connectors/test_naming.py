@@ -16,6 +16,7 @@ from gateway.naming import (
     collisions,
     local_name,
     override_for,
+    short_name,
     snake_case,
     token_cost,
     tool_annotations,
@@ -53,6 +54,28 @@ LOCAL_NAMES = {
 
 def test_operations_without_an_id_are_named_by_method_and_path() -> None:
     assert {key: local_name(Nameable(*key)) for key in LOCAL_NAMES} == LOCAL_NAMES
+
+
+SHORT_NAMES = {
+    ("create_flow_flows_post", "POST", "/flows"): "create_flow",
+    ("read_user_api_v1_users__user_id__get", "GET", "/api/v1/users/{user_id}"): "read_user",
+    ("read_items_items__get", "GET", "/items/"): "read_items",
+    ("listRuns_flowRuns_get", "GET", "/flowRuns"): "list_runs",
+    ("read_root__get", "GET", "/"): "read_root",
+    ("drop-all_a-b_delete", "DELETE", "/a-b"): "drop_all",
+    # What is not the whole tail, or all there is, is a name.
+    ("widgets_get", "GET", "/"): "widgets_get",
+    ("get_users", "GET", "/users"): "get_users",
+    ("users_get", "GET", "/users"): "users_get",
+    ("usersGet", "GET", "/users"): "users_get",
+    ("create_flow_flows_put", "POST", "/flows"): "create_flow_flows_put",
+    ("UsersController_findAll", "GET", "/users"): "users_controller_find_all",
+    (None, "GET", "/users"): "get_users",
+}
+
+
+def test_short_names_lack_the_path_and_method_that_a_generator_put_behind() -> None:
+    assert {key: short_name(Nameable(*key)) for key in SHORT_NAMES} == SHORT_NAMES
 
 
 def test_long_names_are_cut_and_end_in_a_hash_of_method_and_path() -> None:
@@ -103,10 +126,12 @@ def test_names_are_always_distinct_and_within_bounds(
     prefix: str, operations: list[Nameable]
 ) -> None:
     names = tool_names(prefix, operations)
+    short = tool_names(prefix, operations, {})
 
-    assert len(set(names)) == len(operations)
-    assert all(re.fullmatch("[a-z0-9_]{1,64}", name) for name in names)
-    assert tool_names(prefix, operations[::-1]) == names[::-1]
+    for before, found in ((None, names), ({}, short)):
+        assert len(set(found)) == len(operations)
+        assert all(re.fullmatch("[a-z0-9_]{1,64}", name) for name in found)
+        assert tool_names(prefix, operations[::-1], before) == found[::-1]
 
 
 @pytest.mark.parametrize(("prefix", "wanted"), [("", "listConnections"), ("mcp_", "call_tool")])
