@@ -19,6 +19,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import manage
+from gateway.cli.bench import bench
 from gateway.cli.connect import connect
 from gateway.cli.remote import JsonOption, fail, show_json, show_progress, show_table, stdio
 from gateway.config.connection import McpConnection
@@ -195,6 +196,24 @@ def discover(
         raise typer.Exit(1)
 
 
+@app.command()
+def doctor(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Look at all that the gateway stands on, and say what to fix.
+
+    Configuration, store, clients, clock, address, limits, upstreams and certificates: a line each
+    with ok, warn or fail. Exit 1 if something fails, 2 if the configuration is wrong.
+
+    Example: `gateway doctor --config config.toml`
+    """
+    from gateway.cli.doctor import as_json as shown
+    from gateway.cli.doctor import examine
+
+    set_up(logging.CRITICAL)
+    findings, code = examine(config)
+    show_json(shown(findings)) if as_json else print(*(each.line for each in findings), sep="\n")
+    raise typer.Exit(code)
+
+
 SignIn = Literal["none", "token", "oidc"]
 _OAUTH = """
 [auth]
@@ -275,6 +294,7 @@ def _make_token() -> tuple[str, str]:
 
 app.command()(stdio)
 app.command()(connect)
+app.command()(bench)
 app.add_typer(manage.top)
 app.add_typer(manage.connections, name="connections")
 app.add_typer(manage.approvals, name="approvals")

@@ -1,0 +1,171 @@
+"""`gateway bench`: how fast a gateway answers from where the command runs.
+
+Some connections send one request after the other for a while: `tools/list`, or one tool that says
+it only reads. Requests are of the 2026 era, so no session is left behind. Every request and the
+whole run have an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import Counter
+from typing import Annotated, Any
+
+import aiohttp
+import orjson
+import typer
+
+from gateway.cli.remote import META, VERSION, JsonOption, Remote, TokenOption, fail, remote
+from gateway.limits import (
+    FETCH_SECONDS,
+    MOMENT_SECONDS,
+    MOST_BENCH_CONNECTIONS,
+    MOST_BENCH_SECONDS,
+)
+
+
+def bench(
+    url: Annotated[str | None, typer.Argument(help="Its address, if not as for others.")] = None,
+    tool: Annotated[str | None, typer.Option(help="One that only reads; else tools/list.")] = None,
+    arguments: Annotated[str, typer.Option(help="Of the tool, as JSON.")] = "{}",
+    seconds: Annotated[int, typer.Option(min=1, max=MOST_BENCH_SECONDS, help="How long.")] = 10,
+    connections: Annotated[
+        int, typer.Option(min=1, max=MOST_BENCH_CONNECTIONS, help="How many at a time.")
+    ] = 8,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast a running gateway answers: answers a second, and times.
+
+    Example: `gateway bench http://127.0.0.1:8080 --tool demo_get_book --arguments '{"id": 1}'`
+    """
+    gateway = remote(url, token, as_json)
+    if tool is not None:
+        _require_reading(gateway, tool)
+    found = Bench(gateway, tool, _parse_object(arguments)).run(seconds, connections)
+    gateway.show(found, lambda: _print_figures(found))
+    raise typer.Exit(0 if found["requests"] else 1)
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else fail("--arguments: that is not a JSON object", 2)
+
+
+def _require_reading(gateway: Remote, name: str) -> None:
+    """Refuses what might change something: it would be called thousands of times."""
+    cursor: str | None = None
+    while True:
+        answer = gateway.mcp("tools/list", {"cursor": cursor} if cursor else {})
+        listed = answer.get("result") or fail(str(answer.get("error", "the list was refused")))
+        for tool in listed["tools"]:
+            if tool["name"] == name and tool.get("annotations", {}).get("readOnlyHint"):
+                return
+            if tool["name"] == name:
+                fail(f"{name} does not say that it only reads: choose one that does", 2)
+        cursor = listed.get("nextCursor")
+        if cursor is None:
+            fail(f"there is no tool {name!r} here; `gateway tools` lists yours", 2)
+
+
+class Bench:
+    """One request sent over and over, and what came of it."""
+
+    def __init__(self, gateway: Remote, tool: str | None, arguments: dict[str, Any]) -> None:
+        method = "tools/list" if tool is None else "tools/call"
+        params = {"_meta": META} | ({"name": tool, "arguments": arguments} if tool else {})
+        self._url, self._tool, self._method = f"{gateway.base}/mcp", tool, method
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        self._body = orjson.dumps(message)
+        self._headers = {
+            **gateway.headers,
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+            "MCP-Protocol-Version": VERSION,
+            "Mcp-Method": method,
+            **({"Mcp-Name": tool} if tool else {}),
+        }
+        self._seconds = array("d")  # of each answer that was good
+        self._failed: Counter[str] = Counter()
+
+    def run(self, seconds: float, connections: int) -> dict[str, Any]:
+        """The figures of so many seconds, times in milliseconds."""
+        took = asyncio.run(self._send_from(connections, seconds))
+        times, at = sorted(self._seconds), {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+        return {
+            "url": self._url,
+            "request": self._tool or self._method,
+            "connections": connections,
+            "seconds": round(took, 2),
+            "requests": len(times),
+            "per_second": round(len(times) / took, 1),
+            "milliseconds": {
+                name: round(times[min(len(times) - 1, int(part * len(times)))] * 1000, 2)
+                for name, part in at.items()
+                if times
+            },
+            "failed": dict(self._failed),
+        }
+
+    async def _send_from(self, connections: int, seconds: float) -> float:
+        """Sends until the time is over; how long that took, with the last answers."""
+        async with aiohttp.ClientSession(
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(FETCH_SECONDS),
+            connector=aiohttp.TCPConnector(limit=connections),
+        ) as http:
+            began = time.perf_counter()
+            senders = (self._send_until(http, began + seconds) for _ in range(connections))
+            async with asyncio.timeout(seconds + FETCH_SECONDS + MOMENT_SECONDS):
+                await asyncio.gather(*senders)
+            return time.perf_counter() - began
+
+    async def _send_until(self, http: aiohttp.ClientSession, end: float) -> None:
+        while (began := time.perf_counter()) < end:
+            if (problem := await self._send(http)) is None:
+                self._seconds.append(time.perf_counter() - began)
+            else:
+                self._failed[problem] += 1
+                await asyncio.sleep(0.01)  # a gateway that refuses is not to be flooded
+
+    async def _send(self, http: aiohttp.ClientSession) -> str | None:
+        """Sends once; what was wrong with the answer."""
+        try:
+            async with http.post(self._url, data=self._body) as answer:
+                raw = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return type(error).__name__
+        if answer.status != 200:
+            return f"HTTP {answer.status}"
+        return _error_in(raw) if self._tool else None
+
+
+def _error_in(raw: bytes) -> str | None:
+    """The code of an answer that is an error."""
+    lines = [line for line in raw.splitlines() if line.startswith(b"data:")]
+    try:
+        answer = orjson.loads(lines[-1].removeprefix(b"data:") if lines else raw)
+    except orjson.JSONDecodeError:
+        return "not JSON"
+    if "error" in answer:
+        return str(answer["error"].get("code"))
+    result = answer.get("result", {})
+    said = (result.get("structuredContent") or {}).get("error") or {}
+    return str(said.get("code", "isError")) if result.get("isError") else None
+
+
+def _print_figures(found: dict[str, Any]) -> None:
+    """The figures in words."""
+    print(f"{found['request']} at {found['url']}, {found['connections']} connections")
+    print(
+        f"{found['requests']:,} answers in {found['seconds']} s: {found['per_second']:,} a second"
+    )
+    if times := found["milliseconds"]:
+        print(", ".join(f"{name} {value} ms" for name, value in times.items()))
+    for problem, count in found["failed"].items():
+        print(f"failed: {count:,} × {problem}")
