@@ -93,6 +93,7 @@ class Approvals:
         """
         if grant := await self._grant(attempt):
             attempt.reason = f"always allowed by {grant.granted_by} (standing grant {grant.id})"
+            attempt.granted = {"id": grant.id, "by": grant.granted_by}
             return None
         approval = await self._answered(attempt) or await self._asked_before(attempt)
         approval = approval or await self._ask(attempt, target)
@@ -101,7 +102,7 @@ class Approvals:
             if attempt.unattended:
                 text = "The call waits for a person's decision and runs by itself once approved."
                 return attempt.pending("pending_confirmation", text)
-            if attempt.caller.era == "2026" and _may_be_asked(attempt):
+            if _may_leave(attempt):
                 return self._question_as_answer(attempt, approval)
             approval = await self._wait(attempt, approval)
             if self._waits_for_nobody(attempt.caller):
@@ -189,6 +190,7 @@ class Approvals:
             method=target[0],
             url=target[1],
             warnings=tuple(looked_at_twice),
+            waits_at=None if _may_leave(attempt) else self.replica,
         )
         await store.create_approval(self.db, approval, execution)
         return approval
@@ -209,6 +211,8 @@ class Approvals:
                         approval = await store.get_approval(self.db, approval.id) or approval
                     if approval.status != "pending":
                         break
+                    if approval.waits_at == "":  # another caller that shared it has gone
+                        store.note_waiting(self.db, approval.id, self.replica)
                     await _say_progress(attempt, approval)
                     left = approval.expires_at - time.time()
                     if left <= 0:
@@ -218,6 +222,8 @@ class Approvals:
             return approval
         finally:
             asking.cancel()
+            if approval.status == "pending":
+                store.note_waiting(self.db, approval.id, "")
 
     def _waits_for_nobody(self, caller: Caller) -> bool:
         return self.draining or caller.gone()
@@ -241,12 +247,14 @@ class Approvals:
         decision = questions.decision_of(answer, may_always(attempt.snapshot, approval.risk))
         # The session that answers may be another one than that which first asked.
         mine = replace(approval, session=attempt.caller.session)
-        await self._decide(mine, decision, attempt.principal)
+        await self._decide(mine, decision, attempt.principal, "client")
 
     # --- for those who decide ---------------------------------------------------------------------
 
-    async def decide(self, approval: Approval, decision: Decision, by: Principal) -> Approval:
-        """A person's decision, from wherever they sit; the first one stays."""
+    async def decide(
+        self, approval: Approval, decision: Decision, by: Principal, source: str
+    ) -> Approval:
+        """A person's decision, and the door it came in by; the first one stays."""
         snapshot = self.current()
         if approval.principal == by.name and not snapshot.permissions.self_approval:
             raise Refused(
@@ -260,15 +268,15 @@ class Approvals:
                 "a high-risk tool can't be allowed for good",
                 "Approve this one call, or set permissions.always_allow_high_risk.",
             )
-        decided = await self._decide(approval, decision, by.name)
+        decided = await self._decide(approval, decision, by.name, source)
         if decided is None:
             raise too_late(await store.get_approval(self.db, approval.id))
         return decided
 
-    async def withdraw(self, execution_id: str, by: str) -> None:
+    async def withdraw(self, execution_id: str, by: str, source: str) -> None:
         """Ends a call that still waits for a decision."""
         if approval := await store.approval_of(self.db, execution_id):
-            await self._decide(approval, "deny", by)
+            await self._decide(approval, "deny", by, source)
 
     async def void(self, approval: Approval) -> None:
         """Withdraws an approval that was given for something else than there is now."""
@@ -278,7 +286,9 @@ class Approvals:
         """Ends what nobody decided in time, or used in time."""
         await store.expire_approvals(self.db, time.time())
 
-    async def _decide(self, approval: Approval, decision: Decision, by: str) -> Approval | None:
+    async def _decide(
+        self, approval: Approval, decision: Decision, by: str, source: str
+    ) -> Approval | None:
         """One compare-and-set; None: it had been decided, or was too late."""
         now, permissions = time.time(), self.current().permissions
         decided = await store.decide_approval(
@@ -286,6 +296,7 @@ class Approvals:
             approval.id,
             "denied" if decision == "deny" else "approved",
             by=by,
+            source=source,
             now=now,
             usable_until=now + permissions.timeout_seconds,
             grant=grant_of(approval, by, now, permissions) if decision == "always_allow" else None,
@@ -343,6 +354,11 @@ def _may_be_asked(attempt: Attempt) -> bool:
     """Whether the client that makes a call can be asked about it, and its user may decide."""
     forms = "form" in elicitation_modes(attempt.caller.capabilities)
     return forms and attempt.snapshot.permissions.self_approval
+
+
+def _may_leave(attempt: Attempt) -> bool:
+    """Whether nobody waits while a person decides: the call runs by itself, or comes again."""
+    return attempt.unattended or attempt.caller.era == "2026" and _may_be_asked(attempt)
 
 
 def _send_away(attempt: Attempt) -> Result:

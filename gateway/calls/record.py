@@ -49,7 +49,7 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 AskClient = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # method, params → result
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]  # questions → answers, by key
 Notice = Callable[[str, Mapping[str, Any]], None]
-Era = Literal["2025", "2026", "rest"]
+Era = Literal["2025", "2026", "rest", "console"]
 Door = Mapping[str, Any]  # how a call came in, as data: by this any process finds its tool again
 # The tool behind a door, and the one that permissions are asked about. Raises UnknownTool or one of
 # our errors where the caller has it no longer.
@@ -95,7 +95,10 @@ class Attempt(Struct):
     began: float = msgspec.field(default_factory=time.perf_counter)
     id: str = ""
     reason: str = ""
+    granted: Mapping[str, Any] | None = None  # the standing grant that allows it
     upstream_status: int | None = None
+    sent_at: float | None = None
+    retried_at: float | None = None
     upstream_ms: float | None = None  # how much of the time was the upstream's
     token: str | None = None
     token_given: bool = False  # by the caller, so it may have been used before
@@ -154,6 +157,8 @@ class Attempt(Struct):
         failure = error.as_dict() if error is not None else None
         if failure is None and status == "failed" and result is not None:
             failure = failure_in(result)
+        if isinstance(error, UpstreamFailed) and not error.sent:
+            self.sent_at = None  # nothing of it went out
         finished = status not in ("executing", "pending_confirmation")
         return Execution(
             id=self.id,
@@ -175,6 +180,7 @@ class Attempt(Struct):
             bundle_ids=self.bundle_ids,
             finished_at=time.time() if finished else None,
             reason=self.reason,
+            granted=self.granted,
             session=caller.session,
             client=caller.client,
             era=UNATTENDED if self.unattended else caller.era,
@@ -208,6 +214,9 @@ class Attempt(Struct):
         }
         if self.upstream_ms is not None:
             outcome["upstream_ms"] = self.upstream_ms
+            outcome["sent_at"] = self.sent_at
+            if self.retried_at is not None:
+                outcome["retried_at"] = self.retried_at
         if headers := (result or {}).get("_meta", {}).get(HEADERS_META):
             outcome["headers"] = headers
         if self.token is not None and result is not None:

@@ -94,12 +94,13 @@ class Sender:
             async with self.limits.call(*place) as health:
                 person = attempt.caller.principal
                 wanted = (prepared.auth, request, operation.base_url, send, person)
-                began = time.perf_counter()
+                attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
                     answer, grant = await self.credentials.send(*wanted)
                 except NoAnswer as error:
                     if not health.may_retry(request.method, error):
                         raise
+                    attempt.retried_at = time.time()
                     answer, grant = await self.credentials.send(*wanted)
                 finally:
                     attempt.upstream_ms = (time.perf_counter() - began) * 1000
@@ -161,7 +162,7 @@ class Sender:
             told = (_progress(attempt), ask, _notice(attempt))
             hooks = Hooks(*told, caller.askable if ask else None, room.holds)
             async with self.limits.call(*place) as health:
-                began = time.perf_counter()
+                attempt.sent_at, began = time.time(), time.perf_counter()
                 try:
                     result = await self.upstreams.request(
                         prepared.name, "tools/call", params, principal=principal, hooks=hooks

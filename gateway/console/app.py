@@ -199,7 +199,8 @@ class Console:
 
     async def _visit(self, request: Request, form: Form | None = None) -> Visit:
         session = await self._session(request)
-        inquiry = self.backend.gateway.inquiry(Caller(session.principal, client="console"))
+        caller = Caller(session.principal, era="console", client="console")
+        inquiry = self.backend.gateway.inquiry(caller)
         return Visit(self.backend, session, inquiry, request, form or {})
 
     # --- signing in: by the link that was printed, or by a token in a form ------------------------

@@ -40,7 +40,7 @@ from gateway.store.catalog import list_changes
 from gateway.store.tables import Approval
 from gateway.web import rest
 from gateway.web.own_tools import list_executions
-from gateway.web.shown import GOING_ON, approval_row, execution_event, execution_record
+from gateway.web.shown import GOING_ON, approval_row, execution_event
 
 WORDS = {
     "approve": "Approved {}",
@@ -461,9 +461,10 @@ async def execution(visit: Visit) -> Response:
 async def shown_execution(visit: Visit, nav: Navigation) -> dict[str, Any]:
     """What the page of one call shows, also while it is running."""
     found = await visit.inquiry.execution(visit.id)
+    [record] = await visit.inquiry.records([found])
     callable_now = found.tool in visit.inquiry.view.tools
     return {
-        "one": execution_record(found) | {"client": found.client, "reason": found.reason},
+        "one": record | {"client": found.client, "reason": found.reason},
         "going_on": found.status in GOING_ON,
         "replay": link("/tool", name=found.tool, like=found.id) if callable_now else None,
     }

@@ -55,6 +55,7 @@ async def decide_approval(
     status: Literal["approved", "denied"],
     *,
     by: str,
+    source: str = "",
     now: float,
     usable_until: float,
     grant: StandingGrant | None = None,
@@ -63,11 +64,13 @@ async def decide_approval(
 
     An approved one can be used until `usable_until`. A grant given with it is stored with it.
     """
-    expires = {"expires_at": usable_until} if status == "approved" else {}
+    said: dict[str, Any] = {"decided_by": by, "decided_at": now, "decided_from": source or None}
+    if status == "approved":
+        said |= {"expires_at": usable_until, "grant_id": grant.id if grant else None}
 
     def unit(tx: Connection) -> Approval | None:
         which = (_approvals.c.id == id) & _still("pending", now)
-        decided = _move(tx, which, status, now, decided_by=by, decided_at=now, **expires)
+        decided = _move(tx, which, status, now, **said)
         if decided and status == "approved" and grant is not None:
             upsert(tx, _grants, values(grant))
         return decided[0] if decided else None
@@ -155,6 +158,23 @@ async def count_waiting(db: Database, now: float, **whose: str) -> int:
     waiting = select(func.count()).select_from(_approvals).where(_still("pending", now))
     statement = waiting.filter_by(**whose)
     return await db.read(lambda tx: tx.execute(statement).scalar_one())
+
+
+async def approvals_of(db: Database, execution_ids: Sequence[str]) -> dict[str, Approval]:
+    """What was asked about these executions, by execution."""
+    asked = await _find(db, _approvals.c.execution_id.in_(execution_ids))
+    return {each.execution_id: each for each in asked}
+
+
+def note_waiting(db: Database, id: str, waits_at: str) -> None:
+    """Notes, soon, where the caller of an open approval waits; nowhere, if it has gone."""
+
+    def unit(tx: Connection) -> None:
+        here = update(_approvals).where(_open, _approvals.c.id == id)
+        if tx.execute(here.values(waits_at=waits_at)).rowcount:
+            signal(tx, tables.CONFIRMATION, id)
+
+    db.write_soon(unit)
 
 
 async def expire_approvals(db: Database, now: float) -> list[Approval]:

@@ -58,9 +58,10 @@ from gateway.store.tables import Execution, LargeResult
 _table = tables.executions
 _claims = tables.claims
 _results = tables.results
+_approvals = tables.approvals
 
 FINISHED = "finished"  # the signal, with the execution's id, where others may wait for a token
-JSON_COLUMNS = ("arguments", "result", "recorded")
+JSON_COLUMNS = ("arguments", "result", "recorded", "granted")
 BEGINNING = ("status", "replica", "revision", "reason", "idempotency_token", "args_digest")
 ENDING = ("status", "result", "error_code", "upstream_status", "recorded", "finished_at", "reason")
 
@@ -159,12 +160,16 @@ def lock_of(execution: Execution) -> str:
 async def mark_unknown(db: Database, *, now: float) -> list[Execution]:
     """Ends what was executing in processes whose heartbeat stopped; gives what it found.
 
+    Callers that waited there for a decision have gone.
     A process must have sent its first heartbeat before it begins anything.
     """
 
     def unit(tx: Connection) -> list[Execution]:
         gone = (_table.c.status == "executing") & _table.c.replica.not_in(alive(tx))
         ended = {"status": "unknown", "error_code": "outcome_unknown", "finished_at": now}
+        left = _approvals.c.status.in_(["pending", "approved"]) & (_approvals.c.waits_at != "")
+        unheard = left & _approvals.c.waits_at.not_in(alive(tx))
+        tx.execute(update(_approvals).where(unheard).values(waits_at=""))
         found = many(tx, update(_table).where(gone).values(ended).returning(_table), Execution)
         for execution in found:
             tell_ended_in(tx, execution.id)
@@ -341,7 +346,7 @@ async def count_calls(db: Database, since: float, principal: str | None = None) 
 
 async def recent_seconds(db: Database, since: float, principal: str | None = None) -> list[float]:
     """How long the newest calls took that ran at once and ended, in seconds."""
-    asked = select(tables.approvals.c.id).where(tables.approvals.c.execution_id == _table.c.id)
+    asked = select(_approvals.c.id).where(_approvals.c.execution_id == _table.c.id)
     statement = (
         select(_table.c.finished_at - _table.c.created_at)
         .where(

@@ -174,6 +174,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     era: str = ""
     replica: str = ""
+    granted: Mapping[str, Any] | None = None  # the standing grant that allowed it: {id, by}
 
 
 executions = _table(
@@ -265,6 +266,9 @@ class Approval:
     status: ApprovalStatus = "pending"
     decided_by: str | None = None
     decided_at: float | None = None
+    decided_from: str | None = None  # the door that the decision came in by
+    grant_id: str | None = None  # of the standing grant that was given with it
+    waits_at: str | None = None  # the process where its caller waits; "": gone; None: nobody need
 
 
 approvals = _table(
@@ -403,12 +407,27 @@ versions = Table(
 
 
 def make_tables(connection: Connection) -> None:
-    """Makes the tables that are not there: all of them, or those that came since."""
+    """Makes the tables and columns that are not there: all of them, or those that came since."""
     known = is_current(connection)
     metadata.create_all(connection)
-    if not known:
+    if known:
+        _add_columns(connection)
+    else:
         connection.execute(insert(revision), {"id": 1, "value": 0})
         connection.execute(insert(versions), {"version_num": VERSION})
+
+
+def _add_columns(connection: Connection) -> None:
+    """Adds what rows have come to say since; rows that are there, and older gateways that still
+    run beside this one, leave it empty."""
+    there = inspect(connection).get_multi_columns()
+    for table in metadata.sorted_tables:
+        known = {column["name"] for column in there[None, table.name]}
+        for column in table.columns:
+            if column.name not in known:
+                kind = column.type.compile(connection.dialect)
+                added = f'ALTER TABLE {table.name} ADD COLUMN "{column.name}" {kind}'
+                connection.execute(text(added))
 
 
 def is_current(connection: Connection) -> bool:

@@ -53,6 +53,7 @@ from gateway.store.tables import EVENTS, RESULT, Approval, Execution
 from gateway.web.guard import EventStream, Step
 from gateway.web.identity import SCOPES
 from gateway.web.proxy import ProxyRequest, proxied
+from gateway.web.shown import execution_record
 
 log = structlog.get_logger("gateway.edge")
 
@@ -71,6 +72,12 @@ class Inquiry(Struct, frozen=True):
     @property
     def principal(self) -> Principal:
         return self.caller.principal
+
+    @property
+    def door(self) -> str:
+        """How the request came in, as decisions are recorded with it."""
+        era = self.caller.era
+        return era if era in ("console", "rest") else "mcp"
 
     def require_admin(self) -> None:
         """Refuses callers who are not admins."""
@@ -145,11 +152,21 @@ class Inquiry(Struct, frozen=True):
             raise NotFound("invalid_arguments", "there is no such execution", hint)
         return found
 
+    async def records(self, executions: Sequence[Execution]) -> list[dict[str, Any]]:
+        """Executions as every edge gives them, with what was asked about each."""
+        asked = await approvals.approvals_of(self.gateway.db, [each.id for each in executions])
+        return [execution_record(each, asked.get(each.id)) for each in executions]
+
+    async def record(self, id: str) -> dict[str, Any]:
+        """One execution, if it exists for the caller."""
+        [record] = await self.records([await self.execution(id)])
+        return record
+
     async def cancel(self, id: str) -> Execution:
         """Ends a call that runs or waits, where it can still be ended; how it is then."""
         gateway, execution = self.gateway, await self.execution(id)
         if execution.status == "pending_confirmation":
-            await gateway.approvals.withdraw(id, self.principal.name)
+            await gateway.approvals.withdraw(id, self.principal.name, self.door)
         elif execution.status == "executing":
             if tasks := gateway.invoker.running.cancel(id):
                 await asyncio.wait(tasks, timeout=MOMENT_SECONDS)

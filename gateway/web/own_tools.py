@@ -299,7 +299,7 @@ async def list_executions(
     await db.settle()
     page = await ledger.list_executions(db, wanted, limit=limit, cursor=cursor or None)
     return {
-        "executions": [shown.execution_record(each) for each in page.executions],
+        "executions": await inquiry.records(page.executions),
         "next": page.next,
     }
 
@@ -307,7 +307,7 @@ async def list_executions(
 @own_tool("all", "Get an execution")
 async def get_execution(inquiry: Inquiry, id: Text) -> Shown:
     """One past or running call with its state and result."""
-    return shown.execution_record(await inquiry.execution(id))
+    return await inquiry.record(id)
 
 
 @own_tool("all", "Find an execution")
@@ -318,7 +318,7 @@ async def find_execution(inquiry: Inquiry, token: Text) -> Shown:
     found = [each for each in found if kept_to is None or each.connection in kept_to]
     if not found:
         raise NotFound("invalid_arguments", "no call has used this token")
-    records = [shown.execution_record(execution) for execution in found]
+    records = await inquiry.records(found)
     # What never left its token free for a later one, which then is the call that counts.
     return records[0] | {"executions": records}
 

@@ -334,9 +334,8 @@ def _result_response(result: Mapping[str, Any]) -> Response:
 
 
 async def delete_execution(inquiry: Inquiry, id: str) -> Response:
-    execution = await inquiry.cancel(id)
-    status = 202 if execution.status in shown.GOING_ON else 200
-    return json_response(shown.execution_record(execution), status)
+    [record] = await inquiry.records([await inquiry.cancel(id)])
+    return json_response(record, 202 if record["status"] in shown.GOING_ON else 200)
 
 
 async def list_approvals(inquiry: Inquiry) -> Shown:
@@ -355,7 +354,7 @@ async def decide_approval(inquiry: Inquiry, id: str, decision: Any = None) -> Sh
     if decision not in DECISIONS:
         raise Fixable("invalid_arguments", f"decision must be one of {', '.join(DECISIONS)}")
     decide = inquiry.gateway.approvals.decide
-    decided = await decide(approval, decision, inquiry.principal)
+    decided = await decide(approval, decision, inquiry.principal, inquiry.door)
     return shown.decided_row(inquiry.snapshot, decided)
 
 

@@ -187,12 +187,64 @@ def _masked_option(arg: str, secrets: set[str]) -> str:
 # --- calls and decisions --------------------------------------------------------------------------
 
 
-def execution_record(execution: Execution) -> dict[str, Any]:
-    """One execution, as every edge gives it."""
+def execution_record(execution: Execution, approval: Approval | None) -> dict[str, Any]:
+    """One execution, as every edge gives it, with what was asked about it."""
     return _fields(execution, _EXECUTION) | {
         "bundle_ids": list(execution.bundle_ids),
         "result": _result(execution),
+        "timeline": timeline(execution, approval),
     }
+
+
+def timeline(execution: Execution, approval: Approval | None) -> list[dict[str, Any]]:
+    """What happened to a call, step by step, read off its rows.
+
+    A decision is followed by what it meant: the call was sent, or refused. A call that is being
+    sent, or was when its process died, has no time of its own for that: it is the last one known.
+    """
+    kept, granted, steps = execution.result or {}, execution.granted, []
+
+    def step(
+        at: float | None, event: str, by: str | None, source: str | None = None, grant: str = ""
+    ) -> None:
+        told = {"at": at, "event": event, "by": by, "from": source, "grant": grant or None}
+        steps.append(told)
+
+    if approval is not None:
+        step(approval.created_at, "asked", approval.principal, approval.client or None)
+        if approval.decided_at is not None:
+            decided = (approval.decided_by, approval.decided_from, approval.grant_id or "")
+            step(approval.decided_at, "decided", *decided)
+    elif granted is not None:
+        step(execution.created_at, "decided", granted["by"], None, granted["id"])
+    sent_at, upstream = _sent_at(execution, steps), execution.connection
+    if sent_at is not None:
+        step(sent_at, "sent", execution.principal, execution.client or None)
+        if "retried_at" in kept:
+            step(kept["retried_at"], "retried", None)
+        if execution.status == "completed" or execution.upstream_status is not None:
+            took = kept.get("upstream_ms", kept.get("duration_ms", 0.0))
+            step(sent_at + took / 1000, "answered", upstream)
+    elif execution.status not in GOING_ON:
+        denied = approval if approval and approval.status == "denied" else None
+        step(execution.finished_at, "refused", denied.decided_by if denied else None)
+    if execution.finished_at is not None:
+        step(execution.finished_at, "recorded", None)
+    return steps
+
+
+def _sent_at(execution: Execution, steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """When a call was sent; None if it was not."""
+    kept: Mapping[str, Any] = execution.result or {}
+    at: float | None = kept.get("sent_at")
+    if "sent_at" in kept:
+        return at
+    if execution.status in ("executing", "unknown"):
+        at = max([execution.created_at, *(step["at"] for step in steps)])
+    elif execution.status == "completed" or execution.upstream_status is not None:  # of old records
+        took = kept.get("upstream_ms", kept.get("duration_ms", 0.0))
+        at = (execution.finished_at or execution.created_at) - took / 1000
+    return at
 
 
 def outcome(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +302,8 @@ def approval_row(snapshot: Snapshot, approval: Approval) -> dict[str, Any]:
     """One call that waits for a decision, and on whose behalf it would go out."""
     state = snapshot.connections.get(approval.connection)
     behalf = acts_as(state.settings.auth, approval.principal) if state else None
-    told = {"on_behalf_of": behalf, "warnings": list(approval.warnings)}
+    caller = "gone" if approval.waits_at == "" else "waiting"
+    told = {"caller": caller, "on_behalf_of": behalf, "warnings": list(approval.warnings)}
     return _fields(approval, _APPROVAL) | told
 
 

@@ -50,7 +50,7 @@ async def window(module_window: Window) -> AsyncIterator[Window]:
     assert module_window.wrong == []
     gateway = module_window.gateway.app.gateway
     for waiting in await list_open(gateway.db, time.time()):
-        await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True))
+        await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True), "rest")
     for name in set(gateway.snapshot.connections) - {"demo"}:
         await gateway.catalog.delete(name, by="test")
 
@@ -175,7 +175,7 @@ async def test_no_card_moves_under_the_pointer(window: Window) -> None:
             before = await second.bounding_box()
             gateway = window.gateway.app.gateway
             [waiting, _] = await list_open(gateway.db, time.time())
-            await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True))
+            await gateway.approvals.decide(waiting, "deny", Principal("local", admin=True), "rest")
             await asyncio.wait_for(first, 15)
             await expect(page.locator(".card.ended")).to_have_count(1)
             assert await second.bounding_box() == before

@@ -113,6 +113,13 @@ async def test_always_allow_asks_once_and_not_for_high_risk(shop: Shop, mode: st
     assert isinstance(asked[1], ElicitRequestFormParams)
     offered = asked[1].requested_schema["properties"]["decision"]["enum"]
     assert offered == ["deny", "approve"]
+    _, found = await shop.ann("GET", "/executions?limit=3")
+    denied, allowed, approved = (each["timeline"] for each in found["executions"])
+    assert [each["event"] for each in denied] == ["asked", "decided", "refused", "recorded"]
+    by_grant = {"event": "decided", "by": "ann", "from": None, "grant": approved[1]["grant"]}
+    assert by_grant["grant"]
+    assert allowed[0] == by_grant | {"at": allowed[0]["at"]}
+    assert approved[1] == by_grant | {"at": approved[1]["at"], "from": "client"}
     assert (shop.peer.sent(), shop.peer.sent("DELETE")) == (2, 0)
 
 
@@ -199,6 +206,13 @@ async def test_client_that_can_not_be_asked_waits_with_progress(shop: Shop, mode
     assert said[0] == "Waiting for a person to approve shop_place_order"
     assert record["status"] == "completed"
     assert (result.meta or {})["gateway/execution_id"] == record["id"]
+    assert [(each["event"], each["by"], each["from"]) for each in record["timeline"]] == [
+        ("asked", "ann", waiting["client"]),
+        ("decided", "root", "rest"),
+        ("sent", "ann", waiting["client"]),
+        ("answered", "shop", None),
+        ("recorded", None, None),
+    ]
 
 
 async def test_of_two_deciders_one_wins(shop: Shop) -> None:
@@ -271,8 +285,12 @@ async def test_call_that_was_cut_off_uses_the_approval_given_meanwhile(
 ) -> None:
     async with call_to_be_cut_off(shop.ann, "shop_place_order", ORDER, mode):
         [waiting] = await shop.root.pending()
+        assert waiting["caller"] == "waiting"
     await until(lambda: not shop.app.mcp.figures()["calls_in_flight"])
+    await shop.app.gateway.db.settle()
+    assert await shop.root.pending() == [waiting | {"caller": "gone"}]
     await shop.root.decide("approve", waiting["id"])
+    assert shop.peer.sent() == 0
     async with shop.agent("ann", mode) as ann:
         result = await ann.call_tool("shop_place_order", ORDER)
         assert (result.meta or {})["gateway/execution_id"] == waiting["execution_id"]
@@ -298,7 +316,11 @@ async def test_questions_survive_a_kill_and_what_is_approved_is_done_once(
         process.kill()
         await process.wait()
     async with shop_on(file, peer, config(peer)) as shop:
-        assert await shop.root.pending(2) == before
+        after = await shop.root.pending(2)
+        # One runs by itself once approved; the other's caller went with the process.
+        left = {waiting["id"]: "gone"}
+        assert after == [each | {"caller": left.get(each["id"], "waiting")} for each in before]
+        assert [each["caller"] for each in before] == ["waiting"] * 2
         for each in before:
             assert (await shop.root.decide("approve", each["id"]))[0] == 200
         await shop.root.execution(unattended["execution_id"], "completed")  # by itself

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from gateway.errors import ConfigInvalid
+from gateway.store.approvals import create_approval, get_approval
 from gateway.store.database import Database
+from gateway.store.ledger import begin, get_execution
 from gateway.store.tables import VERSION
 from tests.databases import PostgresServer
 from tests.processes import START_SECONDS
+from tests.store.rows import approval, execution
 
 OPEN_AND_CLOSE = """
 import asyncio, sys
@@ -47,6 +51,24 @@ async def test_processes_that_start_together_make_the_tables_once(empty_url: str
         revisions = await db.read(lambda tx: tx.execute(text("SELECT * FROM revision")).all())
     assert [tuple(row) for row in versions] == [(VERSION,)]
     assert [tuple(row) for row in revisions] == [(1, 0)]
+
+
+async def test_store_from_before_a_column_came_goes_on(db: Database, store_url: str) -> None:
+    waiting = execution(status="pending_confirmation")
+    await create_approval(db, approval(), waiting)
+    came = [("executions", "granted"), ("approvals", "waits_at"), ("approvals", "grant_id")]
+    for table, column in came:
+        await db.write(partial(_drop_column, table, column))
+    async with Database(store_url) as later, Database(store_url):
+        assert await get_approval(later, "a1") == approval()
+        assert await get_execution(later, "e1") == waiting
+        allowed = execution(id="e2", granted={"id": "g1", "by": "eve"})
+        await begin(later, allowed)
+        assert await get_execution(later, "e2") == allowed
+
+
+def _drop_column(table: str, column: str, tx: Connection) -> None:
+    tx.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
 
 
 @pytest.mark.parametrize("version", ["0005", "release_9"])
