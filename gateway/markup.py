@@ -3,7 +3,7 @@
 Only what is HTML is touched. A tag is one whose name HTML has, whose attributes look like
 attributes and, where HTML wants both ends, that is opened and closed; `List<string>`, `<your-id>`,
 `a < b` and everything in a code span stay as they are written, and so do comments and scripts that
-can't be told from text. What white space a text has is its author's line length: lines are made by
+can't be told from text. A line's end in a text is its author's line length: lines are made by
 paragraphs, items, rows and breaks. One pass over the text by patterns that never look back, so
 that hostile words take no longer than others.
 """
@@ -25,6 +25,7 @@ _ATTRIBUTE = r"""\b%s\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))"""
 _HREF, _ALT, _SRC = (
     re.compile(_ATTRIBUTE % name, re.IGNORECASE) for name in ("href", "alt", "src")
 )
+_PARAGRAPHS = re.compile(r"\n\s*\n")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINES = re.compile(r"\s*\n\s*")
 _CELL = "\0"  # between cells, until it is known which is the first of its row
@@ -54,7 +55,10 @@ _ONE_ENDED = frozenset("p li dt dd tr td th tbody thead tfoot br hr img wbr".spl
 def plain_text(text: str) -> str:
     """The text without HTML, with a line for each of its blocks."""
     if "<" not in text and "&" not in text:
-        return " ".join(text.split())
+        if "\n" not in text:
+            return " ".join(text.split())
+        paragraphs = (" ".join(each.split()) for each in _PARAGRAPHS.split(text))
+        return "\n".join(filter(None, paragraphs))
     return _Text(_UNSEEN.sub(" ", text)).read()
 
 
@@ -92,7 +96,9 @@ class _Text:
         return re.sub(f" ?{_CELL} ?", " | ", lines).strip()
 
     def _write(self, words: str) -> None:
-        self.written.append(words if self.is_kept else words.replace("\n", " "))
+        if not self.is_kept:
+            words = "\n".join(each.replace("\n", " ") for each in _PARAGRAPHS.split(words))
+        self.written.append(words)
 
     def _is_tag(self, part: re.Match[str]) -> bool:
         name, rest = part["tag"].lower(), part["rest"].strip()

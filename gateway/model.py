@@ -264,7 +264,7 @@ class Build:
     status: BuiltStatus = "connected"  # as the far side itself says
     envelope: str | None = None  # ARM: the resource id that calls are posted to, by dynamicInvoke
     purpose: str = ""  # what a definition says that its API is for
-    instructions: str = ""  # how an MCP server says it is to be used
+    instructions: str = ""  # how a server says it is to be used; what many operations say alike
     names: Names = "full"  # the form that those of its tools have
     links_base: str = ""  # where next links in answers lead, if not under `base_url`
 

@@ -42,6 +42,7 @@ from gateway.model import (
 _NOT_WORD = re.compile(r"[^A-Za-z0-9]+")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(r"[\W_]+")
+_BETWEEN_SENTENCES = re.compile(r"(\n|(?<=[.!?]) )")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 _WILDCARDS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
@@ -298,7 +299,7 @@ def fingerprint(source: Source, tool: Tool) -> str:
 
 def phrase(value: Any, length: int) -> str:
     """Text on one line, visible and cut."""
-    return " ".join(passage(value, length).split())
+    return passage(value, length).replace("\n", " ")
 
 
 def passage(value: Any, length: int) -> str:
@@ -307,7 +308,8 @@ def passage(value: Any, length: int) -> str:
         return ""
     # Some descriptions are books; and of one in HTML, some are tags for the most part.
     some = value[: length * (16 if "<" in value else 2)]
-    return cut(visible(plain_text(visible(some))), length)
+    text = plain_text(visible(some))
+    return cut(visible(text) if "&" in some else text, length)  # entities may hide what they are
 
 
 def property_description(raw: Mapping[str, Any]) -> str:
@@ -341,13 +343,38 @@ def tool_title(raw: Mapping[str, Any], fallback: str) -> str:
     return said or words[:1].upper() + words[1:]
 
 
+def words_for_model(raw: Mapping[str, Any], source: Source) -> str:
+    """What a definition says of an operation, as far as any of it may be shown."""
+    return passage(_for_model(raw), 2 * source.max_description_chars)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, and lines that are none."""
+    return _BETWEEN_SENTENCES.split(text)[::2]
+
+
+def _without(text: str, repeated: Collection[str]) -> str:
+    """The text without these sentences."""
+    parts = ["", *_BETWEEN_SENTENCES.split(text)]  # what parts it from the last one, a sentence, …
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return "".join(between + each for between, each in pairs if each not in repeated).strip()
+
+
 def tool_description(
-    source: Source, raw: Mapping[str, Any], override: str | None, fallback: str
+    source: Source,
+    raw: Mapping[str, Any],
+    override: str | None,
+    fallback: str,
+    repeated: Collection[str] = (),
 ) -> str:
-    """`[Display name] summary — description`, with a warning where the connection has no access."""
-    length = source.max_description_chars
-    summary = phrase(raw.get("summary"), length)
-    text = passage(_for_model(raw), length)
+    """`[Display name] summary — description`, with a warning where the connection has no access.
+
+    The sentences that are `repeated` everywhere are left out, but where there are no other words.
+    """
+    summary = phrase(raw.get("summary"), source.max_description_chars)
+    text = words_for_model(raw, source)
+    if repeated:
+        text = _without(text, repeated) or ("" if summary else text)
     if override:
         words = " ".join(visible(override).split())
     elif summary and text and not text.startswith(summary):

@@ -95,7 +95,8 @@ class PassThrough:
         snapshot, view, offered = self._look(principal, scope)
         instructors = instructing(offered, view, snapshot)
         everyone = {state.name: state for state in (*offered.servers, *instructors)}.values()
-        awake = [s for s in everyone if s is offered.sole or not s.settings.is_lazy]
+        servers = [state for state in everyone if state.settings.kind == "mcp"]
+        awake = [s for s in servers if s is offered.sole or not s.settings.is_lazy]
         await self._meet(awake, offered)
         capabilities = _merge([self._capabilities(server) for server in offered.servers])
         instructions = self._instructions(snapshot, offered, instructors)

@@ -32,7 +32,7 @@ from gateway.model import (
     pack,
     without_constants,
 )
-from gateway.openapi import bundle, inputs, operations
+from gateway.openapi import bundle, inputs, operations, repeated
 from gateway.openapi.bodies import Taken, chosen_content, taken_body
 from gateway.openapi.document import (
     Document,
@@ -92,6 +92,7 @@ class _Work:
         self.hidden: list[Plan] = []  # what look-ups call, though it is not shown
         self.skipped: list[Skipped] = []
         self.problems: dict[Problem, None] = {}  # what a person should know, each thing once
+        self.repeated: list[str] = []  # sentences that most descriptions have
         self.place = ""  # the operation that is being looked at
         self.answer_bytes = 0
         self.whole_bytes = 0
@@ -111,9 +112,11 @@ class _Work:
             self.note("error", "it does not say where the API is: give base_url", "servers")
         if not found:
             self.note("warning", "it has no operations, so there are no tools", "paths")
+        self.repeated = repeated.repeated_sentences(found, self.source)
         for operation in found:
             self.take(operation)
-        plans = self.fitted(self.newest())
+        plans, shared = self.said_once(self.newest())
+        plans = self.fitted(plans)
         keys = self.checked_keys(plans)
         tools, hidden = self.tools(plans), self.tools(self.fitted(self.hidden))
         own_base_url = operations.base_url_of(self.document, replace(self.source, base_url=None))
@@ -121,6 +124,7 @@ class _Work:
             format=self.document.format,
             title=_about(self.document, "title", 200),
             purpose=_about(self.document, "description", 400),
+            instructions=repeated.instructions_of(self.repeated, shared),
             base_url=self.base_url,
             tools=tools,
             skipped=tuple(self.skipped),
@@ -195,6 +199,13 @@ class _Work:
             if plan.operation.id in self.marks.looked_up:
                 self.hidden.append(plan)
         return [plan for index, plan in enumerate(self.plans) if index not in old]
+
+    def said_once(self, plans: Sequence[Plan]) -> tuple[list[Plan], list[str]]:
+        """The same without the words that many inputs share, and these words."""
+        whole = [(plan.tool, plan.input) for plan in plans]
+        schemas, shared = repeated.say_inputs_once(whole, self.source)
+        pairs = zip(plans, schemas, strict=True)
+        return [replace(plan, input=schema) for plan, schema in pairs], shared
 
     def fitted(self, plans: Sequence[Plan]) -> list[Plan]:
         """The same with inputs as they are listed: all together within the size of a listing."""
@@ -291,7 +302,7 @@ def _plan(work: _Work, operation: Operation, base_url: str) -> Plan:
         trust=source.trust,
         title=naming.tool_title(operation.raw, naming.short_name(operation)),
         description=naming.tool_description(
-            source, operation.raw, override.description, f"{operation.method} {operation.path}"
+            source, operation.raw, override.description, work.place, work.repeated
         ),
         http=HttpOperation(
             method=operation.method,

@@ -216,11 +216,10 @@ def offering(snapshot: Snapshot, principal: Principal, seen: View) -> Offering:
 
 
 def instructing(offered: Offering, seen: View, snapshot: Snapshot) -> list[ConnectionState]:
-    """The trusted servers that a view has something of: they may say how they are to be used."""
+    """The trusted sources that a view has something of: they may say how they are to be used."""
     names = {tool.connection for tool in seen.tools.values()} | {s.name for s in offered.servers}
     states = [snapshot.connections[name] for name in sorted(names)]
-    servers = [state for state in states if isinstance(state.settings, McpConnection)]
-    return [state for state in servers if state.settings.trust == "trusted"]
+    return [state for state in states if state.settings.trust == "trusted"]
 
 
 NEEDS_TRUST = frozenset(("sampling", "roots"))

@@ -140,6 +140,13 @@ class Inquiry(Struct, frozen=True):
         said = self.gateway.invoker.redactor(self.snapshot, name).text(state.purpose)
         return state, said, self.view.connections[name]
 
+    def instructions(self, name: str) -> str:
+        """What a connection that is trusted says of all its tools."""
+        state = self.snapshot.connections[name]
+        build = state.build if state.settings.trust == "trusted" else None
+        said = build.instructions if build else ""
+        return self.gateway.invoker.redactor(self.snapshot, name).text(said) if said else ""
+
     async def execution(self, id: str) -> Execution:
         """The execution of this id, if it exists for the caller."""
         db = self.gateway.db

@@ -179,6 +179,7 @@ def _connection_detail(inquiry: Inquiry, state: ConnectionState) -> Shown:
         **shown.access_row(inquiry.snapshot, inquiry.principal, state),
         "base_url": shown.masked_url(state.build.base_url) if state.build else "",
         "revision": state.revision,
+        "instructions": inquiry.instructions(state.name),
     }
     if inquiry.principal.admin:
         row["settings"] = shown.masked_settings(state.settings)
@@ -395,7 +396,8 @@ async def mcp_list_tools(
     limit: Limit = PAGE_ENTRIES,
     cursor: Cursor = "",
 ) -> Shown:
-    """The tools of one connection by name and first words. Call them with mcp_call_tool."""
+    """The tools of one connection by name and first words, and what holds for all of them. Call
+    them with mcp_call_tool."""
     seen = inquiry.view.tools
     tools = sorted(name for name in seen if seen[name].connection == server_id)
     if not tools:
@@ -406,7 +408,8 @@ async def mcp_list_tools(
         )
     page, following = _page(tools, offset, limit, cursor)
     rows = [shown.tool_summary(seen[name]) for name in page]
-    return {"tools": rows, "total": len(tools), "next": following}
+    said = {"instructions": told} if (told := inquiry.instructions(server_id)) else {}
+    return {"tools": rows, "total": len(tools), "next": following, **said}
 
 
 @own_tool("meta", "Search tools")

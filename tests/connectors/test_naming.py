@@ -203,7 +203,7 @@ def test_names_that_match_nothing_are_told_with_what_may_have_been_meant() -> No
     [
         ("Shop", "List books", True, 99, "[Shop] List books"),
         ("", "List books", True, 99, "List books"),
-        ("Sh\u202eop", "List\u200b\n\n  books", True, 99, "[Shop] List books"),
+        ("Sh\u202eop", "List\u200b\n  all\n\n  books", True, 99, "[Shop] List all\nbooks"),
         ("Shop", "List all books", True, 16, "[Shop] List all…"),
         ("Shop", "List books", False, 999, f"[Shop] List books {NOT_AUTHENTICATED}"),
         ("Shop", "List books", False, 10, f"[Shop]  {NOT_AUTHENTICATED}"),

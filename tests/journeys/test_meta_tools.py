@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.callers import own_call
 from tests.configs import table
-from tests.definitions import an_object
+from tests.definitions import an_object, openapi, operation
 from tests.journeys.confirming import FREELY, orders_api
 from tests.journeys.conftest import ShopMaker
 from tests.peers import Provider
@@ -68,3 +68,22 @@ async def test_name_that_is_not_there_is_answered_with_the_one_that_was_meant(
             assert f"there is no tool {name!r} on {server!r}" in message
             assert meant in message
             assert "get_order" not in message
+
+
+async def test_what_all_tools_of_an_api_say_is_said_once(
+    make_shop: ShopMaker, peer: Provider
+) -> None:
+    words = "Every call needs an account, see https://shop.example/accounts."
+    more = {"summary": "Looks", "description": words}
+    paths = {f"/{n}": {"get": operation(operationId=f"look_{n}", **more)} for n in "abcdefgh"}
+    peer.document = openapi(paths, servers=[{"url": peer.url}])
+    bundle = table("bundles.all", mode="meta", connections=["shop"])
+    shop = await make_shop(FREELY, bundle + table("roles.clerk", bundles=["all"]), ann="clerk")
+    async with shop.agent() as ann:
+        listed = await own_call(ann, "mcp_list_tools", server_id="shop")
+        instructions = ann.instructions or ""
+    assert (len(listed["tools"]), listed["instructions"]) == (8, words)
+    assert f"## shop (its tools here begin with `shop_`)\n{words}" in instructions
+    assert words not in str(listed["tools"])
+    _, shown = await shop.ann("GET", "/connections/shop")
+    assert shown["instructions"] == words

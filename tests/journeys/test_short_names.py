@@ -84,6 +84,7 @@ async def test_what_was_connected_before_keeps_its_names(tmp_path: Path) -> None
             assert shown["settings"]["names"] == "short"
             await rest("PUT", "/connections/stored", {**put, "names": "short"})
             assert (await names(rest, "stored"))["GET /flows/{id}"] == "read_flow"
+            assert (await rest.call("stored_read_flow_flows_id_get", id="1"))[0] == 200
         async with gateway_on(config, short) as gateway, api(gateway.url) as rest:
             assert (await names(rest))["GET /flows/{id}"] == "read_flow"
 
