@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE  # the processes that tests start find modules compiled
 
-.PHONY: run test test-slow lint bench soak clean conformance typescript python1 screenshots
+.PHONY: run test test-slow lint bench soak clean conformance typescript clients python1 screenshots
 
 .venv/ready: pyproject.toml constraints.txt
 	python3 -m venv .venv
@@ -43,6 +43,10 @@ conformance: .venv/ready tests/conformance/node_modules/ready
 
 typescript: .venv/ready tests/typescript/node_modules/ready
 	$(PY) -m tests.typescript.run
+
+# Claude Code, Codex and Gemini CLI with a stand-in model; 700 MB from npm.
+clients: .venv/ready tests/clients/node_modules/ready
+	$(PY) -m tests.clients.run
 
 # The official Python client of the first generation, which has to live by itself.
 python1: .venv/ready tests/python1/.venv/ready
