@@ -177,6 +177,7 @@ MAX_STREAMS_PER_PRINCIPAL = 1024
 ATTEND_AFTER_SECONDS = 0.5  # most calls end before anybody has to watch their connection
 MAX_INSTRUCTIONS_CHARS = 8192  # of all servers together: every client's model reads them
 MAX_WATCHED = 500  # resources that one principal watches
+MAX_TOLD_NAMES = 1000  # of tools that came, went or changed: some 35 KB of each, in every result
 LINGER_SECONDS = 60.0  # for a client to open its stream again, and a server to take note of a wish
 
 # --- web ------------------------------------------------------------------------------------------

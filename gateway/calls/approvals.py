@@ -41,8 +41,8 @@ from cryptography.fernet import InvalidToken
 from msgspec import Struct
 
 from gateway.calls import questions
-from gateway.calls.questions import Decision, may_always, name_of_client, question_of
-from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, FindTool
+from gateway.calls.questions import Decision, may_always, question_of
+from gateway.calls.record import ELICIT, UNATTENDED, Attempt, Caller, Door, FindTool, name_of_client
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.settings import Permissions
 from gateway.errors import ApprovalVoid, GatewayError, NotApproved, Overloaded, Refused

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
-from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller
+from gateway.calls.record import ELICIT, Ask, AskClient, Attempt, Caller, name_of_client
 from gateway.calls.redact import Redactor
 from gateway.catalog.snapshot import Snapshot
 from gateway.config.connection import acts_as
@@ -64,11 +64,6 @@ DECISIONS: tuple[Decision, ...] = get_args(Decision)
 def may_always(snapshot: Snapshot, risk: str) -> bool:
     """Whether "always allow" is offered for tools of this risk."""
     return risk != "high" or snapshot.permissions.always_allow_high_risk
-
-
-def name_of_client(client: str) -> str:
-    """The name of `name/version`: a client that was updated is the same one."""
-    return client.rpartition("/")[0] or client.strip("/")
 
 
 def question_of(attempt: Attempt, approval: Approval) -> dict[str, Any]:

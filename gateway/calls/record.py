@@ -78,6 +78,11 @@ class Caller(Struct):
     refused: Callable[[UpstreamRefused], None] | None = None  # told an upstream's own error
 
 
+def name_of_client(client: str) -> str:
+    """The name of `name/version`: a client that was updated is the same one."""
+    return client.rpartition("/")[0] or client.strip("/")
+
+
 class Attempt(Struct):
     """One call on its way: what is known of it as it goes along."""
 

@@ -37,6 +37,7 @@ from gateway.calls.send import UpstreamRequests
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import MAX_REMEMBERED, NAME_CHARS
 from gateway.mcp.era_2025 import SAID, Era2025
+from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -63,6 +64,7 @@ from gateway.mcp.streams import WISHED, ClientStream
 from gateway.model import json_bytes
 from gateway.store.cluster import SESSION_ENDED, Signals, kept_wishes
 from gateway.store.database import Database
+from gateway.store.listed import LISTED
 from gateway.store.secrets import Seal
 from gateway.web.gateway import Gateway
 from gateway.web.guard import (
@@ -107,7 +109,7 @@ class McpEndpoint:
         self._db = db
         pass_through = PassThrough(gateway, identity, requests, db)
         self.streams = pass_through.streams
-        self._core = Core(gateway, identity, pass_through)
+        self._core = Core(gateway, identity, pass_through, Listings(db))
         self._era_2025, self._era_2026 = Era2025(self._core, seal, db), Era2026(self._core)
         # When a client of each principal last spoke here, and what it calls itself.
         self.contacts: LRUCache[str, tuple[float, bytes]] = LRUCache(MAX_REMEMBERED)
@@ -116,6 +118,7 @@ class McpEndpoint:
         """Hears what clients said to other processes."""
         signals.on(SESSION_ENDED, self._era_2025.hear_ended)
         signals.on(SAID, self._era_2025.hear_said)
+        signals.on(LISTED, self._core.listings.hear)
         signals.on(WISHED, self._core.pass_through.wishes.hear)
 
     async def take_up_wishes(self) -> None:

@@ -34,10 +34,11 @@ from starlette.types import Receive, Send
 from gateway import __version__
 from gateway.calls.admission import CANCEL
 from gateway.calls.questions import unanswered
-from gateway.calls.record import AskClient, Caller, Progress
+from gateway.calls.record import AskClient, Caller, Progress, name_of_client
 from gateway.calls.record import Notice as TakeNotice
 from gateway.errors import GatewayError, InsufficientScope, UnknownTool, UpstreamRefused
 from gateway.limits import NAME_CHARS
+from gateway.mcp.listed import Listings
 from gateway.mcp.messages import (
     Message,
     Reply,
@@ -52,6 +53,7 @@ from gateway.mcp.pass_through import HANDLERS, PassThrough
 from gateway.mcp.streams import LOGGED, reaches
 from gateway.model import Principal, Scope, json_bytes
 from gateway.naming import cut, visible
+from gateway.store.listed import ListHolder
 from gateway.web.gateway import Gateway, error_result
 from gateway.web.guard import Fields, event_frame
 from gateway.web.identity import Identity
@@ -72,8 +74,15 @@ log = structlog.get_logger(__name__)
 class Core:
     """What all requests share."""
 
-    def __init__(self, gateway: Gateway, identity: Identity, pass_through: PassThrough) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        identity: Identity,
+        pass_through: PassThrough,
+        listings: Listings,
+    ) -> None:
         self.gateway = gateway
+        self.listings = listings
         self.identity = identity
         self.pass_through = pass_through
         self.streams = pass_through.streams
@@ -157,16 +166,24 @@ async def _list_tools(request: RpcRequest) -> bytes:
     snapshot = core.gateway.snapshot
     view = core.gateway.view_of(snapshot, exchange.principal, exchange.scope)
     size = snapshot.settings.limits.page_tools
-    page = view.page(request.message.params.get("cursor"), size)
+    cursor = request.message.params.get("cursor")
+    page = view.page(cursor, size)
     if page is None:
         raise RpcError(INVALID_PARAMS, "Invalid cursor")
+    if cursor is None:  # what changes between two pages is told of
+        client = client_of(request.caller)
+        known = core.listings.known.get(client)
+        if known is None or not known.has_list or known.digest != view.digest:
+            core.listings.note(client, view, snapshot.revision)
     if request.caller.session is not None:
         core.streams.note(request.caller.session, exchange.scope, view.digest)
     return b"{%b%b}" % (page, LIST_END if request.caller.era == "2026" else b"")
 
 
 async def _call_tool(request: RpcRequest) -> bytes:
-    params, gateway = request.message.params, request.core.gateway
+    params, gateway, caller = request.message.params, request.core.gateway, request.caller
+    snapshot = gateway.snapshot
+    view = gateway.view_of(snapshot, caller.principal, caller.scope)
     with Flight(request):
         try:
             arguments = params.get("arguments") or {}
@@ -183,7 +200,11 @@ async def _call_tool(request: RpcRequest) -> bytes:
             ) from error
         except GatewayError as error:
             result = error_result(error)
-    return json_bytes(_stamped(result) if request.caller.era == "2026" else result)
+    client, listings = client_of(caller), request.core.listings
+    known = listings.known.get(client)
+    if known is None or known.digest != view.digest or known.changed is not None:
+        result = await listings.tell(client, view, snapshot.revision, result)
+    return json_bytes(_stamped(result) if caller.era == "2026" else result)
 
 
 async def _pass_through(request: RpcRequest) -> bytes:
@@ -234,6 +255,12 @@ def client_name(info: object) -> str:
     if not isinstance(info, dict):
         return ""
     return f"{info.get('name', '')}/{info.get('version', '')}"[:NAME_CHARS]
+
+
+def client_of(caller: Caller) -> ListHolder:
+    """What a client is known by: its session or, where there is none, its principal and name."""
+    name = "" if caller.session else name_of_client(caller.client)
+    return ListHolder(caller.principal.name, caller.session or "", name, caller.scope.address)
 
 
 def reachable_caller(request: RpcRequest) -> Caller:

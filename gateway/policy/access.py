@@ -217,7 +217,9 @@ def _unmatched_tools(snapshot: Snapshot) -> Iterator[Problem]:
         if name in snapshot.tools or name == RAW_REQUESTS:
             continue
         if not any(_may_have(snapshot, state, name) for state in unread):
-            yield _warning(where, f"there is no tool {name!r}")
+            now = snapshot.successors.get(name)
+            renamed = f" any more: it is called {now[0]!r}" if now else ""
+            yield _warning(where, f"there is no tool {name!r}{renamed}")
 
 
 def _unmatched_in_bundles(snapshot: Snapshot) -> Iterator[Problem]:

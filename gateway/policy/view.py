@@ -51,6 +51,7 @@ class View:
     own: frozenset[str]
     names: tuple[str, ...]  # as listed: the gateway's own tools in their order, then the others
     entries: tuple[bytes, ...]
+    digests: tuple[bytes, ...]  # of the entries
     digest: str
     connections: Mapping[str, tuple[Tool, ...]]  # what is in it of each; of some nothing yet
 
@@ -117,8 +118,7 @@ def view(
         if _is_listed(tool, snapshot, principal, scope, bool(behind & allowed.keys()))
     ]
     digests = {name: value for state in states for name, value in state.digests.items()}
-    hasher = blake2b(b"".join(tool.digest for tool in own), digest_size=16)
-    hasher.update(b"".join([digests[name] for name in names]))
+    listed = (*(tool.digest for tool in own), *(digests[name] for name in names))
     return View(
         scope,
         bundle_ids or (),
@@ -127,7 +127,8 @@ def view(
         frozenset(map(_name, own)),
         (*map(_name, own), *names),
         (*map(_entry, own), *map(_entry, direct.values())),
-        hasher.hexdigest(),
+        listed,
+        blake2b(b"".join(listed), digest_size=16).hexdigest(),
         allowed,
     )
 

@@ -127,13 +127,18 @@ class Database:
             async with asyncio.timeout(limits.STORE_WRITE_SECONDS):
                 return await answer
 
-    def write_soon(self, unit: Unit, size: int = 0) -> bool:
-        """Takes a unit for the next batch; False (and counted) where there is no room left."""
+    def write_soon(self, unit: Unit, size: int = 0, *, at_once: bool = False) -> bool:
+        """Takes a unit for the next batch; False (and counted) where there is no room left.
+
+        `at_once`: others may ask for it soon, so that the batch does not wait for more.
+        """
         size += 1024  # of memory that a unit takes beside its JSON, about
         if self._closing or self._soon_bytes + size > limits.STORE_BURST_BYTES:
             self.dropped += 1
             return False
-        if not self._soon:
+        if at_once:
+            self._wake.set()
+        elif not self._soon:
             self._wake_in(limits.SETTLE_SECONDS)
         self._soon.append(Work(unit, size=size))
         self._soon_bytes += size

@@ -379,6 +379,24 @@ wishes = _table(
     keys=("session", "key"),
 )
 
+# Which list of tools a client was last given, which it was told of since, and what lists held.
+listed = _table(
+    "listed",
+    {
+        "principal": str,
+        "session": str,
+        "client": str,
+        "address": str,
+        "list": str,
+        "told": str | None,
+        "expires_at": float,
+    },
+    Index("ix_listed_expires_at", "expires_at"),
+    Index("ix_listed_list", "list"),
+    keys=("principal", "session", "client", "address"),
+)
+lists = _table("lists", {"id": str, "contents": bytes, "at": float})
+
 windows = _table(
     "windows",
     {"key": str, "start": float, "earlier": int, "current": int},

@@ -21,10 +21,11 @@ from gateway.model import Found
 from tests.callers import error_code, names, own_call
 from tests.configs import table
 from tests.conftest import OPEN, Running, gateway_on, two_gateways
-from tests.definitions import built
+from tests.definitions import an_object, built
 from tests.journeys.confirming import FREELY, ORDER, answering, config, orders_api, serving
 from tests.journeys.conftest import ShopMaker
 from tests.peers import Provider, items_api, until
+from tests.peers_mcp import TEXT_SCHEMA, McpPeer, mcp_peer
 
 ERAS = ["legacy", "2026-07-28"]
 RENAMED = {"getOrder": "readOrder", "placeOrder": "makeOrder", "cancelOrder": "dropOrder"}
@@ -233,3 +234,30 @@ async def test_a_tool_that_was_renamed_on_one_replica_is_on_the_other(
         for client in (first, second):
             assert not (await client.call_tool("shop_get_order", {"id": "7"})).is_error
         assert one.app.gateway.snapshot.former == two.app.gateway.snapshot.former
+
+
+async def test_tools_behind_others_and_of_servers_answer_to_their_old_names(
+    make_shop: ShopMaker, peer: Provider
+) -> None:
+    tools = {"remember": an_object({}), "echo": TEXT_SCHEMA}
+    bundle = table("bundles.all", mode="meta", connections=["shop", "diary"], deny=["cancel_order"])
+    async with mcp_peer(peer=McpPeer(tools=tools)) as diary:
+        more = bundle + table("roles.clerk", bundles=["all"])
+        shop = await make_shop(FREELY, more, ann="clerk")
+        put = {"kind": "mcp", "url": diary.url}
+        assert (await shop.root("PUT", "/connections/diary", put))[0] == 200
+        peer.document = renamed(orders_api(peer.url))
+        await shop.refresh()
+        assert (await shop.root("PUT", "/connections/diary", {**put, "prefix": "d_"}))[0] == 200
+        diary.tools = {"recall": an_object({}), "echo": TEXT_SCHEMA}
+        assert (await shop.root("POST", "/connections/diary/refresh"))[0] == 200
+        async with shop.agent() as ann, shop.agent("bob") as bob:
+            order = {"server_id": "shop", "tool_name": "place_order", "args": ORDER}
+            made = await ann.call_tool("mcp_call_tool", order)
+            assert made.is_error is False and "gateway/renamed" in (made.meta or {})
+            for gone in ("cancel_order", "drop_order"):  # the bundle never gave it
+                wanted = {"server_id": "shop", "tool_name": gone, "args": {"id": "7"}}
+                assert error_code(await ann.call_tool("mcp_call_tool", wanted)) is not None
+            assert not (await bob.call_tool("diary_echo", {"text": "hi"})).is_error
+            await unknown(bob, "diary_remember")  # what a server renames is another tool to us
+    assert peer.sent("DELETE") == 0

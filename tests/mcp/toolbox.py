@@ -65,6 +65,15 @@ class Listing:
     bundle_ids: tuple[str, ...] = ()
     connections: tuple[str, ...] = ()
     tools: Mapping[str, Tool] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(orjson.loads(entry)["name"] for entry in self.entries)
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        return tuple(digest(entry).encode() for entry in self.entries)
 
     def page(self, cursor: str | None, size: int = 0) -> bytes | None:
         if cursor is not None and not cursor.isdigit():
